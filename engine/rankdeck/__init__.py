@@ -11,7 +11,9 @@ _PUBLIC = {
     "log": "rankdeck.observer.log",
     "train": "rankdeck.api.starting",
     "open_run": "rankdeck.api.starting",
+    "race": "rankdeck.api.racing",
     "Run": "rankdeck.api.run_object",
+    "Raced": "rankdeck.api.racing",
 }
 """Names for people's own code, and where they are made. `rankdeck.run` is the room of that name, which can be
 called."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from rankdeck import events
+from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 
 EXAMPLES: list[events.AnyEvent] = [
@@ -64,6 +65,15 @@ EXAMPLES: list[events.AnyEvent] = [
     events.Evaluation(step=3, loss=0.5, samples=10, seconds=0.1, accuracy=0.9, final=True),
     events.ProblemRaised(problem=Problem("nan", "The loss is not a number.", rank=1)),
     events.RankFailed(rank=1, problem=Problem("oom", "No memory.", rank=1), is_communication=True),
+    events.OutOfMemory(
+        rank=1,
+        step=3,
+        allocation=Allocation(asked_bytes=8, device=0, free_bytes=4),
+        device=1,
+        module="blocks.0.mlp",
+        devices=[events.DeviceMemory(1, 1, 2)],
+        modules={"blocks.0": {"parameters": 2}},
+    ),
     events.WeightsSaved(path="weights.safetensors", num_bytes=5),
     events.Dropped(lines=3, reason="no space"),
     events.RankEnded(rank=0, reason="completed", step=5),
@@ -92,6 +102,7 @@ KINDS_ON_DISK = [
     "evaluation",
     "problem",
     "rank_failed",
+    "out_of_memory",
     "weights_saved",
     "dropped",
     "rank_ended",

@@ -94,9 +94,10 @@ def test_its_names_are_there_as_its_stub_says_and_none_brings_torch() -> None:
     named = {
         alias.asname or "" for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert named == {"train", "run", "open_run", "Run", "log"}
+    assert named == {"train", "run", "race", "open_run", "Run", "Raced", "log"}
     assert all(callable(getattr(rankdeck, name)) and name in dir(rankdeck) for name in named)
-    assert _loaded_by(["rankdeck.api.starting", "rankdeck.api.run_object"], ["torch"]) == []
+    rooms = ["rankdeck.api.starting", "rankdeck.api.run_object", "rankdeck.api.racing"]
+    assert _loaded_by(rooms, ["torch"]) == []
 
 
 def test_every_package_folder_is_a_package() -> None:

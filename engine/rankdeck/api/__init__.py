@@ -1,7 +1,8 @@
 """Rankdeck from Python: start a run, stay with it or leave it, and read it as arrays.
 
     starting.py    train, run and open_run, as `rankdeck` gives them
-    arguments.py   what the three are given, and errors that speak of it
+    racing.py      race, and a race by its folder
+    arguments.py   what they are given, and errors that speak of it
     run_object.py  Run: what a run is to the one who started or opened it
     figures.py     a run's events as numpy columns, read on from where they were
     showing.py     progress in a terminal, in a notebook, or as lines

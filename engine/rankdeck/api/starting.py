@@ -59,10 +59,10 @@ def train(
     """
     with told_in_python():
         check_texts(devices=devices, strategy=strategy, name=name, runs=runs)
-        chosen = _config(config, strategy, devices, name, override_words(overrides))
+        chosen = config_of(config, strategy, devices, name, override_words(overrides))
         started = start.start(
             chosen,
-            runs=_folder(runs),
+            runs=runs_folder(runs),
             detach=not wait,
             command_line=_command_line(),
             started=time.time(),
@@ -116,7 +116,7 @@ def run(
             console.err().print(note, soft_wrap=True)
         started = start.start_script(
             config,
-            runs=_folder(runs),
+            runs=runs_folder(runs),
             detach=not wait,
             command_line=_command_line(),
             started=time.time(),
@@ -132,7 +132,7 @@ def open_run(path_or_name: str | Path, *, runs: str | Path | None = None) -> Run
     """
     with told_in_python():
         check_texts(path_or_name=path_or_name, runs=runs)
-        return Run(rundir.find_run(str(path_or_name), _folder(runs)).path)
+        return Run(rundir.find_run(str(path_or_name), runs_folder(runs)).path)
 
 
 def _left_or_waited_for(started: rundir.RunDir, *, wait: bool, progress: bool) -> Run:
@@ -140,7 +140,8 @@ def _left_or_waited_for(started: rundir.RunDir, *, wait: bool, progress: bool) -
     return made.wait(progress=progress) if wait else made
 
 
-def _folder(runs: str | Path | None) -> Path:
+def runs_folder(runs: str | Path | None) -> Path:
+    """The folder that holds runs."""
     return rundir.default_runs_folder() if runs is None else Path(runs).expanduser().absolute()
 
 
@@ -148,14 +149,14 @@ def _command_line() -> list[str]:
     return [sys.executable, *sys.argv]
 
 
-def _config(
+def config_of(
     config: Config,
     strategy: str | None,
     devices: str | None,
     name: str | None,
     overrides: list[str],
 ) -> RunConfig:
-    """Raises: ConfigError, with every problem at once."""
+    """The configuration that an argument says. Raises: ConfigError, with every problem at once."""
     if isinstance(config, str | Path):
         return load_config(str(config), strategy=strategy, devices=devices, name=name, overrides=overrides)
     tables = config.to_dict() if isinstance(config, RunConfig) else config

@@ -75,14 +75,26 @@ def report(
         Path, typer.Option("--html", metavar="FILE", help="Where to write; replaced if it is there.")
     ],
     by: Annotated[LossBy, typer.Option(help="What losses are drawn along first.")] = LossBy.STEP,
+    plan: Annotated[
+        bool, typer.Option(help="Plan ways out of a run that ran out of memory, where nobody did.")
+    ] = True,
 ) -> int:
-    """Write what a run came to as one page: figures, memory beside its prediction, and what to try next."""
+    """Write what a run came to as one page: figures, memory beside its prediction, and what to try next.
+
+    Of a run that ran out of memory the page says why, with what the planner knows would need less.
+    """
+    from rankdeck.cli.why import lines_of
     from rankdeck.compare.reading import read
     from rankdeck.compare.report import write_report
+    from rankdeck.diagnose.why import why_of
 
     at, file = _find(name), page.expanduser()
     _check_file(file)
-    write_report(file, read(at), by.value)
+    found = read(at)
+    why = why_of(at.run, found.fold)
+    if why is not None:
+        why = why.with_ways(lines_of(at.run, is_planned=plan), at.run)
+    write_report(file, found, by.value, why)
     console.err().print(f"{file} holds the report of {at.run.name}.", soft_wrap=True)
     return 0
 

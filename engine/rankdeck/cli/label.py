@@ -1,4 +1,4 @@
-"""`rankdeck label`: what a person says of a run. Nothing of the run itself changes."""
+"""`rankdeck label`: what a person says of a run or a race. Nothing of it itself changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run
+from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 
 
 def label(
@@ -27,10 +27,12 @@ def label(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Rename, tag, annotate or archive a run; its folder stays where it is."""
-    from rankdeck.rundir import enter_in_index, read_labels, write_labels
+    """Rename, tag, annotate or archive a run or a race; its folder stays where it is."""
+    from rankdeck.run.race_row import race_info
+    from rankdeck.rundir import RunDir, enter_in_index, read_labels, write_labels
 
-    run = find_run(name)
+    race = find_race(name)
+    run = find_run(name) if race is None else RunDir(race.path)
     before = read_labels(run.path)
     tags = [one for one in (*before.tags, *(tag or ())) if one not in (untag or ())]
     after = before.changed(
@@ -42,13 +44,14 @@ def label(
     if after != before:
         write_labels(run.path, after)
         enter_in_index(run)  # whoever watches the index looks again
+    called = run.title if race is None else race_info(race).title
     if as_json:
-        told = {"title": run.title, "tags": after.tags, "note": after.note, "archived": after.is_archived}
+        told = {"title": called, "tags": after.tags, "note": after.note, "archived": after.is_archived}
         console.as_json({"run": run.name, **told})
         return 0
     tagged = "".join(f"  #{one}" for one in after.tags)
     put_away = "  (archived)" if after.is_archived else ""
-    console.out().print(f"{run.title}{tagged}{put_away}", soft_wrap=True)
+    console.out().print(f"{called}{tagged}{put_away}", soft_wrap=True)
     if after.note:
         console.out().print(after.note, soft_wrap=True)
     return 0

@@ -36,14 +36,14 @@ def runs(
     """List every run, the newest first. A race is one row."""
     from rankdeck import rundir
     from rankdeck.cli.summary import runs_table
-    from rankdeck.run.race import row_of_race
+    from rankdeck.run.race_row import row_of_race
     from rankdeck.run.row import row_of
     from rankdeck.run.row_index import RunRows
 
     known, folder = RunRows(), rundir.default_runs_folder()
     found = [row_of(run, known.info(run)) for run in rundir.list_runs(folder)]
+    races = [row_of_race(known.info(race)) for race in rundir.list_races(folder)]
     known.save()
-    races = [row_of_race(race) for race in rundir.list_races(folder)]
     found = sorted([*found, *races], key=lambda row: str(row["run"]), reverse=True) if races else found
     rows = [row for row in found if everything or not row["archived"]]
     if as_json:

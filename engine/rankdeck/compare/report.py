@@ -1,70 +1,51 @@
 """One run as one page: figures, losses, memory beside its prediction, time by phase, what to try next.
 
-It is made as the page of a comparison is (page.py), for a run or one of its attempts alone.
+It is made as the page of a comparison is (page.py), for a run or one of its attempts alone. reported.py has
+what the app shows of a run that is over, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from rankdeck import __version__
 from rankdeck.base.errors import Problem
-from rankdeck.base.units import format_bytes, format_duration
+from rankdeck.base.units import format_duration
 from rankdeck.compare import bars, differences, page, words
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.compare.reading import ReadRun
-from rankdeck.compare.suggesting import suggestions
+from rankdeck.compare.reported import reported
 from rankdeck.compare.table import Comparison, compare
-from rankdeck.run.anatomy import SIMULATED_TIME, totals_s
 from rankdeck.run.fold import Fold
 from rankdeck.run.summary import problems_of
 
 _TEMPLATE = "report.html.j2"
 
 
-class ReportedDevice(NamedTuple):
-    """What a device held at its peak beside what was predicted."""
-
-    label: str
-    measured: str
-    predicted: str
-    error: str
-    kinds: str
-
-
-class PhaseTable(NamedTuple):
-    """The last sampled step: seconds by phase, a row each, a column by device."""
-
-    step: int
-    devices: list[str]
-    rows: list[tuple[str, list[str]]]
-    note: str
-
-
-def write_report(file: Path, run: ReadRun, by: str) -> None:
-    """Replace the file, whole or not at all.
+def write_report(file: Path, run: ReadRun, by: str, why: object = None) -> None:
+    """Replace the file, whole or not at all. `why` is why it ran out of memory (diagnose/why.py), if it did.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    page.write(file, report_of(run, by))
+    page.write(file, report_of(run, by, why))
 
 
-def report_of(run: ReadRun, by: str) -> str:
+def report_of(run: ReadRun, by: str, why: object = None) -> str:
     """The whole page. `by` is the axis of the losses that is on top when it is opened."""
     comparison = compare([run.figures])
     return page.render(
-        _TEMPLATE, {**_facts(run, comparison), **page.losses([run.fold], by, has_letters=False)}
+        _TEMPLATE, {**_facts(run, comparison), "why": why, **page.losses([run.fold], by, has_letters=False)}
     )
 
 
 def _facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
-    figures = run.figures
+    figures, told = run.figures, reported(run.figures, run.fold)
     return {
         "comparison": comparison,
         "title": figures.name,
@@ -72,16 +53,16 @@ def _facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
         "is_bad": figures.outcome in ("failed", "lost"),
         "path": str(figures.at),
         "problems": [_in_words(problem) for problem in _problems(run)],
-        "suggestions": suggestions(figures),
-        "memory": list(_devices(figures)),
+        "suggestions": told.next_steps,
+        "memory": told.devices,
         "memory_bars": [
             group._replace(bars=[bar._replace(letter="") for bar in group.bars])
             for group in bars.memory_bars(comparison)
         ],
-        "is_predicted": any(device.predicted_bytes is not None for device in figures.devices),
+        "is_predicted": told.is_predicted,
         "run_name": figures.at.path.name,
-        "memory_source": figures.memory_source,
-        "phases": _phases(figures, run.fold),
+        "memory_source": told.memory_source,
+        "phases": told.phases,
         "configuration": list(differences.leaves(figures.background.tables or {})),
         "rest": list(differences.rest_of(figures)),
         "version": __version__,
@@ -111,35 +92,3 @@ def _problems(run: ReadRun) -> list[Problem]:
 def _in_words(problem: Problem) -> Mapping[str, str]:
     told = msgspec.structs.asdict(problem)
     return {"headline": problem.headline(), "advice": told["advice"] or "", "severity": told["severity"]}
-
-
-def _devices(run: ComparedRun) -> Iterator[ReportedDevice]:
-    for device in run.devices:
-        measured, predicted = device.num_bytes, device.predicted_bytes
-        error = f"{(predicted / measured - 1) * 100:+.2f} %" if predicted and measured else words.UNKNOWN
-        largest = sorted(device.by_kind.items(), key=lambda kind: -kind[1])[:4]
-        yield ReportedDevice(
-            device.label,
-            words.UNKNOWN if measured is None else format_bytes(measured),
-            words.UNKNOWN if predicted is None else format_bytes(predicted),
-            error,
-            ", ".join(f"{kind} {format_bytes(size)}" for kind, size in largest if size),
-        )
-
-
-def _phases(run: ComparedRun, fold: Fold) -> PhaseTable | None:
-    sampled = fold.anatomy
-    if sampled is None:
-        return None
-    by_device = [dict(totals_s(row)) for row in sampled.rows]
-    names = dict.fromkeys(name for totals in by_device for name in totals)
-    labels = {place: device.label for place, device in enumerate(run.devices)}
-    return PhaseTable(
-        sampled.step,
-        [labels.get(row.device, str(row.device)) for row in sampled.rows],
-        [
-            (name, [words.step_time(one[name]) if name in one else words.UNKNOWN for one in by_device])
-            for name in names
-        ],
-        SIMULATED_TIME if sampled.simulated else words.kind_in_words(run),
-    )

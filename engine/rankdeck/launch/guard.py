@@ -35,6 +35,7 @@ GUARD = "RANKDECK_GUARD"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RESERVED_BYTES = 4096
 _PIPE = os.O_NONBLOCK | os.O_CLOEXEC
+_HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Refused(Exception):  # noqa: N818 - the words of one message, not an error class of the project
@@ -149,7 +150,7 @@ class Guard:
     def _listen_to_signals(self) -> None:
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        for number in _HEARD:
             signal.signal(number, lambda *_: None)
         self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
 
@@ -162,9 +163,14 @@ class Guard:
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
             0o644,
         )
+        # A stop that came before the child is another program would be heard by our handler in it, and lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         self._supervisor = os.fork()
         if self._supervisor == 0:
             try:
+                for number in _HEARD:
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(1)
@@ -180,6 +186,7 @@ class Guard:
             except BaseException as error:
                 os.write(2, f"{error}\n".encode())
             os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
         for handle in (words_write, log, *self._spec.get("passed", ()), *(self._signals or ())[:1]):
             os.close(handle)
 

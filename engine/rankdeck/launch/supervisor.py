@@ -19,9 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankdeck import events
+from rankdeck.base.errors import Problem
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
+from rankdeck.config.cures import with_cure
 from rankdeck.diagnose.cause import Cause
 from rankdeck.launch import rank_start, supervising
 from rankdeck.launch.children import GRACE_S, end_ranks
@@ -152,6 +154,10 @@ class Supervisor(supervising.Supervising):
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
         rank.release(environment, self._watch.log(number, "out"), self._watch.log(number, "err"))
+
+    def raise_problem(self, problem: Problem) -> None:
+        """With what would mend the configuration, where that is known."""
+        super().raise_problem(with_cure(problem, self._config))
 
     def may_restart(self, cause: Cause) -> bool:
         """Bad input stays bad, and the same numbers become NaN again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PLACES = 256
+_PLACES_LOGGED = 1 << 14
 _NOT_YET = 0x7FF8_DEAD_BEEF_0001
 _LOST_AFTER_S = 2.0
 _AT_END_S = 0.2
@@ -81,6 +83,23 @@ class Scalars:
             value = tensor.detach().reshape(()).to(torch.float64)
             numbers[place].copy_(value, non_blocking=True)
         return Pending(memory, self._turns, place, turn)
+
+
+class OffCpu:
+    """Reads tensors that were logged and lie elsewhere than on a CPU."""
+
+    def __init__(self) -> None:
+        self._scalars: Any = None
+
+    def read(self, value: Any) -> Any:
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor) or modes_on(torch):
+            return None
+        if value.is_complex() or value.dtype is torch.bool:
+            return None
+        if self._scalars is None:
+            self._scalars = Scalars(torch, _PLACES_LOGGED)
+        return self._scalars.read(value.detach().as_subclass(torch.Tensor))
 
 
 def settled(look: Callable[[], list[Any]], since_s: float, ending: bool) -> list[Any] | None:

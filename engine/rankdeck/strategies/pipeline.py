@@ -114,6 +114,7 @@ class PipelineParallel(Strategy):
                 f"{len(self.cut.boundaries[several])} tensors enter stage {several}.",
                 path="strategy.schedule",
                 advice='Set strategy.schedule = "1f1b" or "interleaved-1f1b".',
+                cure={"strategy.schedule": "1f1b"},
             )
 
     @property

@@ -16,7 +16,9 @@ import torch
 from torch.optim import Optimizer
 
 from rankdeck import events
+from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
+from rankdeck.config.cures import with_cure
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.memory.null_ledger import AnyLedger
@@ -24,6 +26,7 @@ from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.evaluation import Evaluator
 from rankdeck.training.finite import first_non_finite
+from rankdeck.training.logged import StepLog
 from rankdeck.training.loss_scaling import LossScaling
 from rankdeck.training.monitor import StepMonitor
 from rankdeck.training.reporting import StepFacts, StepReporter
@@ -74,6 +77,7 @@ class Trainer:
             saver.take(self._trained)
         self._turn_optimizer("train")
         self._reporter = StepReporter(writer, rank, strategy.device)
+        self._log = StepLog(writer, rank)
         self._monitor = StepMonitor(
             strategy,
             optimizer,
@@ -81,11 +85,15 @@ class Trainer:
             rank=rank,
             places=places,
             sampling=sampling or SamplingBudget(),
-            capacity_bytes=workload.config.capacity_bytes,
+            config=workload.config,
         )
         self._optimizer_step = OptimizerStep(
             workload, self._trained, check_loss=self._check_loss, on_batch=self._monitor.see
         )
+
+    def tell_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
+        """What this rank's devices hold now that an allocation has failed."""
+        self._monitor.tell_out_of_memory(error, allocation, step)
 
     def _turn_optimizer(self, mode: str) -> None:
         """To "train" or "eval": schedule-free ones have other weights to train than to evaluate and keep."""
@@ -125,6 +133,7 @@ class Trainer:
             return evaluation
         finally:
             self._reporter.flush()
+            self._log.flush(ending=True)
             loader.close()
             if evaluator is not None:
                 evaluator.close()
@@ -176,7 +185,8 @@ class Trainer:
             self._beat(step, "step")
             nth, is_last = step - first, step == steps
             followed = monitor.begin(step, nth, is_last=is_last)
-            facts = self.step(step, batches, followed=followed)
+            with self._log.taking(step):
+                facts = self.step(step, batches, followed=followed)
             monitor.end()
             if not self._has_told_of_loss:
                 self._tell_of_loss()
@@ -274,6 +284,7 @@ class Trainer:
         )
 
     def _tell(self, problem: Problem) -> None:
+        problem = with_cure(problem, self._workload.config)
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _tell_of_loss(self) -> None:

@@ -15,9 +15,13 @@ from dataclasses import asdict
 from torch.optim import Optimizer
 
 from rankdeck import events
+from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
+from rankdeck.config import RunConfig
+from rankdeck.config.cures import with_cure
 from rankdeck.memory.batch_shapes import FollowedBatches, shape_of
+from rankdeck.memory.by_module import count_by_module, running_module
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
 from rankdeck.parallel.nested import tensors_of
@@ -44,7 +48,7 @@ class StepMonitor:
         rank: int,
         places: list[int],
         sampling: SamplingBudget,
-        capacity_bytes: int | None = None,
+        config: RunConfig | None = None,
     ) -> None:
         self._strategy = strategy
         self._writer = writer
@@ -52,10 +56,12 @@ class StepMonitor:
         self._places = places
         self._sampling = sampling
         self._sampling.always_through += strategy.steps_to_fill
-        self._capacity_bytes = capacity_bytes
+        self._config = config
+        self._capacity_bytes = None if config is None else config.capacity_bytes
         self._batches = FollowedBatches()
         self._following = contextlib.ExitStack()
         self._is_followed = False
+        self._is_in_step = False
         self._for_its_batch = False
         self._cpu_began_s = 0.0
         self._is_recorded = False
@@ -63,6 +69,7 @@ class StepMonitor:
         # Of a rank that is one device its process tells enough, to the sampler.
         has_threads = strategy.setup.is_rehearsal and len(places) > 1
         self._busy = BusyMeter(writer, rank, places) if has_threads else None
+        self._optimizer = optimizer
         self._owned = OwnedBytes(strategy.module, optimizer)
         self._gpu_read_s = 0.0
 
@@ -85,6 +92,7 @@ class StepMonitor:
         """A step is taken from here to `stop`, followed by the ledger from its beginning, or from a batch on
         that no followed one covers."""
         self._is_followed = self._for_its_batch = False
+        self._is_in_step = True
         if followed:
             self._follow()
 
@@ -94,6 +102,7 @@ class StepMonitor:
 
     def tell_memory(self, step: int) -> None:
         """What the ledger saw of the step as an event, if it followed it."""
+        self._is_in_step = False
         if self._is_followed:
             readings = self._strategy.ledger.devices()
             self._write_memory(step, events.MEASURED_IN_REHEARSAL, readings)
@@ -153,12 +162,37 @@ class StepMonitor:
             reset_gpu_peaks(device)
         self._write_memory(step, events.MEASURED_ON_GPU, readings)
 
-    def _write_memory(self, step: int, source: str, readings: list[DeviceBytes]) -> None:
-        """One reading per device of the rank, in their order."""
-        devices = [
+    def tell_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
+        """What the devices hold while the frames of an allocation that failed are still there."""
+        event = events.OutOfMemory(rank=self._rank, step=step, allocation=allocation)
+        strategy, device = self._strategy, None
+        event.module = running_module(error, strategy.module)
+        if not strategy.setup.is_rehearsal:
+            event.source = events.MEASURED_ON_GPU
+            event.devices = self._readings(
+                [read_gpu_bytes(one, self._owned) for one in strategy.setup.devices]
+            )
+            index = allocation.device
+            device = next((one for one in strategy.setup.devices if one.index == index), None)
+        elif self._is_followed and self._is_in_step:
+            event.source = events.MEASURED_IN_REHEARSAL
+            event.devices = self._readings(strategy.ledger.devices())
+        if device is not None:
+            event.device = self._places[strategy.setup.devices.index(device)]
+        elif len(self._places) == 1:
+            event.device = self._places[0]
+        event.modules = count_by_module(strategy.module, self._optimizer, device)
+        self._writer.write(event, sync=True)
+
+    def _readings(self, readings: list[DeviceBytes]) -> list[events.DeviceMemory]:
+        """One per device of the rank, in their order."""
+        return [
             events.DeviceMemory(**(asdict(reading) | {"device": place}))
             for place, reading in zip(self._places, readings, strict=True)
         ]
+
+    def _write_memory(self, step: int, source: str, readings: list[DeviceBytes]) -> None:
+        devices = self._readings(readings)
         self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
 
     def _check_capacity(self, step: int, readings: list[DeviceBytes]) -> None:
@@ -179,6 +213,8 @@ class StepMonitor:
             severity="warning",
             path="rehearsal.capacity",
         )
+        if self._config is not None:
+            problem = with_cure(problem, self._config)
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _write_facts(self, step: int) -> None:

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
+from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import MachineError, Problem, RankdeckError
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
-from rankdeck.diagnose.exceptions import describe
+from rankdeck.diagnose.exceptions import describe, is_out_of_memory
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from rankdeck.config import RunConfig
     from rankdeck.strategies.base import Strategy
+    from rankdeck.training.loop import Trainer
     from rankdeck.training.saving import Saver
 
 EXIT_STOPPED = 130
@@ -104,6 +106,7 @@ def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
         if _is_stop(error):
             reason, code = "stopped", EXIT_STOPPED
         else:
+            rank.tell_out_of_memory(error)
             reason, code = "failed", _report_failure(error, place.rank, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
     if writer.dropped:
@@ -139,6 +142,7 @@ class Worker:
         self._stop = stop
         self._heart = _heart(place)
         self._strategy: Strategy | None = None
+        self._trainer: Trainer | None = None
         self.step = 0
 
     def _phase(self, phase: str, **known: int) -> None:
@@ -194,7 +198,7 @@ class Worker:
             saver=self._saver(config, len(run_devices)) if first_steps is None else None,
             waits=first_steps is not None,
         )
-        self._strategy = trainer.strategy
+        self._strategy, self._trainer = trainer.strategy, trainer
         gc.collect()
         gc.freeze()  # model and data stay: no step waits for a search for garbage among them
         epochs = workload.epochs
@@ -321,6 +325,20 @@ class Worker:
                 rank=self._place.rank,
             ) from None
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
+
+    def tell_out_of_memory(self, error: BaseException) -> None:
+        """What is known of the devices if that is what the exception says; nothing may go wrong with it."""
+        if not is_out_of_memory(error):
+            return
+        allocation = allocation_of(str(error))
+        try:
+            if self._trainer is None:
+                event = events.OutOfMemory(rank=self._place.rank, step=0, allocation=allocation)
+                self._writer.write(event, sync=True)
+            else:
+                self._trainer.tell_out_of_memory(error, allocation, self.step)
+        except Exception:
+            traceback.print_exc()
 
     def leave(self, *, clean: bool) -> None:
         """Leave the group in order after success; after a failure the others are ended by the supervisor, so

@@ -28,6 +28,7 @@ LATER_BAR = 1e-5
 MUST_DIFFER = 1e-3
 
 ONE_PROCESS = ("single", "dp", "model")
+TIED = {False: "untied", True: "tied"}
 MATRIX = {
     "single": '{ use = "single" }',
     "dp": '{ use = "dp" }',
@@ -39,23 +40,25 @@ MATRIX = {
     "hybrid": '{ use = "hybrid", data = 2, tensor = 2 }',
 }
 IN_CI = [
-    ("single", "ddp"),
-    ("dp", "fsdp"),
-    ("ddp", "single"),
-    ("fsdp", "tensor"),
-    ("model", "pipeline"),
-    ("pipeline", "fsdp"),
-    ("tensor", "model"),
-    ("hybrid", "ddp"),
+    ("single", "ddp", True),
+    ("dp", "fsdp", False),
+    ("ddp", "single", False),
+    ("fsdp", "tensor", True),
+    ("model", "pipeline", True),
+    ("pipeline", "fsdp", True),
+    ("tensor", "model", False),
+    ("hybrid", "ddp", False),
 ]
 
 
 def pairs(*, with_hybrid: bool) -> list[Any]:
-    """(source, target) of the matrix, the quick ones for every change."""
+    """(source, target, whether weights are tied) of the matrix, the quick ones for every change."""
     return [
-        pytest.param(*pair, marks=() if pair in IN_CI else pytest.mark.slow)
-        for pair in itertools.product(MATRIX, MATRIX)
-        if ("hybrid" in pair) == with_hybrid
+        pytest.param(
+            *case, marks=() if case in IN_CI else pytest.mark.slow, id="-".join([*case[:2], TIED[case[2]]])
+        )
+        for case in itertools.product(MATRIX, MATRIX, TIED)
+        if ("hybrid" in case) == with_hybrid and not (with_hybrid and case[2])
     ]
 
 
@@ -85,7 +88,7 @@ TO_THE_BIT = {
         )
     },
 }
-QUICK = ("dp", "ddp", "ddp-powersgd", "fsdp", "pipeline-1f1b", "pipeline-async")
+QUICK = ("dp", "ddp-powersgd", "fsdp", "pipeline-1f1b", "pipeline-async")
 
 
 def toml(
@@ -186,8 +189,7 @@ def losses_of(source: Path, strategy: str) -> dict[int, float]:
 
 
 @two_ranks
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize(("source", "target"), pairs(with_hybrid=False))
+@pytest.mark.parametrize(("source", "target", "tied"), pairs(with_hybrid=False))
 def test_any_strategy_goes_on_where_another_one_was(
     runs: Runs, tmp_path: Path, source: str, target: str, tied: bool
 ) -> None:
@@ -196,11 +198,11 @@ def test_any_strategy_goes_on_where_another_one_was(
 
 @two_ranks
 @pytest.mark.usefixtures("four_too")
-@pytest.mark.parametrize(("source", "target"), pairs(with_hybrid=True))
+@pytest.mark.parametrize(("source", "target", "tied"), pairs(with_hybrid=True))
 def test_any_strategy_goes_on_where_a_hybrid_of_four_was_and_back(
-    runs: Runs, tmp_path: Path, source: str, target: str
+    runs: Runs, tmp_path: Path, source: str, target: str, tied: bool
 ) -> None:
-    check_pair(runs, tmp_path, source, target, tied=False)
+    check_pair(runs, tmp_path, source, target, tied=tied)
 
 
 def check_pair(runs: Runs, tmp_path: Path, source: str, target: str, *, tied: bool) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 import rankdeck.config
 from rankdeck.base.errors import ConfigError, Problem, cure_in_words
-from rankdeck.config import capabilities, from_dict, from_text
+from rankdeck.config import RunConfig, capabilities, cures, from_dict, from_text
+from rankdeck.config.cures import with_cure
 from tests.helpers.wrong_configs import REFUSED, WRONG, Wrong
 
 FOLDER = Path("/somewhere")
@@ -92,3 +93,58 @@ def test_a_cure_is_written_as_the_file_has_it() -> None:
         cure_in_words({"train.stpes": None, "train.steps": 5})
         == "Set train.steps = 5 and leave train.stpes out"
     )
+
+
+def small(**tables: Any) -> RunConfig:
+    given = {"model": {"use": "gpt"}, "data": {"use": "text"}, "devices": {"use": "cpu:2"}, **tables}
+    return from_dict(given, folder=FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("code", "tables", "expected"),
+    [
+        ("out-of-memory", {}, {"train.activation_checkpointing": True}),
+        ("over-capacity", {"train": {"activation_checkpointing": True}}, {"train.accumulate": 2}),
+        ("out-of-memory", {"model": {"use": "mine.py:model"}}, {"train.accumulate": 2}),
+        # Nothing is left to cut: the one device's excess goes.
+        (
+            "out-of-memory",
+            {
+                "train": {"activation_checkpointing": True, "global_batch": 2},
+                "strategy": {"use": "dp"},
+            },
+            {"strategy.use": "ddp"},
+        ),
+        ("unused-parameters", {"strategy": {"use": "ddp"}}, {"strategy.find_unused_parameters": True}),
+        ("unused-parameters", {"strategy": {"use": "dp"}}, {}),
+        ("shared-memory", {"data": {"use": "text", "workers": 2}}, {"data.workers": 0}),
+        ("shared-memory", {}, {}),
+        ("loss-not-finite", {"train": {"clip_norm": 1.0}}, {}),
+        ("rank-killed", {}, {}),
+    ],
+)
+def test_a_problem_of_a_started_run_brings_what_would_mend_it(
+    code: str, tables: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config = small(**tables)
+    problem = with_cure(Problem(code, "It failed."), config)
+    assert problem.cure == expected and problem.message == "It failed."
+    if expected:
+        mended = cures.cured(config, expected).to_dict()
+        for dotted, value in expected.items():
+            section, _, name = dotted.partition(".")
+            assert mended[section][name] == value
+
+
+def test_a_cure_that_the_configuration_refuses_is_none_and_another_strategy_is_whole() -> None:
+    config = small(strategy={"use": "dp", "parallel_loss": True})
+    assert with_cure(Problem("config", "No.", cure={"train.global_batch": 3}), config).cure == {}
+    mended = cures.cured(config, {"strategy.use": "fsdp", "strategy.reshard": False})
+    assert mended.strategy.use == "fsdp" and mended.strategy.options["reshard"] is False
+    assert "parallel_loss" not in mended.strategy.options
+    assert cures.options_of({"strategy.use": "ddp", "train.accumulate": 2}) == [
+        "--strategy", "ddp", "--set", "train.accumulate=2",
+    ]  # fmt: skip
+    assert cures.options_of({"train.precision": "bf16", "a.b": True}) == [
+        "--set", 'train.precision="bf16"', "--set", "a.b=true",
+    ]  # fmt: skip

@@ -110,6 +110,7 @@ def test_a_killed_racer_leaves_no_process_no_lease_and_what_was_measured(
     assert [entry.state for entry in found.entries] == ["completed", "running"]
 
 
+@pytest.mark.slow
 def test_ranks_whose_gradients_never_meet_are_told(tmp_path: Path) -> None:
     racing = race(asked(tmp_path, ["single", "ddp"], worker=UNSYNCED, tables=TINY), most=2)
     single, ddp = racing.race.entries

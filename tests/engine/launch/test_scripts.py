@@ -58,7 +58,7 @@ def test_a_script_sees_what_it_sees_under_python_or_torchrun(
     command = [PYTHON, "-u"]
     if not plain:
         command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command += ["--master-port", str(_free_port())]
+        command += ["--master-port", str(_free_port()), "--log-dir", str(tmp_path / "logs of torchrun")]
     command += ["train.py", "theirs", "--x"]
     # The C library of this process may know more (readline does) than it says.
     done = subprocess.run(
@@ -324,15 +324,17 @@ with open("/proc/self/comm") as comm, open("/proc/self/cmdline", "rb") as cmdlin
 """
 
 
-@pytest.mark.parametrize("observe", ["light", "none"])
-def test_a_scripts_rank_is_known_by_name_and_its_arguments_stay(tmp_path: Path, observe: str) -> None:
-    run = launch_script(tmp_path, _TELLS_ITS_NAMES, args=["a"], ranks=2, observe=observe)
+@pytest.mark.parametrize(("observe", "ranks"), [("light", 2), ("none", 1)])
+def test_a_scripts_rank_is_known_by_name_and_its_arguments_stay(
+    tmp_path: Path, observe: str, ranks: int
+) -> None:
+    run = launch_script(tmp_path, _TELLS_ITS_NAMES, args=["a"], ranks=ranks, observe=observe)
     assert finished(run)[1] == 0
     name = title.told_name(str(run.path))
-    for rank in (0, 1):
+    for rank in range(ranks):
         said = log(run, rank).decode()
         assert "| [b'train.py', b'a'] | ['train.py', 'a']" in said
-        assert said.startswith(f"rank {rank}/2 {name}"[:15].rstrip()) == (observe == "light"), said
+        assert said.startswith(f"rank {rank}/{ranks} {name}"[:15].rstrip()) == (observe == "light"), said
 
 
 def test_a_stop_lets_the_script_save_and_leaves_nothing(tmp_path: Path) -> None:

@@ -148,6 +148,7 @@ def test_weights_and_output_are_equal_to_the_bit_and_nothing_of_ours_is_imported
     assert json.loads(alone.stdout)["imported"] == []
 
 
+@pytest.mark.slow
 @follows
 def test_a_traceback_through_a_followed_step_shows_what_it_shows_alone() -> None:
     call = """
@@ -171,6 +172,7 @@ for step in range(8):
     assert len(_followed(seen)) == 1
 
 
+@pytest.mark.slow
 @follows
 def test_a_mode_that_the_script_puts_on_top_stays_and_ours_gives_up() -> None:
     """In the second of the two steps that are followed: it is on top when that step ends."""

@@ -94,10 +94,11 @@ def test_who_logs_first_and_steps_later_is_one_rank(tmp_path: Path) -> None:
     seen = observe(_TRAINS + script, tmp_path / "script", timeout_s=60)
     assert (seen.stdout, seen.stderr, seen.status) == ("", "", 0)
     assert _logged(seen) == {0: {"width": [8.0], "loss": [0.5, 0.25]}}
-    assert [len(event.ended) for event in seen.of(events.Steps)] == [3]
+    assert sum(len(event.ended) for event in seen.of(events.Steps)) == 3
     assert len(seen.of(events.RankStarted)) == 1
 
 
+@pytest.mark.slow
 def test_of_two_that_log_as_one_rank_the_one_that_trains_keeps_it(tmp_path: Path) -> None:
     script = """
 rankdeck.log(by_parent=1)

@@ -38,7 +38,7 @@ def _two_ranks(folder: Path, page: HeartbeatPage, *, alone: bool) -> tuple[Watch
     return done, [json.loads((place / f"meeting.{rank}").read_text()) for rank in (0, 1)]
 
 
-def test_ranks_that_a_script_spawns_are_seen_with_their_wrappers(tmp_path: Path) -> None:
+def test_ranks_that_a_script_forks_are_seen_with_their_wrappers(tmp_path: Path) -> None:
     page = HeartbeatPage(2)
     _, alone = _two_ranks(tmp_path, page, alone=True)
     done, told = _two_ranks(tmp_path, page, alone=False)
@@ -269,6 +269,7 @@ def test_a_part_that_fails_is_off_and_the_script_goes_on(tmp_path: Path) -> None
     assert len(done.steps(0, "ended")) == 3
 
 
+@pytest.mark.slow
 def test_nothing_is_said_to_be_skipped_once_steps_are_off(tmp_path: Path) -> None:
     room = tmp_path / "room"
     shutil.copytree(ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))

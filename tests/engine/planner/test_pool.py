@@ -17,6 +17,7 @@ from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.values import ANSWERED
 from rankdeck.run.plan_lines import PlanLine, alike, words_of
 from tests.helpers import eager_gpt
+from tests.helpers.waiting import with_load
 
 OWN = Path(eager_gpt.__file__)
 MLP = """
@@ -53,13 +54,15 @@ def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
         return plan_rank(config, rank, target, samples)
 
     rows = [Candidate("dp"), Candidate("model"), Candidate("single")]
+    timeout_s = with_load(3.0)
     found = {
         line.strategy: line
-        for line in plan_lines_of(config(), rows, REHEARSAL, timeout_s=8.0, planner=planner)
+        for line in plan_lines_of(config(), rows, REHEARSAL, timeout_s=timeout_s, planner=planner)
     }
     assert found["dp"].verdict == "cannot" and "SIGKILL" in (found["dp"].reason or "")
-    assert found["model"].verdict == "cannot" and "no answer after 8 s" in (found["model"].reason or "")
-    assert "--timeout" in (found["model"].reason or "") and "plan.timeout_s" in (found["model"].reason or "")
+    reason = found["model"].reason or ""
+    assert found["model"].verdict == "cannot" and f"no answer after {timeout_s:.0f} s" in reason
+    assert "--timeout" in reason and "plan.timeout_s" in reason
     assert found["single"].verdict == "fits" and found["single"].devices[0].active_bytes > 0
 
 
@@ -199,6 +202,8 @@ def test_rows_come_once_with_the_configurations_own_first() -> None:
     labels = [row.label for row in rows]
     assert len(set(labels)) == len(labels) and "single" in labels
     assert {row.strategy for row in candidates_for(base, "ddp,dp", 4)} == {"ddp", "dp"}
+    (own,) = candidates_for(base, "own", 4)
+    assert own == rows[0] and own.configured, "the configuration's alone"
 
 
 def test_what_torch_answered_to_one_row_need_not_be_asked_for_the_next(

@@ -87,7 +87,14 @@ def nearest(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> t
     return min(found, key=lambda pair: abs(pair[0] - pair[1]))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-by-hand"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param("gpipe", marks=pytest.mark.slow),
+        "1f1b",
+        pytest.param("1f1b-by-hand", marks=pytest.mark.slow),
+    ],
+)
 def test_the_bubble_is_that_of_the_theory(ranks: RankSet, tmp_path: Path, schedule: str) -> None:
     bubble, theory = nearest(ranks, tmp_path, schedule, 4)
     assert theory == pytest.approx(3 / 7)

@@ -82,6 +82,8 @@ def kinds(memory: events.DeviceMemory) -> dict[str, int]:
     return memory.peak_by_kind
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4], indirect=True, ids=["4-ranks"])
 def test_every_devices_peak_is_below_ddps(ranks: Ranks, tmp_path: Path) -> None:
     whole = peaks(ranks, '{ use = "ddp" }', tmp_path / "ddp")
     sliced = peaks(ranks, '{ use = "fsdp" }', tmp_path / "fsdp")
@@ -94,6 +96,7 @@ def test_every_devices_peak_is_below_ddps(ranks: Ranks, tmp_path: Path) -> None:
         assert sum(kinds(fsdp).values()) == fsdp.peak_bytes
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
 def test_gathered_weights_are_communication(ranks: Ranks, tmp_path: Path) -> None:
     for memory in peaks(ranks, '{ use = "fsdp", reshard = false }', tmp_path / "kept"):
         whole_bytes = kinds(memory)["parameters"] * ranks[0]

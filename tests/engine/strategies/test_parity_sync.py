@@ -109,6 +109,7 @@ def test_activation_checkpointing_computes_the_same(ranks: tuple[int, RankSet]) 
     assert distance(ranks, "batch-norm", "sync_batchnorm = true", train=again) <= BARS["fp32"]
 
 
+@pytest.mark.slow
 def test_resnet18_with_its_batch_norms_over_ranks_equals_one_device(ranks: tuple[int, RankSet]) -> None:
     if ranks[0] == 4:
         pytest.skip("once is enough: 11 million weights on each rank")

@@ -14,7 +14,7 @@ from rankdeck import events
 from tests.helpers.delayed_weights import train_delayed
 from tests.helpers.parity import BARS, MUST_DIFFER, WORKLOADS
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, largest_difference
+from tests.helpers.ranks import RankSet, in_turn, largest_difference
 
 
 def configuration(workload: str, mode: str, num_devices: int, train: str = "") -> str:
@@ -47,8 +47,11 @@ def by_single(toml: str) -> dict[str, Tensor]:
         return load_file(out)
 
 
-@pytest.mark.parametrize("workload", ["gpt", "gpt-masked", "mlp-deep", "padded"])
-@pytest.mark.parametrize("mode", ["stash", "2bw"])
+@pytest.mark.parametrize(
+    ("ranks", "mode", "workload"),
+    in_turn(["stash", "2bw"], ["gpt", "gpt-masked", "mlp-deep", "padded"]),
+    indirect=["ranks"],
+)
 def test_it_is_its_delays_to_the_last_bit(ranks: tuple[int, RankSet], mode: str, workload: str) -> None:
     num_ranks, rank_set = ranks
     toml = configuration(workload, mode, num_ranks)

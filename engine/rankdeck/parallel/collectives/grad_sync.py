@@ -142,6 +142,7 @@ def gradients_of(module: nn.Module, *, find_unused: bool = False) -> list[Tensor
                 path="strategy.find_unused_parameters",
                 advice="Set strategy.find_unused_parameters = true, or freeze the parameter "
                 "(requires_grad = False).",
+                cure={"strategy.find_unused_parameters": True},
             )
         if parameter.grad.is_sparse:
             raise ModelError(

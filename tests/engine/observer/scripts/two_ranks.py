@@ -58,4 +58,5 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         main(int(os.environ["RANK"]), sys.argv[1])
     else:
-        multiprocessing.spawn(main, (sys.argv[1],), 2)
+        # Ranks that are spawned import torch anew, which tests/e2e/test_scripts.py tries.
+        multiprocessing.start_processes(main, (sys.argv[1],), 2, start_method="fork")
