@@ -8,12 +8,15 @@ and unknown keys in it are kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.files import read_toml, write_whole
+from rankdeck.base.files import read_bytes, read_toml, write_whole
+from rankdeck_app.disk import Disk
+from rankdeck_app.language import ENDING, SYSTEM, known_languages
 
 Value = bool | int | float | str
 V = TypeVar("V", bool, int, float, str)
@@ -26,14 +29,15 @@ PLAN_TIMEOUT_S = 180.0
 class Setting:
     """One setting.
 
-    The type is the default's; `choices` and `minimum`..`maximum` narrow it; `text` is a sentence. `at_start`:
-    it is read once, when the app starts.
+    The type is the default's; `choices` and `minimum`..`maximum` narrow it, and `files` are endings of paths
+    that do beside the choices; `text` is a sentence. `at_start`: it is read once, when the app starts.
     """
 
     key: str
     default: Value
     text: str
     choices: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     at_start: bool = False
@@ -54,8 +58,13 @@ class Setting:
         """Why the value is not allowed here, or None."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             return f"{self.key} must be {_KIND_NAMES[self.kind]}, not {value!r}."
-        if self.choices and value not in self.choices:
-            return f"{self.key} must be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}."
+        if (
+            self.choices
+            and value not in self.choices
+            and not (self.files and str(value).endswith(self.files))
+        ):
+            known = [*self.choices, *([f"the path of a {self.files[0]} file"] if self.files else [])]
+            return f"{self.key} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r}."
         if isinstance(value, int | float) and not isinstance(value, bool):
             low = self.minimum is not None and value < self.minimum
             high = self.maximum is not None and value > self.maximum
@@ -70,7 +79,10 @@ OPTIONS: tuple[Setting, ...] = (
     Setting(
         "theme.name",
         "Dark Modern",
-        "Colour theme: Dark Modern, Light Modern, or the path of a VS Code colour theme (JSON).",
+        "Colour theme. System: as the desktop is, dark or light, with high contrast where it asks for it. The"
+        " path of a VS Code colour theme (JSON) does too.",
+        choices=("Dark Modern", "Light Modern", "Dark High Contrast", "Light High Contrast", "System"),
+        files=(".json", ".jsonc"),
     ),
     Setting(
         "window.zoom",
@@ -78,6 +90,25 @@ OPTIONS: tuple[Setting, ...] = (
         "Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it.",
         minimum=0.5,
         maximum=3,
+    ),
+    Setting(
+        "window.density",
+        "comfortable",
+        "How much room there is around fields, buttons and menus.",
+        choices=("comfortable", "compact"),
+    ),
+    Setting(
+        "window.reduced_motion",
+        False,
+        "Nothing slides, fades or blinks, and live views are drawn twice a second.",
+    ),
+    Setting(
+        "window.language",
+        SYSTEM,
+        "Language of the window. System: as the desktop has it. Pseudo is made up, to find texts that cannot"
+        " be translated. The path of a translation (.qm) does too.",
+        choices=known_languages(),
+        files=(ENDING,),
         at_start=True,
     ),
     Setting("window.font", "", "Typeface of the window, such as Inter. Empty: the system's.", at_start=True),
@@ -136,16 +167,24 @@ OPTIONS: tuple[Setting, ...] = (
 class Settings(QObject):
     """Values by key.
 
-    `changed` carries the key; `problems` says what in the file was refused (defaults stand in).
+    `changed` carries the key; `failed` says why the file could not be written (a change holds until the app
+    ends); `problems` says what in it was refused (defaults stand in).
     """
 
     changed = Signal(str)
+    failed = Signal(str)
 
     def __init__(
-        self, path: Path, options: tuple[Setting, ...] = OPTIONS, parent: QObject | None = None
+        self,
+        path: Path,
+        options: tuple[Setting, ...] = OPTIONS,
+        parent: QObject | None = None,
+        *,
+        disk: Disk | None = None,
     ) -> None:
         super().__init__(parent)
         self.path = path
+        self.disk = disk or Disk(self)
         self.options: dict[str, Setting] = {option.key: option for option in options}
         self.problems: list[str] = []
         self._values: dict[str, Value] = {}
@@ -165,9 +204,16 @@ class Settings(QObject):
                 continue  # a newer or older version's option: kept in the file, not ours to judge
             problem = option.problem_with(value)
             if problem:
-                self.problems.append(f"{self.path}: {problem} The default {option.default!r} is used.")
+                self.problems.append(f"{self._place(key)}: {problem} The default {option.default!r} is used.")
             else:
                 self._values[key] = option.kind(value)
+
+    def _place(self, key: str) -> str:
+        """The file, and the line of a key in it."""
+        from rankdeck.config.toml_lines import key_lines, line_of  # only where something is wrong
+
+        text = read_bytes(self.path).decode("utf-8-sig")
+        return f"{self.path}, line {line_of(key_lines(text), tuple(key.split('.')))}"
 
     def get(self, key: str, kind: type[V]) -> V:
         """The value, or its default. `kind` is the type of the setting's row."""
@@ -183,7 +229,6 @@ class Settings(QObject):
 
         Raises:
             ValueError: the value is not allowed; the message says what is.
-            OSError: settings.toml cannot be written (the value holds until the app ends).
         """
         option = self.options[key]
         problem = option.problem_with(value)
@@ -193,13 +238,16 @@ class Settings(QObject):
         if value == self.value(key):
             return
         self._values[key] = value
-        try:
-            self._write(key, value)
-        finally:
-            self.changed.emit(key)
+        self.disk.do(partial(self._write, key, value), failed=self.tell)
+        self.changed.emit(key)
 
     def reset(self, key: str) -> None:
         self.set(key, self.options[key].default)
+
+    def tell(self, error: OSError) -> None:
+        """That something of the settings could not be written."""
+        what = f"{error.filename or self.path} cannot be written: {error.strerror}."
+        self.failed.emit(f"{what} The change holds until the app ends.")
 
     def _write(self, key: str, value: Value) -> None:
         import tomlkit  # 11 ms: only when something is changed

@@ -15,8 +15,9 @@ from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtWidgets import QApplication
 from shiboken6 import isValid
 
+from rankdeck.cli.race import stop_race
 from rankdeck.launch.control import request_stop, wait_ended
-from rankdeck.rundir import RunDir, list_runs
+from rankdeck.rundir import RunDir, list_races, list_runs
 from rankdeck_app.application import make_app
 from rankdeck_app.composition import App
 from rankdeck_app.shell.frame import open_window
@@ -64,6 +65,12 @@ def wait_for(condition: Callable[[], object], deadline_s: float, what: str) -> N
         time.sleep(0.005)
 
 
+def open_run(app: App, path: Path) -> None:
+    """As choosing it in Runs does, once the disk has said what it is."""
+    app.tabs.open(path)
+    app.session.disk.settle()
+
+
 def launched(app: App, deadline_s: float = 60) -> LiveRun:
     """The run that the launch under way becomes, once its tab is there."""
     before = app.tabs.active()
@@ -86,7 +93,9 @@ def output_text(app: App) -> str:
 
 
 def end_all_runs(runs: Path) -> None:
-    """Stop what a test left running."""
+    """Stop what a test left running; races first, which would start more."""
+    for race in list_races(runs):
+        assert stop_race(race, within_s=with_load(20))
     for run in list_runs(runs):
         if run.is_alive():
             request_stop(run, now=True)
@@ -103,7 +112,8 @@ def main() -> None:
     workspace, draft = Path(sys.argv[1]), Path(sys.argv[2])
     qt = make_app()
     app = open_app(workspace)
-    app.session.draft.open_file(draft)
+    app.actions.open_config(draft)
+    app.session.disk.settle()
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 0, 60, "the first step")

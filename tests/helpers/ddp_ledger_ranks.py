@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,26 +18,18 @@ ALWAYS = tuple(range(NUM_STEPS))
 LATE = (0, 1, 2, NUM_STEPS - 1)
 
 
-def run(rank: int, folder: str, world_size: int) -> None:
-    """The entry point of a rank. Ranks meet in a file of `folder`, and each leaves `rank-<n>.json` there."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    own = Path(folder) / f"own-{rank}"
+def run(folder: str) -> dict[str, dict[str, Any]]:
+    """What this rank finds; called by RankSet.call. `folder` is for traces."""
+    own = Path(folder) / f"own-{dist.get_rank()}"
     own.mkdir()
-    try:
-        found = {
-            "always": _train(_ddp(False), ALWAYS),
-            "late": _train(_ddp(False), LATE),
-            "bucket_view": _train(_ddp(True), LATE),
-            "truth": _train(_ddp(False), LATE, truth_folder=own),
-            "fsdp_always": _train(_fsdp, ALWAYS),
-            "fsdp_late": _train(_fsdp, LATE),
-        }
-        (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(found))
-    finally:
-        dist.destroy_process_group()
+    return {
+        "always": _train(_ddp(False), ALWAYS),
+        "late": _train(_ddp(False), LATE),
+        "bucket_view": _train(_ddp(True), LATE),
+        "truth": _train(_ddp(False), LATE, truth_folder=own),
+        "fsdp_always": _train(_fsdp, ALWAYS),
+        "fsdp_late": _train(_fsdp, LATE),
+    }
 
 
 def _ddp(bucket_view: bool) -> Callable[[nn.Module, Ledger], nn.Module]:

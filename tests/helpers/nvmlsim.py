@@ -16,13 +16,14 @@ import ctypes
 import math
 import mmap
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.helpers.c_library import build_library
 
 GIB, MIB = 2**30, 2**20
 NOT_SUPPORTED, DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN = 3, 9, 15, 18, 999
@@ -89,31 +90,10 @@ class _State(ctypes.Structure):
     )
 
 
-def compiler() -> str | None:
-    return shutil.which("cc") or shutil.which("gcc")
-
-
 def build(folder: Path, *flags: str) -> Path:
-    """The library, built in `folder`. Skips the test where there is no C compiler."""
-    found = compiler()
-    if found is None:
-        import pytest  # which a machine with a GPU may not have
-
-        pytest.skip("no C compiler to build the simulated NVML with")
-    library = folder / "libnvidia-ml.so.1"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        found,
-        "-O2",
-        "-shared",
-        "-fPIC",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-Wl,-soname,libnvidia-ml.so.1",
-    ]
-    subprocess.run([*command, *flags, "-o", str(library), str(_SOURCE), "-lpthread"], check=True)
-    return library
+    """The library, built in `folder`."""
+    name = "libnvidia-ml.so.1"
+    return build_library(_SOURCE, folder / name, f"-Wl,-soname,{name}", *flags)
 
 
 class SimulatedGpus:

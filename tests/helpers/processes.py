@@ -8,6 +8,7 @@ were forked without exec keep their parent's old environment and are found throu
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,25 +20,45 @@ from rankdeck.launch.processes import environment_of
 _KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
+def all_pids() -> set[int]:
+    """Of everything that lives on this machine now."""
+    return set(psutil.pids())
+
+
 def marked_by(mark: str) -> list[psutil.Process]:
     """Live processes of this user whose environment holds `mark` ("NAME=value"), without this one."""
-    wanted = mark.encode()
+    return _those(all_pids(), lambda pid: _is_marked(pid, mark))
+
+
+def started_since(before: set[int], mark: str) -> list[psutil.Process]:
+    """Live processes that are not among `before` and are marked, or descend from this one.
+
+    What was there before is not looked at: after every test, a look at each process of a machine costs more
+    than most tests.
+    """
+    return _those(all_pids() - before, lambda pid: _is_marked(pid, mark) or _is_below(pid))
+
+
+def _those(pids: set[int], wanted: Callable[[int], bool]) -> list[psutil.Process]:
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        if pid == os.getpid():
-            continue
+    for pid in pids - {os.getpid()}:
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted(pid):
                 found.append(psutil.Process(pid))
         except (OSError, psutil.Error):
             continue
     return [process for process in found if _counts(process)]
 
 
-def children() -> list[psutil.Process]:
-    """Live descendants of this process."""
-    return [process for process in psutil.Process().children(recursive=True) if _counts(process)]
+def _is_marked(pid: int, mark: str) -> bool:
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _is_below(pid: int) -> bool:
+    return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
 
 
 def end(processes: list[psutil.Process]) -> None:

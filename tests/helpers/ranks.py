@@ -4,6 +4,7 @@ the ranks of a set one import of torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,19 +27,29 @@ WITHOUT_IT_S = 10.0
 """How long the others have to notice that a rank failed."""
 
 
+class RankDiedError(AssertionError):
+    """A rank ended without an answer, by a signal and not by an exception."""
+
+
 class RankSet:
     """`world_size` ranks on this machine, waiting for configurations. Close it."""
 
     def __init__(self, world_size: int, folder: Path) -> None:
+        self._world_size = world_size
         self._folder = folder
-        self._num_runs = 0
-        pairs = [socket.socketpair() for _ in range(world_size)]
+        self._num_runs = self._num_starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._num_starts += 1
+        store = self._folder / f"store-{self._num_starts}"
+        pairs = [socket.socketpair() for _ in range(self._world_size)]
         self._ranks = [ours.makefile("rw") for ours, _ in pairs]
         self._ears = [ours.fileno() for ours, _ in pairs]
         numbers = [theirs.fileno() for _, theirs in pairs]
         script = str(Path(__file__).with_name("rank_main.py"))
         self._starter = subprocess.Popen(
-            [sys.executable, script, str(folder / "store"), *map(str, numbers)],
+            [sys.executable, script, str(store), *map(str, numbers)],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PRODUCT_AND_TESTS},
             pass_fds=numbers,
@@ -60,15 +72,31 @@ class RankSet:
         return self._ask({"call": function, "arguments": arguments})
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
-        for rank in self._ranks:
-            rank.write(json.dumps(request) + "\n")
-            rank.flush()
+        """Once more with new ranks where one died: in one of some 60 suites a heap was found broken
+        (malloc_consolidate, fsdp over gloo), and by no check of the allocator since.
+        """
+        try:
+            return self._asked(request)
+        except RankDiedError as died:
+            warnings.warn(f"a rank died and is asked once more: {request}\n{died}", stacklevel=3)
+        self.close()
+        self._start()
+        return self._asked(request)
+
+    def _asked(self, request: dict[str, Any]) -> list[Any]:
+        try:
+            for rank in self._ranks:
+                rank.write(json.dumps(request) + "\n")
+                rank.flush()
+        except BrokenPipeError:
+            raise RankDiedError("it died after the last answer") from None
         return self._answers()
 
     def _answers(self) -> list[Any]:
         """Of all ranks. Where one failed, others may wait for it for ever: then the set is at its end."""
         answers: dict[int, Any] = {}
         errors: list[str] = []
+        has_died = False
         with selectors.DefaultSelector() as selector:
             for number, ear in enumerate(self._ears):
                 selector.register(ear, selectors.EVENT_READ, number)
@@ -79,15 +107,20 @@ class RankSet:
                     break
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
-                    answer = json.loads(self._ranks[key.data].readline() or '{"error": "it died"}')
+                    line = self._ranks[key.data].readline()
+                    has_died = has_died or not line
+                    answer = json.loads(line or '{"error": "it died"}')
                     answers[key.data] = answer.get("result")
                     errors += [f"rank {key.data}: {answer['error']}"] if "error" in answer else []
+        if has_died:
+            raise RankDiedError("\n".join(errors))
         assert not errors, "\n".join(errors)
         return [answers[number] for number in range(len(self._ranks))]
 
     def close(self) -> None:
         for rank in self._ranks:
-            rank.close()
+            with contextlib.suppress(BrokenPipeError):
+                rank.close()
         try:
             self._starter.wait(timeout=10)
         except subprocess.TimeoutExpired:

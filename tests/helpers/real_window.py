@@ -65,11 +65,18 @@ class RealApp:
     def click(self, at: list[int]) -> None:
         self.person("mousemove", *at, "click", 1)
 
-    def drag(self, begin: list[int], end: list[int], num_moves: int = 8) -> None:
+    def drag(self, begin: list[int], end: list[int], is_over: str, num_moves: int = 8) -> None:
+        """`is_over` holds once the app shows where it would be dropped: a person lets go no sooner."""
         self.person("mousemove", *begin, "mousedown", 1)
         for move in range(1, num_moves + 1):
             at = [a + (b - a) * move // num_moves for a, b in zip(begin, end, strict=True)]
             self.person("mousemove", *at, "sleep", 0.05)
+
+        def is_shown() -> bool:
+            self.person("mousemove_relative", "--", -1, 0)  # what was moved before the drag began is lost
+            return bool(self.ask(is_over))
+
+        wait_until(is_shown, deadline_s=ANSWER_S, every_s=0.1, what=is_over)
         self.person("mouseup", 1)
 
     def kill(self) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 from rankdeck import events
 from tests.helpers.script_python import PYTHON
 from tests.helpers.tree import CHECKOUT, PRODUCT
+from tests.helpers.waiting import with_load
 
 INJECT = CHECKOUT / "engine/rankdeck/observer/inject"
 Kind = TypeVar("Kind", bound=events.Event)
@@ -99,7 +100,7 @@ def watch(
         env=environment(run, **more),
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=with_load(timeout_s),
         check=False,
         stdin=subprocess.DEVNULL,
     )

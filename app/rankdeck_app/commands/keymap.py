@@ -21,6 +21,7 @@ from shiboken6 import isValid
 
 from rankdeck.base.files import read_toml, write_whole
 from rankdeck_app.commands.table import CommandTable
+from rankdeck_app.disk import Disk
 
 
 def to_sequence(keys: str) -> QKeySequence:
@@ -47,12 +48,18 @@ def are_keys(text: object) -> bool:
 
 
 class Keymap(QObject):
-    """What each command's keys are now. `problem` holds one sentence when keymap.toml could not be read."""
+    """What each command's keys are now. `problem` holds one sentence when keymap.toml could not be read;
+    `failed` brings one when it cannot be written: the keys hold until the app ends.
+    """
 
     changed = Signal()
+    failed = Signal(str)
 
-    def __init__(self, commands: CommandTable, path: Path, parent: QObject | None = None) -> None:
+    def __init__(
+        self, commands: CommandTable, path: Path, parent: QObject | None = None, *, disk: Disk | None = None
+    ) -> None:
         super().__init__(parent)
+        self._disk = disk or Disk(self)
         self._commands = commands
         self._path = path
         self.problem: str | None = None
@@ -97,27 +104,33 @@ class Keymap(QObject):
         return [c.id for c in self._commands if wanted in map(to_sequence, self.keys_for(c.id))]
 
     def set_keys(self, command_id: str, keys: tuple[str, ...]) -> None:
-        """Give a command these keys and write the file.
-
-        Raises:
-            OSError: keymap.toml cannot be written.
-        """
+        """Give a command these keys and write the file."""
         self._own[command_id] = keys
         self._write()
 
     def reset(self, command_id: str) -> None:
-        """Back to the table's default keys. Raises OSError as `set_keys` does."""
+        """Back to the table's default keys."""
         if self._own.pop(command_id, None) is not None:
             self._write()
 
     def _write(self) -> None:
         import tomlkit  # 11 ms: only a person who changes a key pays for it
 
-        if self.problem is not None and self._path.exists():
-            self._path.replace(self._path.with_name(self._path.name + ".broken"))  # not ours to throw away
-        write_whole(self._path, tomlkit.dumps({key: list(keys) for key, keys in sorted(self._own.items())}))
-        self.problem = None
+        text = tomlkit.dumps({key: list(keys) for key, keys in sorted(self._own.items())})
+        is_broken, self.problem = self.problem is not None, None
+
+        def write() -> None:
+            if is_broken and self._path.exists():
+                self._path.replace(
+                    self._path.with_name(self._path.name + ".broken")
+                )  # not ours to throw away
+            write_whole(self._path, text)
+
+        self._disk.do(write, failed=self._tell)
         self.changed.emit()
+
+    def _tell(self, error: OSError) -> None:
+        self.failed.emit(f"{self._path} cannot be written: {error}. The keys hold until the app ends.")
 
 
 class Shortcuts(QObject):

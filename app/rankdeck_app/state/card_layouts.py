@@ -10,6 +10,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject
 
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.kept_file import KeptFile
 
 SCRIPT = "script"
@@ -20,10 +21,10 @@ Layout = dict[str, Any]
 class CardLayouts(QObject):
     """Layouts by kind; what was never arranged is empty."""
 
-    def __init__(self, file: Path, parent: QObject | None = None) -> None:
+    def __init__(self, file: Path, parent: QObject | None = None, *, disk: Disk | None = None) -> None:
         super().__init__(parent)
         self._layouts: dict[str, Layout] = {}
-        self._kept = KeptFile(file, lambda: dict(self._layouts), self)
+        self._kept = KeptFile(file, lambda: dict(self._layouts), self, disk=disk)
         try:
             kept = self._kept.read()
         except (OSError, ValueError):

@@ -7,7 +7,8 @@ restart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
@@ -27,8 +28,12 @@ class Comparing(QObject):
     runs_changed = Signal()
     changed = Signal()
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(
+        self, parent: QObject | None = None, *, is_known: Callable[[Path], bool] = lambda path: False
+    ) -> None:
+        """`is_known` says of a run that it is there without asking the disk."""
         super().__init__(parent)
+        self._is_known = is_known
         self.runs: list[FollowedRun] = []
         self.baseline = 0
         self.comparison: Comparison | None = None
@@ -44,7 +49,7 @@ class Comparing(QObject):
             return "It is in this comparison already."
         if len(self.runs) >= MOST_RUNS:
             return f"At most {MOST_RUNS} runs can be compared: take one out first."
-        if not is_run(at.path):
+        if not self._is_known(at.path) and not is_run(at.path):
             return f"{at.path} is not the folder of a run."
         return ""
 

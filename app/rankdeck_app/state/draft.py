@@ -9,9 +9,11 @@ offered back. The draft is kept in one file and is there again at the next start
 
 from __future__ import annotations
 
+import errno
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from rankdeck.base.files import write_whole
 from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
 from rankdeck.config.devices import parse_devices
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.kept_file import KeptFile
 from rankdeck_app.state.toml_writing import Place, write_value
 
@@ -53,15 +56,19 @@ class Draft(QObject):
     replaced = Signal()
     set_aside = Signal(object)
 
-    def __init__(self, file: Path, folder: Path, parent: QObject | None = None) -> None:
+    def __init__(
+        self, file: Path, folder: Path, parent: QObject | None = None, *, disk: Disk | None = None
+    ) -> None:
         super().__init__(parent)
-        self._kept = KeptFile(file, self._to_keep, self)
+        self._disk = disk or Disk(self)
+        self._kept = KeptFile(file, self._to_keep, self, disk=self._disk)
         self._settling = QTimer(self, interval=SETTLE_MS, singleShot=True)
         self._settling.timeout.connect(self.changed)
         self.text = self._toml_text = ""
         self.folder = folder
         self.stem = _UNTITLED
         self.source: Path | None = None
+        self._saved_text: str | None = None
         self.origin = ""
         self.is_edited = False
         self.tables: dict[str, Any] = {}
@@ -196,33 +203,41 @@ class Draft(QObject):
         )
         self.is_edited = True
 
-    def open_file(self, path: Path) -> None:
-        """Raises OSError or UnicodeDecodeError: the file cannot be read; the draft stays as it was."""
-        text = path.read_text(encoding="utf-8")
-        self.replace(text, folder=path.resolve().parent, stem=path.stem, source=path, origin=path.name)
+    def open_file(
+        self, path: Path, opened: Callable[[], object], failed: Callable[[OSError], object]
+    ) -> None:
+        """Start over from a .toml file; where it cannot be read the draft stays as it was."""
 
-    def save_as(self, path: Path) -> None:
-        """Write the text to a .toml file, and make it the one that Save writes.
+        def take(read: tuple[str, Path]) -> None:
+            text, folder = read
+            self._saved_text = text
+            self.replace(text, folder=folder, stem=path.stem, source=path, origin=path.name)
+            opened()
 
-        Raises:
-            OSError: it cannot be written.
-        """
-        write_whole(path, self.text)
-        self.source, self.origin = path, path.name
-        # Relative paths start at the file's folder from now on, as they will when the file is opened.
-        self.folder, self.stem = path.resolve().parent, path.stem
-        self._validate()
-        self._after_change()
+        self._disk.do(lambda: (_read_text(path), path.resolve().parent), take, failed)
+
+    def save_as(self, path: Path, failed: Callable[[OSError], object] | None = None) -> None:
+        """Write the text to a .toml file, and make it the one that Save writes."""
+        text = self.text
+
+        def write() -> Path:
+            write_whole(path, text)
+            return path.resolve().parent
+
+        def written(folder: Path) -> None:
+            self._saved_text = text
+            self.source, self.origin = path, path.name
+            # Relative paths start at the file's folder from now on, as they will when the file is opened.
+            self.folder, self.stem = folder, path.stem
+            self._validate()
+            self._after_change()
+
+        self._disk.do(write, written, failed)
 
     @property
     def is_saved(self) -> bool:
-        """Whether the source file holds this text."""
-        if self.source is None:
-            return False
-        try:
-            return self.source.read_text(encoding="utf-8") == self.text
-        except (OSError, UnicodeDecodeError):
-            return False
+        """Whether the source file holds this text, as it was read or written last."""
+        return self.source is not None and self._saved_text == self.text
 
     # Keeping it
 
@@ -250,7 +265,13 @@ class Draft(QObject):
             self.origin = str(kept["origin"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
+        if self.source is not None:
+            self._disk.do(partial(_read_text, self.source), self._found_source)
         return True
+
+    def _found_source(self, text: str) -> None:
+        self._saved_text = text
+        self.changed.emit()
 
     def _after_change(self) -> None:
         self._kept.save_soon()
@@ -274,6 +295,14 @@ class Draft(QObject):
 
     def _problems_of(self, text: str) -> tuple[RunConfig | None, list[Problem]]:
         try:
-            return from_text(text, folder=self.folder, stem=self.stem), []
+            return from_text(text, folder=self.folder, stem=self.stem, resolve=Path.absolute), []
         except ConfigError as error:
             return None, error.problems
+
+
+def _read_text(path: Path) -> str:
+    """Raises OSError: the file cannot be read, or is no UTF-8 text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise OSError(errno.EILSEQ, "it is not UTF-8 text", str(path)) from None

@@ -3,25 +3,31 @@
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace and
 ends with one line on stdout: `{run, path}` or `{problems: [...]}`; so does `resume RUN --detach --json`.
 From then on the run belongs to its guard; the app reads the run's directory and may die. Several launches may
-be under way at once.
+be under way at once. What has to be written before a command starts is written by the disk's thread; the
+command itself goes to its folder (-C), for Qt would open that here.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
+from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signal
+from shiboken6 import isValid
 
 from rankdeck.base.errors import Problem
+from rankdeck_app.disk import Disk
 
-# How long the window's end waits for a launch that has begun: killed half-way, the run would not start.
-CLOSING_WAIT_MS = 15_000
+# How long the window's end waits for a launch that has begun, for a run would not start half-way; and for one
+# that is given up then, which ends what it started itself.
+CLOSING_WAIT_MS, _GIVING_UP_MS = 15_000, 2000
 
 
 def engine_environment() -> QProcessEnvironment:
@@ -33,16 +39,10 @@ def engine_environment() -> QProcessEnvironment:
     return environment
 
 
-def engine_command(python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> QProcess:
-    """A command of the engine, not started yet, that will run in the folder."""
-    process = QProcess(parent)
-    process.setProgram(python)
-    process.setArguments(["-P", "-m", "rankdeck", *arguments])
-    process.setProcessEnvironment(engine_environment())
-    process.setStandardInputFile(QProcess.nullDevice())
-    if folder.is_dir():
-        process.setWorkingDirectory(str(folder))
-    return process
+def write_config(file: Path, config_toml: str) -> None:
+    """Raises OSError: it cannot be written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(config_toml, encoding="utf-8")
 
 
 def parse_problems(text: str) -> list[Problem]:
@@ -60,26 +60,74 @@ def parse_problems(text: str) -> list[Problem]:
 
 
 class EngineCall(QObject):
-    """One command of the engine, run to its end. `answered` brings exit code (minus the signal that ended
-    it), stdout and stderr; what cannot be started at all answers with -1 and the reason as stderr.
+    """One command of the engine, run to its end in a folder if that is there; `prepare` is what the disk has
+    to do before. `answered` brings exit code (minus the signal that ended it), stdout and stderr; what cannot
+    be started at all answers with -1 and the reason as stderr, in `refusal` too where it was the disk's.
     """
 
     answered = Signal(int, str, str)
 
-    def __init__(self, python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> None:
+    def __init__(
+        self,
+        python: str,
+        arguments: Sequence[str],
+        folder: Path,
+        parent: QObject,
+        *,
+        disk: Disk,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(parent)
-        self.process = engine_command(python, arguments, folder, self)
+        self.refusal = ""
+        self._arguments, self._folder = list(arguments), folder
+        self._disk, self._prepare = disk, prepare
+        self._is_waiting = self._is_cancelled = False
+        self.process = QProcess(self)
+        self.process.setProgram(python)
+        self.process.setProcessEnvironment(engine_environment())
+        self.process.setStandardInputFile(QProcess.nullDevice())
         self.process.finished.connect(self._finished)
         self.process.errorOccurred.connect(self._failed)
 
     def start(self) -> None:
+        prepare, folder = self._prepare, self._folder
+
+        def ready() -> bool:
+            prepare()
+            return folder.is_dir()
+
+        self._is_waiting = True
+        self._disk.do(ready, self._begin, self._refuse)
+
+    def _begin(self, has_folder: bool) -> None:
+        if not isValid(self):
+            return
+        self._is_waiting = False
+        if self._is_cancelled:
+            self.answered.emit(-signal.SIGTERM, "", "")
+            return
+        there = ["-C", str(self._folder)] if has_folder else []
+        self.process.setArguments(["-P", "-m", "rankdeck", *there, *self._arguments])
         self.process.start()
 
+    def _refuse(self, error: OSError) -> None:
+        if isValid(self):
+            self.refusal = str(error)
+            # Later, as any answer: whoever asked listens by then.
+            QTimer.singleShot(0, self, self._tell_refusal)
+
+    def _tell_refusal(self) -> None:
+        self._is_waiting = False
+        self.answered.emit(-1, "", self.refusal)
+
     def cancel(self) -> None:
+        """`answered` follows."""
+        self._is_cancelled = True
         self.process.terminate()
 
     def kill(self) -> None:
         """`answered` follows."""
+        self._is_cancelled = True
         self.process.kill()
 
     @property
@@ -89,14 +137,17 @@ class EngineCall(QObject):
 
     @property
     def is_running(self) -> bool:
-        return self.process.state() != QProcess.ProcessState.NotRunning
+        return self._is_waiting or self.process.state() != QProcess.ProcessState.NotRunning
 
     def wait(self, timeout_ms: int) -> bool:
+        if self._is_waiting:
+            self._disk.settle(timeout_ms / 1000)
         return not self.is_running or self.process.waitForFinished(timeout_ms)
 
     def end(self) -> None:
         """Stop it now, without an answer."""
         self.blockSignals(True)
+        self._is_cancelled = True
         if self.is_running:
             self.process.kill()
             self.process.waitForFinished(2000)
@@ -115,11 +166,11 @@ class Stream(EngineCall):
     """A command that goes on: `lines` brings what it wrote, whole lines at a time, before it answers."""
 
     lines = Signal(list)
+    _rest = b""
 
-    def __init__(self, python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> None:
-        super().__init__(python, arguments, folder, parent)
-        self._rest = b""
+    def start(self) -> None:
         self.process.readyReadStandardOutput.connect(self._read)
+        super().start()
 
     def _read(self) -> None:
         *lines, self._rest = (self._rest + bytes(self.process.readAllStandardOutput().data())).split(b"\n")
@@ -140,7 +191,6 @@ class Launch(QObject):
     def __init__(
         self,
         name: str,
-        file: Path | None,
         call: EngineCall,
         parent: QObject,
         doing: str = "The engine reads the configuration and makes the run's folder",
@@ -151,7 +201,6 @@ class Launch(QObject):
         self.path: Path | None = None
         self.problems: list[Problem] = []
         self.call = call
-        self._file = file
         self._cancelled = False
         call.setParent(self)
         call.answered.connect(self._answered)
@@ -162,8 +211,6 @@ class Launch(QObject):
         self.call.cancel()
 
     def _answered(self, exit_code: int, out: str, err: str) -> None:
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
         path = _run_path(out)
         if path is not None:
             self.path = path
@@ -175,6 +222,9 @@ class Launch(QObject):
     def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
         if self._cancelled:
             return [Problem("cancelled", f"{self.name} was cancelled before it began.", severity="info")]
+        if self.call.refusal:
+            text = f"{self.name} could not be started: {self.call.refusal}."
+            return [Problem("launch", text, advice="Free the disk or choose another folder.")]
         problems = parse_problems(out) or parse_problems(err)
         if problems:
             return problems
@@ -197,64 +247,59 @@ def _run_path(out: str) -> Path | None:
 class Engine(QObject):
     """Starts launches and stops. `python` is read anew each time: a changed setting counts at once."""
 
-    def __init__(self, launch_folder: Path, parent: QObject | None = None) -> None:
+    def __init__(
+        self, launch_folder: Path, parent: QObject | None = None, *, disk: Disk | None = None
+    ) -> None:
         super().__init__(parent)
         self.python = sys.executable
+        self.disk = disk or Disk(self)
         self._launch_folder = launch_folder
         self._count = 0
         self._launches: list[Launch] = []
         self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
-        """Begin a run of the configuration; several may begin at once.
-
-        Raises:
-            OSError: the configuration's file, or the workspace, cannot be written.
-        """
-        workspace.mkdir(parents=True, exist_ok=True)
-        file = self.write_config(config_toml)
-        arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
-        return self._begin(Launch(name, file, EngineCall(self.python, arguments, workspace, self), self))
+        """Begin a run of the configuration; several may begin at once."""
+        return self._begin(Launch(name, self._read_by("train", config_toml, runs, workspace), self))
 
     def race(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
-        """Begin a race of what fits; it arrives once it is planned.
-
-        Raises:
-            OSError: as `launch`.
-        """
-        workspace.mkdir(parents=True, exist_ok=True)
-        file = self.write_config(config_toml)
-        arguments = ["race", str(file), "--runs", str(runs), "--detach", "--json"]
+        """Begin a race of what fits; it arrives once it is planned."""
         doing = "The planner finds out which strategies fit"
-        return self._begin(
-            Launch(name, file, EngineCall(self.python, arguments, workspace, self), self, doing)
-        )
+        return self._begin(Launch(name, self._read_by("race", config_toml, runs, workspace), self, doing))
 
-    def write_config(self, config_toml: str) -> Path:
-        """A file for a command that reads a configuration; who asks for it removes it.
+    def _read_by(self, command: str, config_toml: str, runs: Path, workspace: Path) -> EngineCall:
+        """A command that begins with the configuration, which is gone when it has answered."""
+        file = self.config_file()
 
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._launch_folder.mkdir(parents=True, exist_ok=True)
+        def prepare() -> None:
+            workspace.mkdir(parents=True, exist_ok=True)
+            write_config(file, config_toml)
+
+        arguments = [command, str(file), "--runs", str(runs), "--detach", "--json"]
+        call = EngineCall(self.python, arguments, workspace, self, disk=self.disk, prepare=prepare)
+        call.answered.connect(lambda *_: self.remove(file))
+        return call
+
+    def config_file(self) -> Path:
+        """Where to write a configuration that a command is to read; whoever asks removes it."""
         self._count += 1
-        file = self._launch_folder / f"{os.getpid()}-{self._count}.toml"
-        file.write_text(config_toml, encoding="utf-8")
-        return file
+        return self._launch_folder / f"{os.getpid()}-{self._count}.toml"
+
+    def remove(self, file: Path) -> None:
+        self.disk.do(partial(file.unlink, missing_ok=True))
 
     def run_script(self, name: str, arguments: Sequence[str], *, workspace: Path) -> Launch:
-        """Begin a run of a person's own script in the workspace: `rankdeck run` with these arguments.
+        """Begin a run of a person's own script in the workspace: `rankdeck run` with these arguments."""
+        prepare = partial(workspace.mkdir, parents=True, exist_ok=True)
+        call = EngineCall(self.python, arguments, workspace, self, disk=self.disk, prepare=prepare)
+        return self._begin(Launch(name, call, self))
 
-        Raises:
-            OSError: the workspace is not there and cannot be made.
-        """
-        workspace.mkdir(parents=True, exist_ok=True)
-        return self._begin(Launch(name, None, EngineCall(self.python, arguments, workspace, self), self))
-
-    def resume(self, name: str, run: Path, *, workspace: Path) -> Launch:
-        """Begin the next attempt of a run that is over; of a script, the same again as a new run."""
-        arguments = ["resume", str(run), "--detach", "--json"]
-        return self._begin(Launch(name, None, EngineCall(self.python, arguments, workspace, self), self))
+    def resume(self, name: str, run: Path, *, workspace: Path, options: Sequence[str] = ()) -> Launch:
+        """Begin the next attempt of a run that is over; of a script, the same again as a new run. `options`
+        of the command change its configuration."""
+        arguments = ["resume", str(run), *options, "--detach", "--json"]
+        call = EngineCall(self.python, arguments, workspace, self, disk=self.disk)
+        return self._begin(Launch(name, call, self))
 
     def _begin(self, launch: Launch) -> Launch:
         self._launches.append(launch)
@@ -272,7 +317,7 @@ class Engine(QObject):
 
     def ask(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
         """Any other command; the answer comes through `EngineCall.answered`."""
-        call = EngineCall(self.python, arguments, folder or Path.cwd(), self)
+        call = EngineCall(self.python, arguments, folder or Path.cwd(), self, disk=self.disk)
         self._calls.append(call)
         call.answered.connect(lambda *_: self._calls.remove(call))
         call.answered.connect(call.deleteLater)
@@ -281,14 +326,16 @@ class Engine(QObject):
 
     def follow(self, arguments: Sequence[str]) -> Stream:
         """A command that goes on until its reader closes it; whoever asks owns it."""
-        stream = Stream(self.python, arguments, Path.cwd(), self)
+        stream = Stream(self.python, arguments, Path.cwd(), self, disk=self.disk)
         stream.start()
         return stream
 
     def close(self) -> None:
         """Let launches that have begun reach their guard, and end the rest."""
         for launch in list(self._launches):
-            launch.call.wait(CLOSING_WAIT_MS)
+            if not launch.call.wait(CLOSING_WAIT_MS):
+                launch.cancel()
+                launch.call.wait(_GIVING_UP_MS)
         for call in list(self._calls):
             call.end()
         self._calls.clear()

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
+import msgspec
+
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
+from rankdeck.config.cures import EVENLY, STRATEGY
 from rankdeck.run.imbalance import Imbalance
 
 CODE = "imbalance"
@@ -22,8 +25,6 @@ _NEWS_SHARE = 0.05
 _LEAST_SHARE = 0.01
 """A cause of less is none."""
 
-BETTER = {"dp": "ddp"}
-"""The strategy that does the same work without the imbalance."""
 _ADVICE = {
     "dp": "DataParallel keeps optimizer, gradients and gathered outputs on its first device. "
     "With DDP every device holds the same.",
@@ -61,8 +62,11 @@ class ImbalanceAlert:
         labels: Mapping[int, str],
         kinds: Mapping[int, Mapping[str, int]],
         strategy: str | None,
+        *,
+        can_change: bool = False,
     ) -> Problem | None:
-        """`labels` and `kinds` (bytes by kind, where known) are by device."""
+        """`labels` and `kinds` (bytes by kind, where known) are by device; `can_change`: the strategy is a
+        configuration's, not a script's."""
         if imbalance is None or not self._is_worth_it(imbalance):
             self._shown = None
             return None
@@ -70,6 +74,9 @@ class ImbalanceAlert:
         if self._shown is None or is_news or imbalance.device != self._device:
             self._excess_bytes, self._device = imbalance.excess_bytes, imbalance.device
             self._shown = _problem(imbalance, labels, kinds, strategy)
+            better = EVENLY.get(strategy or "") if can_change else None
+            if better is not None:
+                self._shown = msgspec.structs.replace(self._shown, cure={STRATEGY: better})
         return self._shown
 
     def _is_worth_it(self, imbalance: Imbalance) -> bool:

@@ -1,18 +1,21 @@
 """A JSON file that keeps what a person was at, for the next start.
 
-Written half a second after the last change and when the app closes; a disk that refuses costs only that.
+Written half a second after the last change and when the app closes, by the disk's thread; a disk that refuses
+costs only that.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer
 
 from rankdeck.base.files import write_whole
+from rankdeck_app.disk import Disk
 
 SAVE_DELAY_MS = 500
 
@@ -20,9 +23,18 @@ SAVE_DELAY_MS = 500
 class KeptFile(QObject):
     """`content` says what is to be kept, at the moment of writing."""
 
-    def __init__(self, path: Path, content: Callable[[], dict[str, Any]], parent: QObject) -> None:
+    def __init__(
+        self,
+        path: Path,
+        content: Callable[[], dict[str, Any]],
+        parent: QObject,
+        *,
+        disk: Disk | None = None,
+        refused: Callable[[OSError], object] | None = None,
+    ) -> None:
         super().__init__(parent)
-        self._path, self._content = path, content
+        self._path, self._content, self._refused = path, content, refused
+        self._disk = disk or Disk(self)
         self._timer = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
         self._timer.timeout.connect(self.save_now)
 
@@ -35,10 +47,8 @@ class KeptFile(QObject):
 
     def save_now(self) -> None:
         self._timer.stop()
-        try:
-            write_whole(self._path, json.dumps(self._content(), indent=1) + "\n")
-        except OSError:
-            pass
+        text = json.dumps(self._content(), indent=1) + "\n"
+        self._disk.do(partial(write_whole, self._path, text), failed=self._refused, key=self._path)
 
     def close(self) -> None:
         """Write what has not been written yet."""

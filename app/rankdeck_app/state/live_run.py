@@ -7,7 +7,6 @@ the start of the files, so a restarted app sees every event once. What is not kn
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 
@@ -16,27 +15,19 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.events import (
-    MEASURED_IN_REHEARSAL,
-    MEASURED_ON_GPU,
-    OWNERS_SEEN,
-    SCRIPT,
-    DeviceMemory,
-    Evaluation,
-)
-from rankdeck.run.anatomy import StepAnatomy
 from rankdeck.run.batch import Changed
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
-from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.problems import reading_problems
-from rankdeck.run.series import Floats
 from rankdeck.rundir import End, RunDir
+from rankdeck_app.state.cured_plan import CuredPlan
+from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.state.run_tail import Passed, RunTail
+from rankdeck_app.state.time_machine import TimeMachine
 
 
-class LiveRun(QObject):
+class LiveRun(QObject, RunAnswers):
     """One run directory, followed until `close`. Nothing is read before `start`."""
 
     changed = Signal(object)
@@ -44,30 +35,39 @@ class LiveRun(QObject):
     outcome_changed = Signal(str)
     problem_raised = Signal(object)
 
-    def __init__(self, path: Path, parent: QObject | None = None) -> None:
+    def __init__(self, path: Path, parent: QObject | None = None, *, title: str = "") -> None:
         super().__init__(parent)
         self.run = RunDir(path)
         self.fold = Fold()
         self.config: RunConfig | None = None
         self.script: ScriptConfig | None = None
-        self._title = ""
+        self._title = title
         self._is_asked_to_stop = False
         self.outcome: str | None = None
         self.end: End | None = None
         self.prediction: PlanLine | None = None
+        self.cured: CuredPlan | None = None
         self.devices: list[DeviceFigures] = []
-        self.losses, self.loss_ema = self.fold.losses, self.fold.loss_ema
-        self.rates, self.rate_ema = self.fold.rates, self.fold.rate_ema
-        self.held_out = self.fold.held_out
         self._num_raised = 0
         self._own_problems: list[Problem] = []
         self._tail = RunTail(self.run)
+        self.time = TimeMachine(self, self)
+
+    @property
+    def now(self) -> float:
+        return time.time()
+
+    @property
+    def shown(self) -> RunAnswers:
+        """The run at the moment that somebody looks at: this one, or its past."""
+        return self.time.past or self
 
     def start(self) -> None:
         self._tail.start()
 
     def close(self) -> None:
-        """Ends the reader thread. What was read stays."""
+        """Ends the reader threads. What was read stays."""
+        self.time.close()
         self._tail.stop()
 
     def predict(self, line: PlanLine) -> None:
@@ -75,92 +75,11 @@ class LiveRun(QObject):
         self.prediction = line
         self.changed.emit(Changed.MEMORY | Changed.STATE)
 
-    def predicted_bytes_of(self, device: DeviceFigures, *, as_read: bool = False) -> int | None:
-        """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
-        or with `as_read`, and where no step was sampled, all that the driver counts.
-        """
-        line = self.prediction
-        planned = [] if line is None or line.is_bound else line.devices
-        found = next((one for one in planned if one.device == device.device), None)
-        if found is None:
-            return None
-        is_of_driver = as_read or self.memory_of(device) is None
-        return found.total_bytes if is_of_driver else found.active_bytes
-
-    @property
-    def strategy(self) -> str | None:
-        return self.fold.started.strategy if self.fold.started else None
-
-    @property
-    def steps(self) -> int | None:
-        """How many are planned."""
-        planned = self.fold.num_steps_planned
-        return planned if planned is not None or self.config is None else self.config.train.steps
-
-    @property
-    def step(self) -> int | None:
-        """The last complete step."""
-        return self.fold.step
-
-    def along(self, axis: str) -> tuple[Floats, Floats] | None:
-        """(steps, what they are called on another axis): seconds since the start, or samples seen by then."""
-        moments, seen, started = self.fold.moments, self.fold.samples_seen, self.started
-        first, last = moments.first_x, moments.last_x
-        if first is None or last is None or started is None:
-            return None
-        steps = moments.window(first, last, 4_096)
-        if axis == "time":
-            return steps.low.astype(float), steps.x - started
-        return steps.low.astype(float), seen.window(first, last, 4_096).low.astype(float)
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        return self.fold.evaluation
-
-    @property
-    def problems(self) -> list[Problem]:
-        """What was raised, and what of the events could not be written or read."""
-        return [*self.fold.problems, *self._own_problems]
-
-    @property
-    def started(self) -> float | None:
-        """When the person's command started, Unix seconds."""
-        return self.fold.first_started.started if self.fold.first_started else None
-
-    @property
-    def anatomy(self) -> StepAnatomy | None:
-        """The newest sampled step that every rank has told."""
-        return self.fold.anatomy
-
-    @property
-    def bubble(self) -> tuple[float | None, float | None] | None:
-        """(measured, theory) of a pipeline; None for what is none."""
-        return self.fold.bubble
-
-    @property
-    def name(self) -> str:
-        return self.run.name
-
-    @property
-    def title(self) -> str:
-        """What it is called; the directory's name until that is read."""
-        return self._title or self.name
-
-    @property
-    def is_live(self) -> bool:
-        return self.outcome == "running"
-
-    @property
-    def is_over(self) -> bool:
-        return self.outcome not in (None, "running")
-
-    @property
-    def ending(self) -> str | None:
-        """What it does between being asked to stop, or its ranks' end, and its last word: "stopping" or
-        "ending"; None while it trains and once it is over."""
-        if not self.is_live:
-            return None
-        return "stopping" if self._is_asked_to_stop else self.fold.ending
+    def show_cured(self, cured: CuredPlan | None) -> None:
+        """What a cure would make of its memory stands beside what is measured, until None takes it away."""
+        if cured != self.cured:
+            self.cured = cured
+            self.changed.emit(Changed.MEMORY)
 
     def expect_stop(self) -> None:
         """It is being asked to stop: said at once, before it answers."""
@@ -176,116 +95,6 @@ class LiveRun(QObject):
     def has_more(self) -> bool:
         """Whether the reader has something that `drain` has not taken yet."""
         return bool(self._tail.batches)
-
-    @property
-    def is_script(self) -> bool:
-        """Whether it runs a person's own script."""
-        started = self.fold.started
-        return self.script is not None or (started is not None and started.source == SCRIPT)
-
-    @property
-    def is_rehearsal(self) -> bool | None:
-        """Whether virtual devices stand for GPUs; a script without GPUs trains on the CPU and rehearses
-        nothing."""
-        if not self.devices or self.is_script:
-            return None if not self.devices else False
-        return self.devices[0].kind != "gpu"
-
-    @property
-    def has_gpus(self) -> bool:
-        return bool(self.devices) and self.devices[0].kind == "gpu"
-
-    @property
-    def is_by_owners(self) -> bool:
-        """Whether memory is what owners were found for, of which no peak is known."""
-        return self.fold.source == OWNERS_SEEN
-
-    def label_of(self, device: DeviceFigures) -> str:
-        """'GPU 0', 'Virtual 0'; of a script without GPUs the CPU's share of a rank."""
-        return f"CPU {device.device}" if self.is_script and not self.has_gpus else device.label
-
-    @property
-    def source(self) -> str | None:
-        """'measured in rehearsal', 'measured on GPU'; of a script what its memory was read from."""
-        if self.is_rehearsal is None:
-            return None
-        if self.is_script:
-            return self.fold.source or (MEASURED_ON_GPU if self.has_gpus else None)
-        return self.fold.source or (MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU)
-
-    @property
-    def elapsed_s(self) -> float | None:
-        """Until now while the run is alive, else until its end."""
-        started = self.started
-        if started is None:
-            return None
-        if not self.is_over:
-            return max(0.0, time.time() - started)
-        last = self.fold.last
-        ended = self.end.ended if self.end is not None else None if last is None else last.ended
-        return None if ended is None else max(0.0, ended - started)
-
-    @property
-    def eta_s(self) -> float | None:
-        return self.fold.remaining_s() if self.is_live else None
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Now, smoothed, while the run is alive; then its mean."""
-        mean = self.fold.samples_per_s() if self.is_over else None
-        return mean if mean is not None else _finite(self.rate_ema.last_y)
-
-    @property
-    def steps_per_s(self) -> float | None:
-        """Of a script: now, smoothed, while it is alive; then its mean."""
-        mean = self.fold.steps_per_s() if self.is_over else None
-        return mean if mean is not None else _finite(self.fold.script.step_rate_ema.last_y)
-
-    @property
-    def loss(self) -> float | None:
-        """The smoothed loss at the last step; NaN where a script's is not finite since."""
-        lost_in, known = self.fold.script.not_finite, self.loss_ema.last_x
-        if lost_in is not None and (known is None or known < lost_in):
-            return math.nan
-        return self.loss_ema.last_y
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """The size of the smallest device, or what the rehearsal pretends; None when there is none."""
-        sizes = [device.total_bytes for device in self.devices]
-        known = [size for size in sizes if size is not None]
-        if known:
-            return min(known)
-        return self.config.capacity_bytes if self.config is not None and self.is_rehearsal else None
-
-    @property
-    def imbalance(self) -> Imbalance | None:
-        return imbalance_of({place: self.total_bytes_of(device) for place, device in enumerate(self.devices)})
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether times are those of pretended devices."""
-        return self.fold.started is not None and self.fold.started.pace == "simulated"
-
-    def memory_of(self, device: DeviceFigures) -> DeviceMemory | None:
-        """The last sampled step while the run is alive; then the one with the largest peak of the run. What
-        owners hold has no peak: it is the last one always.
-        """
-        is_newest = not self.is_over or device.is_of_owners
-        return device.memory if is_newest else device.largest
-
-    def total_bytes_of(self, device: DeviceFigures) -> int | None:
-        """The peak of that step; without one, what the driver says is in use."""
-        memory = self.memory_of(device)
-        return memory.peak_bytes if memory is not None else device.used_bytes
-
-    def phase(self) -> str | None:
-        """What the ranks are busy with before the first step; None while none has said anything."""
-        phases = self.fold.phases
-        if not phases:
-            return None
-        rank, phase = min(phases.items())
-        return phase if len(phases) == 1 else f"rank {rank}: {phase}"
 
     def drain(self, budget_s: float = 0.004) -> Changed:
         """Takes what the reader has, until the budget is spent; says what changed.
@@ -343,7 +152,3 @@ class LiveRun(QObject):
         self._own_problems = found
         for problem in raised + [problem for problem in found if problem.code not in known]:
             self.problem_raised.emit(problem)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -15,7 +15,9 @@ Work = Callable[[], Any]
 
 
 class Lookup(QObject):
-    """`found` brings what the work returned, on this object's thread; None where it could not be read."""
+    """`found` brings what the work returned, on this object's thread; None where it could not be read.
+    Its thread ends before its parent does.
+    """
 
     found = Signal(object)
     _done = Signal(object)
@@ -25,6 +27,9 @@ class Lookup(QObject):
         self._thread: threading.Thread | None = None
         self._next: Work | None = None
         self._done.connect(self._answered, Qt.ConnectionType.QueuedConnection)
+        if parent is not None:
+            # As a slot of this object it might be gone by then: a child goes in any order.
+            parent.destroyed.connect(lambda _parent: self.close())
 
     @property
     def is_looking(self) -> bool:

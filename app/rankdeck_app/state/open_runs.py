@@ -21,13 +21,15 @@ class OpenRuns(QObject):
         super().__init__(parent)
         self._runs: dict[Path, tuple[LiveRun, int]] = {}
 
-    def acquire(self, path: Path) -> LiveRun:
-        """The run at a path, being read from now on. Every acquire needs its `release`."""
+    def acquire(self, path: Path, title: str = "") -> LiveRun:
+        """The run at a path, being read from now on; `title` is what it is called until it has been. Every
+        acquire needs its `release`.
+        """
         run, users = self._runs.get(path, (None, 0))
         if run is None:
             from rankdeck_app.state.live_run import LiveRun  # brings numpy: not before a run is opened
 
-            run = LiveRun(path, self)
+            run = LiveRun(path, self, title=title)
             self._runs[path] = (run, 1)
             run.start()
             self.opened.emit(run)

@@ -241,6 +241,7 @@ class OutputModel(QAbstractListModel):
         self._max_lines = max_lines
         self._rank: int | None = None
         self._text = ""
+        self._until: float | None = None
         self.ranks: set[int] = set()
 
     def rowCount(self, parent: QModelIndex | QPersistentModelIndex | None = None) -> int:
@@ -284,6 +285,15 @@ class OutputModel(QAbstractListModel):
     def set_filter(self, rank: int | None, text: str) -> None:
         """Show one rank (None: all) and lines that contain the text."""
         self._rank, self._text = rank, text.lower()
+        self._choose()
+
+    def set_until(self, moment: float | None) -> None:
+        """Show what was said until a moment (Unix seconds); None is now."""
+        if moment != self._until:
+            self._until = moment
+            self._choose()
+
+    def _choose(self) -> None:
         self.beginResetModel()
         self._shown = [line for line in self._all if self._passes(line)]
         self.endResetModel()
@@ -296,5 +306,7 @@ class OutputModel(QAbstractListModel):
 
     def _passes(self, line: OutputLine) -> bool:
         if self._rank is not None and line.rank != self._rank:
+            return False
+        if self._until is not None and (line.t is None or line.t > self._until):
             return False
         return not self._text or self._text in line.text.lower()

@@ -11,8 +11,9 @@ trusted. Read rankdeck/run/plan_lines.py before, and plan_words.py for how an an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -59,6 +60,8 @@ class DraftPlan(QObject):
         self._has_all = False
         self._question = ""
         self._answered: set[str] = set()
+        self._trusted: tuple[str, ...] | None = None
+        """The code that was found to be trusted."""
         self._process: PlanProcess | None = None
         self._asked = ""
         self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
@@ -98,8 +101,9 @@ class DraftPlan(QObject):
 
     @property
     def needs_trust(self) -> bool:
+        """Whether there is code of the draft's own of which nobody knows yet that it is trusted."""
         config = self._draft.config
-        return config is not None and self.planner.needs_trust(config)
+        return config is not None and bool(config.own_code()) and self._trusted != _code_of(config)
 
     @property
     def chosen(self) -> PlanLine | None:
@@ -150,7 +154,7 @@ class DraftPlan(QObject):
     def ask_again(self) -> None:
         """Forget the answers and ask now."""
         self._forget()
-        self._ask()
+        self._look_at_trust(self._ask)
 
     def line_for(self, config: RunConfig) -> PlanLine | None:
         """The answer about the draft, if this is its configuration but for its devices."""
@@ -172,14 +176,31 @@ class DraftPlan(QObject):
             self._forget()
         self._ask_soon()
 
+    def _look_at_trust(self, then: Callable[[], object]) -> None:
+        """Find out whether the draft's own code is trusted, where it has any."""
+        config = self._draft.config
+        if config is None or not config.own_code():
+            then()
+            return
+        code = _code_of(config)
+
+        def known(needs_trust: bool) -> None:
+            self._trusted = None if needs_trust else code
+            then()
+
+        self.planner.engine.disk.do(partial(self.planner.needs_trust, config), known, key=self)
+
     def _ask_soon(self) -> None:
+        self._look_at_trust(self._ask_when_quiet)
+
+    def _ask_when_quiet(self) -> None:
         if self.planner.is_automatic() and self._is_something_missing():
             self._quiet.start()
         self.changed.emit()
 
     def _question_now(self) -> str:
         """Everything that the answers depend on, in one string."""
-        tables = _relevant(self._draft.tables)
+        tables = relevant_tables(self._draft.tables)
         return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
 
     def _forget(self) -> None:
@@ -224,11 +245,7 @@ class DraftPlan(QObject):
         self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
         self._answered.add(_choice(config))
         self.advice = [line for line in self.advice if line.strategy != config.strategy.use]
-        try:
-            process = self.planner.ask(config, self._asked, self.devices, self)
-        except OSError as error:
-            self._failure = f"The planner could not be asked: {error}."
-            return
+        process = self.planner.ask(config, self._asked, self.devices, self)
         process.line_came.connect(self._take)
         process.ended.connect(self._ended)
         self._process = process
@@ -275,7 +292,7 @@ class DraftPlan(QObject):
             self._ask_soon()
 
 
-def _relevant(tables: Mapping[str, Any]) -> dict[str, Any]:
+def relevant_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's tables without what no answer depends on."""
     kept = {key: value for key, value in tables.items() if key not in _IRRELEVANT[""]}
     train = kept.get("train")
@@ -286,9 +303,13 @@ def _relevant(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _step_of(config: RunConfig) -> dict[str, Any]:
     """What a step of the configuration is, wherever it runs."""
-    tables = _relevant(config.to_dict())
+    tables = relevant_tables(config.to_dict())
     tables.pop("devices")
     return tables
+
+
+def _code_of(config: RunConfig) -> tuple[str, ...]:
+    return (str(config.folder), *config.own_code())
 
 
 def _choice(config: RunConfig) -> str:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,9 @@ from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
+from rankdeck_app.disk import Disk
 from rankdeck_app.settings import PLAN_TIMEOUT_S
-from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
+from rankdeck_app.state.engine_process import Engine, Stream, parse_problems, write_config
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
@@ -45,12 +47,14 @@ class PlanProcess(Stream):
         folder: Path,
         parent: QObject,
         *,
-        config_file: Path | None = None,
+        disk: Disk,
+        prepare: Callable[[], object] = lambda: None,
+        over: Callable[[], object] = lambda: None,
         silence_ms: int = SILENCE_MS,
     ) -> None:
-        """A command of the engine that plans; the configuration's file is removed when it is over."""
-        super().__init__(python, arguments, folder, parent)
-        self._file = config_file
+        """A command of the engine that plans; `over` is called when its process is gone."""
+        super().__init__(python, arguments, folder, parent, disk=disk, prepare=prepare)
+        self._over = over
         if sys.platform != "win32":
             session = QProcess.UnixProcessParameters()
             session.flags = QProcess.UnixProcessFlag.CreateNewSession
@@ -94,7 +98,7 @@ class PlanProcess(Stream):
 
     def _answered(self, exit_code: int, _: str, err: str) -> None:
         if exit_code and not self._leader:
-            self._close(f"{err}.")  # it could not be started
+            self._close(f"The planner could not be asked: {err}.")
         else:
             self._take([self._rest])
             self._close("" if exit_code == 0 else self._reason(exit_code, err))
@@ -130,8 +134,7 @@ class PlanProcess(Stream):
             self._clear()
 
     def _clear(self) -> None:
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        self._over()
         self.deleteLater()
 
 
@@ -149,16 +152,23 @@ class Planner:
         """Whether planning would run code of a folder that is not trusted."""
         return bool(self.trust.untrusted(config.code_folders()))
 
-    def ask(self, config: RunConfig, strategy: str, devices: str | None, parent: QObject) -> PlanProcess:
-        """A question, not started yet. `devices` None means the configuration's own.
-
-        Raises:
-            OSError: the configuration cannot be written to a file.
-        """
-        file = self.engine.write_config(config.to_toml())
+    def ask(
+        self,
+        config: RunConfig,
+        strategy: str,
+        devices: str | None,
+        parent: QObject,
+        *,
+        movement: bool = False,
+    ) -> PlanProcess:
+        """A question, not started yet. `devices` None means the configuration's own; with `movement` the
+        answer has what moves in a step."""
+        file = self.engine.config_file()
         arguments = ["plan", str(file), "--json", "--strategy", strategy]
         if devices is not None:
             arguments += ["--devices", devices]
+        if movement:
+            arguments.append("--movement")
         timeout_s = self.timeout_s()
         if timeout_s != PLAN_TIMEOUT_S:
             arguments += ["--timeout", f"{timeout_s:g}"]
@@ -167,11 +177,20 @@ class Planner:
             arguments,
             self.workspace.folder,
             parent,
-            config_file=file,
+            disk=self.engine.disk,
+            prepare=partial(write_config, file, config.to_toml()),
+            over=partial(self.engine.remove, file),
             silence_ms=int((timeout_s + _BEYOND_S) * 1000),
         )
 
+    def ways_out(self, run: Path, parent: QObject) -> PlanProcess:
+        """What would need less than a run that ran out of memory; the engine keeps it in its directory."""
+        return self._of_run(["why", str(run), "--json"], parent)
+
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
         """A run's own prediction, which the engine keeps in its directory; no line comes."""
-        arguments = ["show", str(run), "--plan", "--json"]
-        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent)
+        return self._of_run(["show", str(run), "--plan", "--json"], parent)
+
+    def _of_run(self, arguments: Sequence[str], parent: QObject) -> PlanProcess:
+        disk = self.engine.disk
+        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent, disk=disk)

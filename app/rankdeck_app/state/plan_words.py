@@ -59,6 +59,11 @@ def step_text(step: StepTime | None) -> str:
     return "–" if step is None else step_words(step)
 
 
+def time_text(seconds: float) -> str:
+    """'1.42 s', '25.3 ms': a median of steps that were measured."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
 def is_trouble(line: PlanLine) -> bool:
     return line.verdict != FITS
 

@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject
 
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 class Predictions(QObject):
     """Tells each run that is followed what was predicted for it, as soon as that is known."""
 
-    def __init__(self, planner: Planner, plan: DraftPlan, parent: QObject | None = None) -> None:
+    def __init__(
+        self, planner: Planner, plan: DraftPlan, parent: QObject | None = None, *, disk: Disk | None = None
+    ) -> None:
         super().__init__(parent)
+        self._disk = disk or Disk(self)
         self._planner, self._plan = planner, plan
         self._starting: list[LiveRun] = []
         self._waiting: list[LiveRun] = []
@@ -55,8 +59,11 @@ class Predictions(QObject):
         if run in self._starting and run.config is not None and run.devices:
             self._starting.remove(run)
             self._waiting.append(run)
-            self._tell(run, read_prediction(run.run))
-            self._go_on()
+            self._disk.do(partial(read_prediction, run.run), partial(self._found, run))
+
+    def _found(self, run: LiveRun, line: PlanLine | None) -> None:
+        self._tell(run, line)
+        self._go_on()
 
     def _tell(self, run: LiveRun, line: PlanLine | None) -> None:
         if line is not None and run in self._waiting and _is_of(line, run):
@@ -69,21 +76,33 @@ class Predictions(QObject):
             assert run.config is not None
             self._tell(run, self._plan.line_for(run.config))
         is_free = self._process is None and not self._plan.is_asking and self._planner.is_automatic()
-        while is_free and self._waiting:
+        if is_free and self._waiting:
             run = self._waiting[0]
             assert run.config is not None
-            if not self._planner.needs_trust(run.config):
-                self._process = self._planner.predict(run.run.path, self)
-                self._process.ended.connect(lambda _reason, run=run: self._answered(run))
-                self._process.start()
-                return
+            self._disk.do(
+                partial(self._planner.needs_trust, run.config), partial(self._predict, run), key=self
+            )
+
+    def _predict(self, run: LiveRun, needs_trust: bool) -> None:
+        if run not in self._waiting or self._process is not None:
+            return
+        if needs_trust:
             self._waiting.remove(run)
+            self._go_on()
+            return
+        self._process = self._planner.predict(run.run.path, self)
+        self._process.ended.connect(lambda _reason: self._answered(run))
+        self._process.start()
 
     def _answered(self, run: LiveRun) -> None:
         self._process = None
-        self._tell(run, read_prediction(run.run))
-        self.forget(run)
-        self._go_on()
+
+        def found(line: PlanLine | None) -> None:
+            self._tell(run, line)
+            self.forget(run)
+            self._go_on()
+
+        self._disk.do(partial(read_prediction, run.run), found)
 
 
 def _is_of(line: PlanLine, run: LiveRun) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.compare.naming import LEAST_RUNS, RunAt, parse
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.kept_file import KeptFile
 
 MOST = 12
@@ -19,9 +20,9 @@ class RecentComparisons(QObject):
 
     changed = Signal()
 
-    def __init__(self, path: Path, parent: QObject) -> None:
+    def __init__(self, path: Path, parent: QObject, *, disk: Disk | None = None) -> None:
         super().__init__(parent)
-        self._file = KeptFile(path, self._content, self)
+        self._file = KeptFile(path, self._content, self, disk=disk)
         self.all = self._read()
 
     def _read(self) -> list[tuple[RunAt, ...]]:

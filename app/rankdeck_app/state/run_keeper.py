@@ -1,4 +1,4 @@
-"""What a person does to runs that are over: says something of them, throws them away, brings them back.
+"""What a person does to runs and races: says something of them, throws away what is over, brings it back.
 
 All of it is done by a thread, one thing after the other, so that a slow disk never blocks a click. A run that
 is alive is not thrown away; while it is moved its lock is held, so that nobody resumes it meanwhile. It goes
@@ -20,7 +20,8 @@ from PySide6.QtCore import QFile, QObject, Qt, Signal
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.rundir import Labels, RunDir, read_labels, write_labels
+from rankdeck.run.race_row import race_info
+from rankdeck.rundir import Labels, RaceDir, RunDir, is_race, read_labels, write_labels
 
 OWN_TRASH = ".trash"
 
@@ -106,7 +107,7 @@ class RunKeeper(QObject):
             self._tell_labels(path, labels)
 
     def _tell_labels(self, path: Path, labels: Labels) -> None:
-        title = RunDir(path).title
+        title = _title(path)
         self._tell(lambda: self.relabelled.emit(path, title, labels))
 
     def _trash(self, paths: Sequence[Path]) -> None:
@@ -131,11 +132,15 @@ class RunKeeper(QObject):
             self._tell(lambda: self.restored.emit(done))
 
 
+def _title(path: Path) -> str:
+    return race_info(RaceDir(path)).title if is_race(path) else RunDir(path).title
+
+
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """The run's lock. Raises KeepingError: somebody else has it."""
+    """The lock of a run or a race. Raises KeepingError: somebody else has it."""
     try:
-        handle = files.open_regular(path / "guard.lock")
+        handle = files.open_regular(RaceDir(path).lock if is_race(path) else path / "guard.lock")
     except OSError:
         yield  # it never started
         return
@@ -143,8 +148,7 @@ def _held(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            title = RunDir(path).title
-            raise KeepingError(f"{title} is running. Stop it first, then delete it.") from None
+            raise KeepingError(f"{_title(path)} is running. Stop it first, then delete it.") from None
         yield
     finally:
         os.close(handle)

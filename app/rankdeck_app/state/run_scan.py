@@ -1,4 +1,5 @@
-"""One folder's runs between looks: which there are, their rows, and the figures that only their events tell.
+"""One folder's runs and races between looks: which there are, their rows, and the figures that only a run's
+events tell.
 
 A look costs two `stat` calls as long as nothing is new. Rows come from the index where their files are the
 same (rankdeck.run.row_index); others are read some at a time, newest first, and figures after them. Runs that
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from rankdeck.base.home import state_dir
 from rankdeck.run.row import RunInfo
 from rankdeck.run.row_index import RunRows, Stamp, stamp_of
-from rankdeck.rundir import RunDir, list_runs
+from rankdeck.rundir import RaceDir, RunDir, list_races, list_runs
 
 if TYPE_CHECKING:
     from rankdeck.run.row_figures import FollowedFigures
@@ -34,13 +35,13 @@ class RunScan:
         self._stamps: tuple[int | None, ...] = (None, None)
         self._looks = 0
         self._rows = RunRows()
-        self._runs: dict[Path, RunDir] = {}
+        self._runs: dict[Path, RunDir | RaceDir] = {}
         self._infos: dict[Path, RunInfo] = {}
         self._followed: dict[Path, FollowedFigures] = {}
         self._folding: tuple[Path, FollowedFigures, tuple[Stamp, int]] | None = None
         self._bare: set[Path] = set()
         """Whose row came without figures."""
-        self.unread: list[RunDir] = []
+        self.unread: list[RunDir | RaceDir] = []
         self.unfolded: list[Path] = []
 
     def look(self, *, everything: bool = False, for_s: float = 0.25) -> list[RunInfo]:
@@ -64,7 +65,8 @@ class RunScan:
         return [info for path in self._runs if (info := self._infos.get(path)) is not None]
 
     def _list(self) -> None:
-        self._runs = {run.path: run for run in list_runs(self.folder)}
+        found: list[RunDir | RaceDir] = [*list_runs(self.folder), *list_races(self.folder)]
+        self._runs = {one.path: one for one in sorted(found, key=lambda one: one.name, reverse=True)}
         gone = self._infos.keys() - self._runs.keys()
         self._rows.forget(gone)
         self._bare -= gone
@@ -73,7 +75,11 @@ class RunScan:
 
     def _look_at(self, path: Path) -> None:
         """The row as it is now; its figures stay on show until they are made anew."""
-        before, info = self._infos.get(path), self._rows.info(self._runs[path])
+        before = self._infos.get(path)
+        try:
+            info = self._rows.info(self._runs[path])
+        except OSError:
+            return  # it is being removed: the next list is without it
         if info.figures is None:
             self._bare.add(path)
             info = replace(info, figures=None if before is None else before.figures)
@@ -102,24 +108,24 @@ class RunScan:
         while self.unfolded and time.monotonic() < end_s:
             path = self.unfolded[0]
             if self._folding is None or self._folding[0] != path:
-                self._folding = path, _follow(self._runs[path]), stamp_of(path)
+                self._folding = path, _follow(RunDir(path)), stamp_of(path)
             _, followed, stamp = self._folding
             if followed.read_on(_PASS_BYTES):
                 continue
             self._folding = None
             del self.unfolded[0]
             self._bare.discard(path)
-            self._rows.with_figures(self._runs[path], followed.figures(), stamp)
+            self._rows.with_figures(RunDir(path), followed.figures(), stamp)
             self._infos[path] = replace(self._infos[path], figures=followed.figures())
         self._save_some()
 
     def _follow_living(self) -> None:
         """The figures of runs that go on; those of a run that is over are made once more, of all of it."""
-        alive = {path: info for path, info in self._infos.items() if info.is_alive}
+        alive = {path: info for path, info in self._infos.items() if info.is_alive and info.race is None}
         self._followed = {path: one for path, one in self._followed.items() if path in alive}
         for path, info in alive.items() if self._looks > 1 else ():
             if path not in self._followed:
-                self._followed[path] = _follow(self._runs[path])
+                self._followed[path] = _follow(RunDir(path))
             self._followed[path].read_on()
             self._infos[path] = replace(info, figures=self._followed[path].figures())
 

@@ -18,7 +18,10 @@ FIELDS: dict[str, Callable[[RunInfo], Iterable[str]]] = {
     "name": lambda info: (info.title, info.name),
     "tag": lambda info: info.labels.tags,
     "note": lambda info: (info.labels.note,),
-    "strategy": lambda info: (info.strategy,),
+    "strategy": lambda info: (
+        info.strategy,
+        *(one.strategy for one in (info.race.entries if info.race else ())),
+    ),
     "state": lambda info: (info.outcome,),
     "is": lambda info: ("archived",) if info.labels.is_archived else (),
 }

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.garbage import collector_paused
@@ -63,13 +64,8 @@ class RunTail(threading.Thread):
             self.join(timeout=1)
 
     def run(self) -> None:
-        try:
-            self._passed.script = self._run.script()
-            if self._passed.script is None:
-                self._passed.config = self._run.config()
-        except (ConfigError, OSError):
-            pass  # what the run was started with stays unknown
         said: str | None = None
+        configured: Path | None = None
         outcome: str | None = None
         labelled: int | None = -1
         looked = -OUTCOME_EVERY_S
@@ -77,6 +73,10 @@ class RunTail(threading.Thread):
             if time.monotonic() - looked >= OUTCOME_EVERY_S:
                 looked = time.monotonic()
                 outcome = self._run.outcome()
+                # The next attempt may have another configuration.
+                if (file := self._run.config_file) != configured:
+                    configured = file
+                    self._read_configuration()
                 if (stamp := labels_stamp(self._run.path)) != labelled:
                     self._passed.title, labelled = self._run.title, stamp
             # The outcome was looked up before: all events of a run that is over are in this pass or earlier
@@ -90,6 +90,14 @@ class RunTail(threading.Thread):
                 said = outcome
                 self._hand_over()
             self._stopping.wait(POLL_ENDED_S if said not in (None, "running") else POLL_S)
+
+    def _read_configuration(self) -> None:
+        try:
+            self._passed.script = self._run.script()
+            if self._passed.script is None:
+                self._passed.config = self._run.config()
+        except (ConfigError, OSError):
+            pass  # what the run was started with stays unknown
 
     def _pass(self) -> bool:
         """Reads what is new, up to a few MiB; whether there was anything."""

@@ -86,8 +86,13 @@ class _Scanner(QObject):
             self.found.emit(infos, len(self._scan.unread))
 
 
+def with_entries(infos: list[RunInfo]) -> list[RunInfo]:
+    """Below each race the runs that are its entries."""
+    return [row for info in infos for row in (info, *(info.race.entries if info.race else ()))]
+
+
 class RunsModel(QAbstractListModel):
-    """The list for views. `InfoRole` gives the RunInfo."""
+    """The list for views, entries below their race. `InfoRole` gives the RunInfo."""
 
     InfoRole = int(Qt.ItemDataRole.UserRole)
 
@@ -108,7 +113,7 @@ class RunsModel(QAbstractListModel):
             return f"{info.title} {info.strategy} {info.name} {info.outcome}"
         if role == Qt.ItemDataRole.AccessibleTextRole:
             steps = f", step {info.step} of {info.steps}" if info.steps else ""
-            return f"{info.title}, {info.strategy}, {info.outcome}{steps}"
+            return ", ".join(filter(None, (info.title, info.strategy, f"{info.outcome}{steps}")))
         if role == Qt.ItemDataRole.ToolTipRole:
             return str(info.path)
         return info if role == self.InfoRole else None
@@ -134,7 +139,8 @@ class RunsModel(QAbstractListModel):
 
 
 class Runs(QObject):
-    """`infos` is the last list; `changed` says that it differs, `ended` that a living run is over."""
+    """`infos` is the last list, in which a race is one row; `changed` says that it differs, `ended` that what
+    was alive is over."""
 
     changed = Signal()
     ended = Signal(object)
@@ -222,6 +228,7 @@ class Runs(QObject):
 
     def _show(self, infos: list[RunInfo]) -> None:
         self.infos = infos
-        self._by_path = {info.path: info for info in infos}
-        self.model.set_infos(infos)
+        rows = with_entries(infos)
+        self._by_path = {info.path: info for info in rows}
+        self.model.set_infos(rows)
         self.changed.emit()

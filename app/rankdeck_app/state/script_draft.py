@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rankdeck.base.errors import DeviceError, Problem
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.folder_file import ScriptEntry
 from rankdeck.config.script import OBSERVE, ScriptConfig
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.kept_file import KeptFile
 
 NO_GPUS = "cpu:1"
@@ -54,9 +56,15 @@ class ScriptDraft(QObject):
 
     changed = Signal()
 
-    def __init__(self, file: Path, folder: Path, parent: QObject | None = None) -> None:
+    def __init__(
+        self, file: Path, folder: Path, parent: QObject | None = None, *, disk: Disk | None = None
+    ) -> None:
         super().__init__(parent)
-        self._kept = KeptFile(file, self._to_keep, self)
+        self._disk = disk or Disk(self)
+        self._kept = KeptFile(file, self._to_keep, self, disk=self._disk)
+        self._seen: tuple[Path, str] | None = None
+        """The script that was looked at last, and whether it is a file, a folder or nothing ("")."""
+        self._is_validating = False
         self.folder = folder
         self.is_chosen = False
         self._usual_devices = NO_GPUS
@@ -236,17 +244,26 @@ class ScriptDraft(QObject):
         return [*started, *what, *self.split_arguments()]
 
     def _validate(self) -> None:
+        self._is_validating = True
         self.problems = [
             problem
             for check in (self._file_problem, self._argument_problem, self._variable_problem, self._rest)
             if (problem := check()) is not None
         ]
+        self._is_validating = False
 
     def recheck(self) -> None:
         """Look again: files come and go."""
-        before = self.problems
-        self._validate()
-        if self.problems != before:
+        if self.path is not None:
+            self._look_at(self.path)
+
+    def _look_at(self, path: Path) -> None:
+        self._disk.do(partial(_kind_of, path), partial(self._looked_at, path), key="script")
+
+    def _looked_at(self, path: Path, kind: str) -> None:
+        is_news, self._seen = self._seen != (path, kind), (path, kind)
+        if is_news and not self._is_validating:
+            self._validate()
             self.changed.emit()
 
     def _file_problem(self) -> Problem | None:
@@ -254,9 +271,13 @@ class ScriptDraft(QObject):
         if not self.form.run.removeprefix(MODULE).strip():
             return Problem("no-script", "No script is chosen.", path="script.run", advice=advice)
         path = self.path
-        if path is None or path.is_file():
+        if path is None:
             return None
-        what = "is a folder, not a script" if path.is_dir() else "is not there"
+        if self._seen is None or self._seen[0] != path:
+            self._look_at(path)
+        if self._seen is None or self._seen[0] != path or self._seen[1] == "file":
+            return None
+        what = "is a folder, not a script" if self._seen[1] == "folder" else "is not there"
         return Problem("no-script", f"{path} {what}.", path="script.run", advice=advice)
 
     def _argument_problem(self) -> Problem | None:
@@ -322,3 +343,7 @@ def _field_of(problem: Problem) -> str:
     """The field of the form that a problem's path speaks of."""
     last = (problem.path or "").rpartition(".")[2]
     return _FIELDS.get(last, last)
+
+
+def _kind_of(path: Path) -> str:
+    return "file" if path.is_file() else "folder" if path.is_dir() else ""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -21,6 +22,7 @@ from rankdeck.config import environments, folder_file, interpreters, script_sear
 from rankdeck.config.environments import OWN, Interpreter
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.script_search import FoundScript
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.workspace import Workspace
 
@@ -65,14 +67,23 @@ class ScriptFolder(QObject):
 
     changed = Signal()
 
-    def __init__(self, workspace: Workspace, choices_file: Path, parent: QObject | None = None) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        choices_file: Path,
+        parent: QObject | None = None,
+        *,
+        disk: Disk | None = None,
+    ) -> None:
         super().__init__(parent)
+        self._disk = disk or Disk(self)
         self._workspace = workspace
         self._choices_file = choices_file
         self._choices = self._read_choices()
         self.facts = FolderFacts(workspace.folder, FolderFile(workspace.folder / FOLDER_FILE))
         self.is_known = False
         self._chosen: Interpreter | None = None
+        self._described: dict[Path, Interpreter | None] = {}
         self._lookup = Lookup(self)
         self._lookup.found.connect(self._found)
         workspace.changed.connect(self._folder_changed)
@@ -89,6 +100,7 @@ class ScriptFolder(QObject):
     def look(self) -> None:
         """Look again; `changed` follows."""
         folder, environ = self.folder, dict(os.environ)
+        self._described.clear()
         self._lookup.ask(lambda: look_at(folder, environ))
 
     def close(self) -> None:
@@ -116,30 +128,51 @@ class ScriptFolder(QObject):
         """Whether rankdeck.toml names it."""
         return self._chosen is None and self.facts.source == FOLDER_FILE
 
-    def choose(self, python: Path | None) -> None:
-        """Remember an interpreter for this folder; None goes back to the usual one.
-
-        Raises:
-            OSError: it cannot be remembered (it holds until the app ends).
+    def choose(self, python: Path | None, failed: Callable[[OSError], object] | None = None) -> None:
+        """Remember an interpreter for this folder; None goes back to the usual one. Where it cannot be
+        remembered it holds until the app ends.
         """
         key = str(self.folder)
         self._choices.pop(key, None)
         if python is not None:
             self._choices[key] = str(python)
         self._describe_choice()
-        self.changed.emit()
-        write_whole(self._choices_file, json.dumps(self._choices, indent=1) + "\n")
+        text = json.dumps(self._choices, indent=1) + "\n"
+        self._disk.do(partial(write_whole, self._choices_file, text), failed=failed, key=self._choices_file)
 
-    def named(self, text: str) -> Path:
-        """The interpreter of a path, an environment's folder or a command.
-
-        Raises:
-            ConfigError: there is none.
+    def find(
+        self,
+        text: str,
+        found: Callable[[Path | None], object],
+        failed: Callable[[ConfigError | OSError], object],
+    ) -> None:
+        """The interpreter of a path, an environment's folder or a command; of "" that of the folder, if it
+        has one, also if it was chosen just now.
         """
-        return interpreters.named(text, folder=self.folder, environ=os.environ, where="The interpreter")
+        folder, environ, where = self.folder, os.environ, "The interpreter"
 
-    def describe(self, python: str) -> Interpreter:
-        return environments.describe(self.folder / Path(python).expanduser(), os.environ)
+        def known(python: Path | None) -> None:
+            usual = self.interpreter
+            found(python or (usual.python if usual is not None else None))
+
+        self._disk.do(
+            lambda: interpreters.named(text, folder=folder, environ=environ, where=where) if text else None,
+            known,
+            failed,
+        )
+
+    def describe(self, python: str) -> Interpreter | None:
+        """One that an entry or the form names. None until the disk has said; `changed` follows then."""
+        place = self.folder / Path(python)
+        if place not in self._described:
+            self._described[place] = None
+
+            def described(interpreter: Interpreter) -> None:
+                self._described[place] = interpreter
+                self.changed.emit()
+
+            self._disk.do(lambda: environments.describe(place.expanduser(), os.environ), described)
+        return self._described[place]
 
     # Entries
 
@@ -167,14 +200,22 @@ class ScriptFolder(QObject):
             self.facts = FolderFacts(self.folder, FolderFile(self.folder / FOLDER_FILE))
             self.is_known = False
             self._describe_choice()
-            self.changed.emit()
             self.look()
 
     def _describe_choice(self) -> None:
-        """An interpreter that is gone is no choice any more."""
-        text = self._choices.get(str(self.folder))
-        there = text is not None and environments.is_executable(Path(text))
-        self._chosen = environments.describe(Path(text), os.environ) if there and text else None
+        """An interpreter that is gone is no choice any more. `changed` follows."""
+        folder, text = self.folder, self._choices.get(str(self.folder))
+
+        def describe() -> Interpreter | None:
+            there = text is not None and environments.is_executable(Path(text))
+            return environments.describe(Path(text), os.environ) if there and text else None
+
+        def described(chosen: Interpreter | None) -> None:
+            if folder == self.folder:
+                self._chosen = chosen
+                self.changed.emit()
+
+        self._disk.do(describe, described, key=self)
 
     def _read_choices(self) -> dict[str, str]:
         try:

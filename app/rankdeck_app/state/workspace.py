@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import write_whole
+from rankdeck_app.disk import Disk
 from rankdeck_app.settings import Settings
 
 DEFAULT_FOLDER = "~/Rankdeck"
 
 
 class Workspace(QObject):
-    """`folder` is where the engine starts and relative paths begin; `runs_folder` where runs are kept."""
+    """`folder` is where the engine starts and relative paths begin; `runs_folder` where runs are kept.
+    `failed` says why the choice of a folder cannot be remembered: it holds until the app ends.
+    """
 
     changed = Signal()
+    failed = Signal(str)
 
     def __init__(
         self,
@@ -31,8 +36,10 @@ class Workspace(QObject):
         folder: Path | None = None,
         runs: Path | None = None,
         parent: QObject | None = None,
+        disk: Disk | None = None,
     ) -> None:
         super().__init__(parent)
+        self._disk = disk or Disk(self)
         self._state_file = state_file
         self._settings = settings
         self._runs = None if runs is None else runs.expanduser().absolute()
@@ -73,16 +80,16 @@ class Workspace(QObject):
         self._chosen = path if path.is_dir() else path.parent
 
     def open(self, folder: Path) -> None:
-        """Work in another folder from now on, and remember it for the next start.
-
-        Raises:
-            OSError: the choice cannot be remembered (it holds until the app ends).
-        """
+        """Work in another folder from now on, and remember it for the next start."""
         if folder.absolute() == self._folder:
             return
         self._folder = folder.absolute()
         self.changed.emit()
-        write_whole(self._state_file, json.dumps({"folder": str(self._folder)}) + "\n")
+        text = json.dumps({"folder": str(self._folder)}) + "\n"
+        self._disk.do(partial(write_whole, self._state_file, text), failed=self._say_forgotten)
+
+    def _say_forgotten(self, error: OSError) -> None:
+        self.failed.emit(f"The folder is open, but will not be remembered: {error}.")
 
     def _remembered(self) -> Path | None:
         try:

@@ -54,3 +54,13 @@ def test_its_figures_follow_larger_changes_only() -> None:
 def test_causes_are_what_the_lead_holds_above_the_others() -> None:
     assert causes(KINDS, 0) == [("gathered", 70 * MIB), ("optimizer", 20 * MIB)]
     assert causes({0: {"parameters": 1}}, 0) == [] and causes({}, 0) == []
+
+
+def test_it_brings_the_cure_where_the_strategy_can_be_changed() -> None:
+    found = imbalance_of({0: 100 * MIB, 1: 10 * MIB, 2: 10 * MIB})
+    cures = [
+        problem.cure
+        for strategy, can_change in (("dp", True), ("dp", False), ("model", True))
+        if (problem := ImbalanceAlert().look(found, LABELS, KINDS, strategy, can_change=can_change))
+    ]
+    assert cures == [{"strategy.use": "ddp"}, {}, {}]

@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.config import from_dict
 from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, StepTime
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.plan import choose
 from rankdeck_app.state.plan_process import PlanProcess
 from tests.helpers.told_plan import GIB, TOLD, PlanWorld, line
@@ -50,13 +51,9 @@ def test_lines_take_their_rows_in_the_catalogues_order(qtbot: QtBot, world: Plan
     until(qtbot, lambda: world.plan.is_complete)
     assert list(shown(world)) == ["dp", "dp, parallel_loss = true", "ddp", "fsdp"]
     assert world.plan.chosen is not None and world.plan.chosen.strategy == "ddp"
-    assert world.asked[0]["arguments"][3:] == [
-        "plan",
-        world.asked[0]["arguments"][4],
-        "--json",
-        "--strategy",
-        "all",
-    ]
+    file = world.asked[0]["arguments"][6]
+    asked = ["-C", str(world.folder), "plan", file, "--json", "--strategy", "all"]
+    assert world.asked[0]["arguments"][3:] == asked
     assert not list((world.folder / "launch").iterdir()), "the configuration's file is removed"
 
 
@@ -158,7 +155,7 @@ def test_the_engines_own_words_are_shown(qtbot: QtBot, world: PlanWorld) -> None
 
 def test_a_silent_planner_is_given_up(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="hang")
-    process = PlanProcess(str(TOLD), [], world.folder, world.parent, silence_ms=2500)
+    process = PlanProcess(str(TOLD), [], world.folder, world.parent, disk=Disk(world.parent), silence_ms=2500)
     with qtbot.waitSignal(process.ended, timeout=WAIT_MS) as ended:
         process.start()
     assert "nothing" in ended.args[0]

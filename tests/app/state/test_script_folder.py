@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
+from shiboken6 import delete
 
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.lookup import Lookup
@@ -58,14 +62,20 @@ def test_a_chosen_interpreter_is_remembered_for_its_folder(
 ) -> None:
     other = environment(tmp_path / "elsewhere", "3.12.1", None)
     scripts.choose(other)
-    again = ScriptFolder(workspace, tmp_path / "interpreters.json")
-    assert again.interpreter is not None and short_words(again.interpreter) == "Python 3.12.1 ('elsewhere')"
+    assert _remembered(folder, tmp_path) == "Python 3.12.1 ('elsewhere')"
     workspace.open(tmp_path / "another")
     assert scripts.interpreter is None
-    scripts.close()
     workspace.open(folder)
+    assert scripts.interpreter is not None
     other.unlink()
-    assert ScriptFolder(workspace, tmp_path / "interpreters.json").interpreter is None, "it is gone"
+    assert _remembered(folder, tmp_path) is None, "it is gone"
+
+
+def _remembered(folder: Path, tmp_path: Path) -> str | None:
+    """The interpreter that the next app finds chosen for the folder."""
+    workspace = Workspace(tmp_path / "next.json", Settings(tmp_path / "s.toml"), folder=folder)
+    found = ScriptFolder(workspace, tmp_path / "interpreters.json").interpreter
+    return short_words(found) if found is not None else None
 
 
 def test_a_broken_rankdeck_toml_is_told_and_hides_nothing_else(
@@ -98,3 +108,20 @@ def test_of_what_is_asked_while_it_looks_only_the_newest_is_answered(qtbot: QtBo
         lookup.ask(lambda number=number: number)
     qtbot.waitUntil(lambda: len(answers) == 2, timeout=5000)
     assert answers == [0, 4] and not lookup.is_looking
+
+
+def test_no_thread_outlives_whoever_asked(qtbot: QtBot) -> None:
+    asks, began = QObject(), threading.Event()
+
+    def slow() -> None:
+        began.set()
+        time.sleep(0.3)
+
+    Lookup(asks).ask(slow)
+    assert began.wait(5) and _is_looking()
+    delete(asks)
+    assert not _is_looking()
+
+
+def _is_looking() -> bool:
+    return any(thread.name == "lookup" for thread in threading.enumerate())

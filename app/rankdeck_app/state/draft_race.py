@@ -1,0 +1,137 @@
+"""The newest race of what is being configured: what its strategies were measured to take, beside the plan.
+
+A race counts as long as the draft is what it raced, but for the strategy and what no step depends on, as an
+answer of the plan does. What races were asked is read by a thread, and only while somebody looks. Read
+race.py and plan.py before.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.base import files
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.race import RUNNING, Race, RaceEntry
+from rankdeck.rundir import RaceDir
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.lookup import Lookup
+from rankdeck_app.state.plan import full_options, relevant_tables
+from rankdeck_app.state.race import RaceWatch
+from rankdeck_app.state.runs import Runs
+
+_MOST_READ = 200
+"""Older races are no longer of what is configured now."""
+
+
+class DraftRace(QObject):
+    """`changed`: another race, or more of it. `race` is None where there is none of the draft as it is."""
+
+    changed = Signal()
+
+    def __init__(self, draft: Draft, runs: Runs, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._draft, self._runs = draft, runs
+        self._wanted = False
+        self._asked: dict[Path, str | None] = {}
+        self._watch: RaceWatch | None = None
+        self._lookup = Lookup(self)
+        self._lookup.found.connect(self._read)
+        draft.changed.connect(self._choose)
+        runs.changed.connect(self._choose)
+
+    @property
+    def path(self) -> Path | None:
+        return None if self._watch is None else self._watch.folder.path
+
+    @property
+    def race(self) -> Race | None:
+        return None if self._watch is None else self._watch.race
+
+    @property
+    def is_running(self) -> bool:
+        return self.race is not None and self.race.outcome == RUNNING
+
+    @property
+    def winner(self) -> RaceEntry | None:
+        """The entry that won, once the race is over; none of a rehearsal."""
+        race = self.race
+        return None if race is None or self.is_running else race.entry(race.verdicts.winner)
+
+    def entry_of(self, line: PlanLine) -> RaceEntry | None:
+        """The entry that ran what a line of the plan is about."""
+        if self.race is None or line.changes:
+            return None
+        options = _as_json(full_options(line))
+        for entry in self.race.field:
+            same = entry.strategy == line.strategy
+            if same and _as_json(full_options(entry.predicted)) == options:
+                return entry
+        return None
+
+    def want(self, wanted: bool) -> None:
+        """Somebody looks at the plan now, or no longer does."""
+        self._wanted = wanted
+        if self._watch is not None:
+            self._watch.watch(wanted)
+        self._choose()
+
+    def close(self) -> None:
+        self._lookup.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    def _races(self) -> Iterator[Path]:
+        """The newest first."""
+        paths = (info.path for info in self._runs.infos if info.race is not None)
+        return islice(paths, _MOST_READ)
+
+    def _choose(self) -> None:
+        config = self._draft.config
+        if not self._wanted:
+            return
+        unread = [path for path in self._races() if path not in self._asked]
+        if unread and not self._lookup.is_looking:
+            self._lookup.ask(lambda: {path: _asked_by(RaceDir(path)) for path in unread})
+        question = None if config is None else _question(tomllib.loads(config.to_toml()))
+        known = (path for path in self._races() if self._asked.get(path) is not None)
+        self._follow(next((path for path in known if self._asked[path] == question), None))
+
+    def _read(self, asked: dict[Path, str | None] | None) -> None:
+        self._asked |= asked or {}
+        self._choose()
+
+    def _follow(self, path: Path | None) -> None:
+        if path == self.path:
+            return
+        if self._watch is not None:
+            self._watch.close()
+            self._watch.deleteLater()
+        self._watch = None
+        if path is not None:
+            self._watch = RaceWatch(path, self)
+            self._watch.changed.connect(self.changed)
+            self._watch.watch(self._wanted)
+        self.changed.emit()
+
+
+def _asked_by(folder: RaceDir) -> str | None:
+    """What the race was asked; None where that cannot be read."""
+    try:
+        return _question(files.read_toml(folder.asked))
+    except (OSError, ValueError):
+        return None
+
+
+def _question(tables: dict[str, Any]) -> str:
+    return _as_json(relevant_tables(tables))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,282 @@
+"""What moves in one step of a strategy with the reader's own model, batch and devices: the draft with that
+strategy put in, asked of the planner.
+
+    draft changed -> old process ended -> a moment of quiet -> the draft with this strategy, mended where it
+    cannot run -> one line of the planner -> a timeline
+
+What had to be changed for it to run is said (`notes`), and nothing of it is written into the draft. Read
+rankdeck/run/movement.py before; widgets/step_drawing.py draws the timeline.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from rankdeck.base.errors import ConfigError, DeviceError, Problem, cure_in_words
+from rankdeck.config import RunConfig, from_dict
+from rankdeck.config.catalog import StrategyCard, option_fields
+from rankdeck.config.devices import parse_devices
+from rankdeck.run.movement import MOST_PARTS, Timeline, timeline
+from rankdeck.run.plan_lines import CANNOT, PlanLine
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.plan import QUIET_MS, relevant_tables
+from rankdeck_app.state.plan_process import Planner, PlanProcess
+
+MOVING_SHARE = 0.3
+"""Of the time of the device that sends most, in the drawing."""
+ELSEWHERE = ("cpu:4", "cpu:2")
+"""The first that the draft does not have, where a step cannot be drawn for its own."""
+_OWN = "own"
+_MOST_CURES = 4
+_FEWER = "Try fewer microbatches, layers or devices."
+_NEEDS_TRUST = "This configuration has code of its own, which is run to draw its step."
+
+Options = dict[str, Any]
+
+
+@dataclass
+class Drawable:
+    """A configuration that can run; None where `problem` has no cure. `notes`: what was changed, and why."""
+
+    config: RunConfig | None = None
+    problem: Problem | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class StepMovement(QObject):
+    """`changed`: the timeline, what is asked, or what stands in the way is new."""
+
+    changed = Signal()
+
+    def __init__(
+        self, draft: Draft, planner: Planner, card: StrategyCard, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._draft, self._planner, self._card = draft, planner, card
+        self.variant: Options = {}
+        """Options that are tried here, and not in the draft."""
+        self.line: PlanLine | None = None
+        self.timeline: Timeline | None = None
+        self.notes: list[str] = []
+        self.problem = ""
+        self.needs_trust = False
+        self._is_wanted = False
+        self._question = ""
+        self._process: PlanProcess | None = None
+        self._devices: str | None = None
+        self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
+        self._quiet.timeout.connect(self.ask)
+        draft.changed.connect(self._follow)
+
+    @property
+    def is_asking(self) -> bool:
+        return self._process is not None or self._quiet.isActive()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a device takes in a step what was sent to it in one before."""
+        return self._card.is_stale
+
+    @property
+    def options(self) -> Options:
+        """The draft's options that this strategy has as well, as choosing it would keep them."""
+        given = self._draft.tables.get("strategy")
+        known = self._card.options.model_fields
+        return {key: value for key, value in given.items() if key in known} if isinstance(given, dict) else {}
+
+    def variants(self) -> list[Options]:
+        """What else can be drawn: each choice of an option, and what a plan varies."""
+        use = self._draft.value(("devices", "use"))
+        try:
+            num_devices = parse_devices(str(use)).known_count or 4
+        except DeviceError:
+            num_devices = 4
+        return variants_of(self._card, self.options, num_devices)
+
+    def want(self, is_wanted: bool) -> None:
+        """Somebody looks at the drawing, or no longer does; what has begun goes on."""
+        self._is_wanted = is_wanted
+        self._follow()
+
+    def set_variant(self, variant: Options) -> None:
+        if variant != self.variant:
+            self.variant = variant
+            self._follow()
+
+    def ask(self) -> None:
+        """Ask now, whether planning is automatic or not."""
+        self._forget()
+        self._question = self._question_now()
+        self._begin(None, [])
+        self.changed.emit()
+
+    def close(self) -> None:
+        self._is_wanted = False
+        self._quiet.stop()
+        self._drop_process()
+        for process in self.findChildren(PlanProcess):
+            process.wait(2000)
+
+    def _question_now(self) -> str:
+        tables = relevant_tables(self._draft.tables)
+        own = [tables, str(self._draft.folder), {**self.options, **self.variant}]
+        return json.dumps(own, sort_keys=True, default=str)
+
+    def _follow(self) -> None:
+        """What is shown of an older draft goes; what is new waits for quiet, and for somebody to see it."""
+        if self._question_now() == self._question:
+            return
+        self._forget()
+        if self._is_wanted and self._planner.is_automatic():
+            self._quiet.start()
+        self.changed.emit()
+
+    def _forget(self) -> None:
+        self._quiet.stop()
+        self._drop_process()
+        self.line = self.timeline = None
+        self.notes, self.problem, self.needs_trust, self._question = [], "", False, ""
+
+    def _drop_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _begin(self, devices: str | None, notes: Sequence[str]) -> None:
+        """`devices`: where it is drawn for instead of the draft's own, as `notes` say."""
+        drawable = nearest(self._draft, self._card, {**self.options, **self.variant}, devices)
+        self._devices, self.notes = devices, [*notes, *drawable.notes]
+        config = drawable.config
+        if config is None:
+            self.problem = drawable.problem.sentence if drawable.problem else ""
+        elif self._is_alone(config):
+            self._begin_elsewhere("On one device nothing moves.")
+        elif config.own_code():
+            needs_trust = partial(self._planner.needs_trust, config)
+            self._planner.engine.disk.do(needs_trust, partial(self._trust_known, config), key=self)
+        else:
+            self._start(config)
+
+    def _trust_known(self, config: RunConfig, needs_trust: bool) -> None:
+        if self._question != self._question_now():
+            return  # the draft is another by now
+        if needs_trust:
+            self.problem, self.needs_trust = _NEEDS_TRUST, True
+        else:
+            self._start(config)
+        self.changed.emit()
+
+    def _is_alone(self, config: RunConfig) -> bool:
+        return parse_devices(config.devices.use).known_count == 1 and not self._card.one_device
+
+    def _begin_elsewhere(self, why: str) -> None:
+        devices = next(one for one in ELSEWHERE if one != self._draft.value(("devices", "use")))
+        words = f"{why} Drawn for {parse_devices(devices).known_count} virtual devices instead."
+        self._drop_process()
+        self._begin(devices, [words])
+
+    def _start(self, config: RunConfig) -> None:
+        process = self._planner.ask(config, _OWN, None, self, movement=True)
+        process.line_came.connect(self._take)
+        process.ended.connect(self._ended)
+        self._process = process
+        process.start()
+
+    def _take(self, line: PlanLine) -> None:
+        if self.sender() is not self._process or not line.configured or line.changes:
+            return
+        self._drop_process()  # what would help is not asked for
+        if line.movement is None:
+            self._explain(
+                line.reason or "The planner does not know what moves in it.", tries=line.verdict == CANNOT
+            )
+        else:
+            devices = line.movement.by_device()
+            if len(devices) == 1 and not self._card.one_device and self._devices is None:
+                self._begin_elsewhere("On one device nothing moves.")
+            else:
+                self._show(line, timeline(devices, MOVING_SHARE, overlaps=self.overlaps))
+        self.changed.emit()
+
+    def _show(self, line: PlanLine, laid_out: Timeline | None) -> None:
+        self.line, self.timeline = line, laid_out
+        if laid_out is None:
+            self.problem = f"A step of more than {MOST_PARTS} parts is not drawn. {_FEWER}"
+
+    def _ended(self, reason: str) -> None:
+        if self.sender() is not self._process:
+            return
+        self._process = None
+        use = str(self._draft.value(("devices", "use")) or "auto")
+        tries = not use.startswith("cpu")  # which the machine may not have
+        self._explain(reason or "The planner has ended without an answer.", tries=tries)
+        self.changed.emit()
+
+    def _explain(self, reason: str, *, tries: bool) -> None:
+        """Why there is no drawing of the draft; it is tried once for other devices where those may do."""
+        if self._devices is None and tries:
+            self._begin_elsewhere(reason)
+        else:
+            self.problem = reason
+
+
+def variants_of(card: StrategyCard, options: Mapping[str, Any], num_devices: int) -> list[Options]:
+    """Options of which each makes another step than `options` do."""
+    planned = card.planning.variants(num_devices)
+    flags = {key for one in planned for key, value in one.items() if isinstance(value, bool)}
+    found: list[Options] = [
+        {entry.name: choice}
+        for entry in option_fields(card.options)
+        for choice in (entry.choices if entry.kind == "choice" else (True, False) * (entry.name in flags))
+    ]
+    current = {**card.options().model_dump(), **options}
+    new = [one for one in [*found, *planned] if any(current.get(key) != one[key] for key in one)]
+    return [one for at, one in enumerate(new) if one not in new[:at]]
+
+
+def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], devices: str | None) -> Drawable:
+    """The draft with this strategy, and where it cannot run, with what the problems' own cures change."""
+    tables = copy.deepcopy(draft.tables)
+    tables["strategy"] = {"use": card.name, **options}
+    if devices is not None:
+        tables["devices"] = {"use": devices}
+    drawable = Drawable()
+    for _ in range(_MOST_CURES):
+        try:
+            drawable.config = from_dict(tables, folder=draft.folder, stem=draft.stem, resolve=Path.absolute)
+        except ConfigError as error:
+            problems = error.problems
+        else:
+            return drawable
+        for problem in problems:
+            if not problem.cure or "strategy.use" in problem.cure:
+                drawable.problem = problem
+                return drawable
+            for dotted, value in problem.cure.items():
+                _put(tables, dotted.split("."), value)
+            changed = cure_in_words(problem.cure)
+            drawable.notes.append(f"{problem.message} Drawn as if you {changed[:1].lower()}{changed[1:]}.")
+    drawable.problem = problems[0]
+    return drawable
+
+
+def _put(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """One value at its place in nested tables; None takes it out."""
+    *parents, last = path
+    for key in parents:
+        inside = tables.get(key)
+        if not isinstance(inside, dict):
+            inside = tables[key] = {} if inside is None else {"use": inside}
+        tables = inside
+    if value is None:
+        tables.pop(last, None)
+    else:
+        tables[last] = value

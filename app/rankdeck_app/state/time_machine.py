@@ -1,0 +1,182 @@
+"""Looking back at a run: which moment is asked for, and the run as it was then.
+
+A thread of its own reads the past (rankdeck.run.past), so that a drag is answered at once whatever the disk
+does: until the moment that was asked for is read, the one before stays, and views say so. Nothing is read,
+and nothing kept, of a run that nobody looks back at.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from rankdeck.run.fold import Fold
+from rankdeck.run.moments import beside
+from rankdeck.run.past import Past
+from rankdeck.rundir import RunDir
+from rankdeck_app.state.past_run import PastRun
+from rankdeck_app.state.run_answers import RunAnswers
+
+_TAKE_EVERY_MS = 30
+_WHOLE_PLAY_S = 30.0
+"""A run is played in so many seconds, or as fast as it went."""
+_FINISHED_WITHIN_S = 0.15
+"""A moment that is asked for is read to its end for so long, though another one is asked for by then: a drag
+shows something on its way."""
+
+
+class _PastReader(threading.Thread):
+    """Reads the newest moment that was asked for. `found` is safe to pop from elsewhere."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(name=f"past of {run.name}", daemon=True)
+        self.found: deque[tuple[float, Fold]] = deque(maxlen=1)
+        self._run = run
+        self._wanted: float | None = None
+        self._is_over = False
+        self._asked = threading.Condition()
+
+    def ask(self, moment: float) -> None:
+        with self._asked:
+            self._wanted = moment
+            self._asked.notify()
+
+    def stop(self) -> None:
+        with self._asked:
+            self._is_over = True
+            self._asked.notify()
+
+    def run(self) -> None:
+        past, done = Past(self._run), None
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._is_over or self._wanted != done)  # noqa: B023
+                moment = self._wanted
+            if self._is_over or moment is None:
+                return
+            until = time.monotonic() + _FINISHED_WITHIN_S
+            fold = past.fold_at(moment, lambda: self._goes_on(moment, until))  # noqa: B023
+            if fold is not None:
+                done = moment
+                self.found.append((moment, fold))
+
+    def _goes_on(self, moment: float, until: float) -> bool:
+        return not self._is_over and (self._wanted == moment or time.monotonic() < until)
+
+
+class TimeMachine(QObject):
+    """`moment` is what is asked for (Unix seconds), None is now. `moved`: that is another one; `arrived`:
+    what is shown is, which comes a little later."""
+
+    moved = Signal()
+    arrived = Signal()
+
+    def __init__(self, live: RunAnswers, parent: QObject) -> None:
+        super().__init__(parent)
+        self._live = live
+        self.moment: float | None = None
+        self.past: PastRun | None = None
+        self.is_playing = False
+        self._played_at = 0.0
+        self._reader: _PastReader | None = None
+        self._timer = QTimer(self, interval=_TAKE_EVERY_MS)
+        self._timer.timeout.connect(self._tick)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """From the start of the run to its end, or to now; None while it has not begun."""
+        live = self._live
+        began = live.started
+        if began is None:
+            return None
+        if not live.is_over:
+            return began, max(began, time.time())
+        ends = [] if live.end is None else [live.end.ended]
+        ends += [one.trained.last_x or began for one in live.fold.attempts.values()]
+        ends += [began + (device.memory_history.last_x or 0.0) for device in live.devices]
+        return began, max(began, *ends)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether what is shown is not yet of the moment that was asked for."""
+        return self.moment is not None and (self.past is None or self.past.now != self.moment)
+
+    def go(self, moment: float) -> None:
+        """Look at a moment (Unix seconds); the end of what is there is now."""
+        bounds = self.bounds
+        if bounds is None or moment >= bounds[1]:
+            self.back_to_now()
+            return
+        moment = max(moment, bounds[0])
+        if moment == self.moment:
+            return
+        if self._reader is None:
+            self._reader = _PastReader(self._live.run)
+            self._reader.start()
+        self.moment = moment
+        self._reader.ask(moment)
+        self._timer.start()
+        self.moved.emit()
+
+    def go_to_start(self) -> None:
+        if self.bounds is not None:
+            self.go(self.bounds[0])
+
+    def step_by(self, by: int) -> None:
+        """To the next steps or those before; from now on backwards."""
+        bounds = self.bounds
+        if bounds is None:
+            return
+        moment = bounds[1] if self.moment is None else self.moment
+        found = beside(self._live.fold, moment, by)
+        self.go(found if found is not None else bounds[0] if by < 0 else bounds[1])
+
+    def skip(self, seconds: float) -> None:
+        if self.bounds is not None:
+            self.go((self.bounds[1] if self.moment is None else self.moment) + seconds)
+
+    def back_to_now(self) -> None:
+        if self.moment is None:
+            return
+        self.close()
+        self.moment = self.past = None
+        self.is_playing = False
+        self.moved.emit()
+        self.arrived.emit()
+
+    def toggle_play(self) -> None:
+        """From the start where one looks at now."""
+        if not self.is_playing and self.moment is None:
+            self.go_to_start()
+        self.is_playing = not self.is_playing and self.moment is not None
+        self._played_at = time.monotonic()
+        self.moved.emit()
+
+    @property
+    def speed(self) -> float:
+        """How much faster than the run went it is played."""
+        began, ended = self.bounds or (0.0, 0.0)
+        return max(1.0, (ended - began) / _WHOLE_PLAY_S)
+
+    def close(self) -> None:
+        """Ends the thread, which may be held up by a disk: it is not waited for."""
+        self._timer.stop()
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+
+    def _tick(self) -> None:
+        if self._reader is not None and self._reader.found:
+            moment, fold = self._reader.found.popleft()
+            self.past = PastRun(self._live, fold, moment)
+            self.arrived.emit()
+        if self.is_playing and self.moment is not None:
+            now = time.monotonic()
+            if not self.is_waiting:
+                self.go(self.moment + (now - self._played_at) * self.speed)
+            self._played_at = now
+        elif not self.is_waiting:
+            self._timer.stop()

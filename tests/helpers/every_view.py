@@ -1,0 +1,165 @@
+"""One of every view of the app, on runs that were written: for claims about all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QComboBox,
+    QGraphicsView,
+    QKeySequenceEdit,
+    QLineEdit,
+    QMenu,
+    QMenuBar,
+    QPlainTextEdit,
+    QScrollBar,
+    QTabBar,
+    QWidget,
+)
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.run.race import RUNNING
+from rankdeck_app.composition import App
+from rankdeck_app.shell.status_bar import StatusItem
+from rankdeck_app.state.problem_list import LAUNCH
+from rankdeck_app.views.launch.trust_question import TrustQuestion
+from rankdeck_app.views.run_note import RunNote
+from tests.helpers.told_race import WrittenRace, entry
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+from tests.helpers.written_script import WrittenScript
+
+ACTIVITIES = ("launch", "runs", "compare", "strategies")
+PANELS = ("problems", "output")
+
+
+class EveryView:
+    """Runs in the folder of runs: one alive on four devices, one that failed, a script's, and a race."""
+
+    def __init__(self) -> None:
+        runs = Path(os.environ["RANKDECK_RUNS"])
+        self.alive = self._trained(WrittenRun(runs, "alive"))
+        self.failed = self._trained(WrittenRun(runs, "failed"))
+        self.failed.end("failed", 1, "rank 1: out of memory")
+        self.script = WrittenScript(runs)
+        self.script.launch(2)
+        self.script.see(0)
+        self.script.step(0, 1, [3.0, 2.0, 1.0])
+        self.race = WrittenRace(runs)
+        self.race.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING), kind="virtual")
+
+    @staticmethod
+    def _trained(run: WrittenRun) -> WrittenRun:
+        run.begin(1, device_infos(4), steps=40)
+        run.steps(0, 1, [4.0 - 0.1 * step for step in range(30)])
+        lead = {"parameters": 20 * MIB, "activations": 60 * MIB, "gathered": 200 * MIB}
+        rest = {"parameters": 20 * MIB, "activations": 60 * MIB}
+        run.memory(0, 3, {device: rest if device else lead for device in range(4)})
+        run.writer("rank-0").write(events.Evaluation(step=20, loss=2.0, samples=64, seconds=0.1))
+        return run
+
+    @property
+    def page_ids(self) -> list[str]:
+        """All that open by their id; a comparison and the code page open by a call."""
+        runs = [f"run:{one.path}" for one in (self.alive, self.failed, self.script)]
+        plain = ["welcome", "config", "settings", "keys", "notifications", "plan", "devices", "runs"]
+        return [*runs, f"race:{self.race.folder.path}", *(f"{name}:" for name in plain), "strategy:ddp"]
+
+    def open_pages(self, app: App) -> None:
+        """A tab of every kind of page, the last of them in front."""
+        for page_id in self.page_ids:
+            app.window.editor.open(page_id)
+        app.comparisons.open_compare([self.alive.path, self.failed.path])
+        app.places.open(Path(__file__), 3, "what is wrong here")
+        app.session.problems.set(
+            LAUNCH, "alive", [Problem("launch", "It did not start.", advice="Try again.")]
+        )
+
+    def walk(self, app: App) -> Iterator[tuple[str, QWidget]]:
+        """Every page, side bar, panel and dialog, each shown while it is looked at."""
+        self.open_pages(app)
+        editor = app.window.editor
+        for tab in list(editor.active_group.tabs):
+            editor.show_tab(tab)
+            yield tab.page_id.split(":")[0], tab.build()
+        for activity in ACTIVITIES:
+            yield f"side bar {activity}", app.window.show_activity(activity)
+        for panel in PANELS:
+            yield f"panel {panel}", app.window.show_panel(panel)
+        yield "frame", app.window
+        yield from self._dialogs(app)
+
+    def _dialogs(self, app: App) -> Iterator[tuple[str, QWidget]]:
+        asked: list[QWidget] = [
+            TrustQuestion([self.alive.path], app.window),
+            RunNote("alive", "a note", app.window),
+        ]
+        for widget in asked:
+            widget.show()
+            yield type(widget).__name__, widget
+            widget.close()
+            widget.deleteLater()
+
+    def end(self) -> None:
+        """Let go of what is locked."""
+        for run in (self.alive, self.failed, self.script):
+            run.lose()
+        self.race.lose()
+
+
+_USED: tuple[type[QWidget], ...] = (
+    QAbstractButton,
+    QAbstractItemView,
+    QAbstractSlider,
+    QAbstractSpinBox,
+    QComboBox,
+    QLineEdit,
+    QPlainTextEdit,
+    QTabBar,
+)
+
+
+def usable(root: QWidget) -> Iterator[QWidget]:
+    """What of a view can be clicked or can have the keyboard; inner parts of one control are not asked.
+
+    No focus proxy is: PySide would keep a plot alive for it.
+    """
+    takes_keys = bool(root.focusPolicy() & Qt.FocusPolicy.TabFocus)
+    is_empty = isinstance(root, StatusItem) and not root.text()  # shown with its first text
+    if (takes_keys or isinstance(root, _USED)) and not (is_empty or isinstance(root, QScrollBar)):
+        yield root
+    if not isinstance(root, _WHOLE):
+        for child in root.children():
+            if isinstance(child, QWidget):
+                yield from usable(child)
+
+
+_WHOLE = (
+    QAbstractItemView,
+    QAbstractSpinBox,
+    QComboBox,
+    QGraphicsView,
+    QKeySequenceEdit,
+    QLineEdit,
+    QMenu,
+    QMenuBar,
+    QTabBar,
+)
+
+
+def told(widget: QWidget) -> dict[str, Any]:
+    """For a message: what one can find the widget by."""
+    chain, parent = [], widget.parentWidget()
+    while parent is not None and len(chain) < 4:
+        chain.append(type(parent).__name__)
+        parent = parent.parentWidget()
+    text = widget.text() if isinstance(widget, QAbstractButton) else ""
+    return {"type": type(widget).__name__, "text": text, "tip": widget.toolTip()[:40], "in": chain}

@@ -1,0 +1,168 @@
+"""The app on a disk that takes its time (slowdisk.c), and somebody who clicks.
+
+As a program, preloaded with that library, it opens the app in $SLOWDISK_FOLDER, makes the disk slow, does
+what a person does, and prints a line of JSON for each act: what the window's thread asked of the disk until
+then, and how long it was not to be spoken to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.c_library import build_library
+from tests.helpers.tree import CHECKOUT
+from tests.helpers.waiting import with_load
+
+FOLDER = "SLOWDISK_FOLDER"
+_SETTLE_S = 0.05
+# They ask with a dialog of the system's, or end the app.
+_NOT_TRIED = {
+    *("app.quit", "config.open", "config.save", "config.saveAs", "run.open", "workspace.open", "run.reveal"),
+    *("compare.save", "run.report", "view.fullScreen", "view.zoomIn", "view.zoomOut", "view.zoomReset"),
+}
+
+
+def acts_on_slow_disk(folder: Path, delay_ms: int, only: str = "") -> list[dict[str, Any]]:
+    """What `main` found: {act, asked: [calls of the window's thread], longest_ms}, of all acts or one."""
+    library = build_library(Path(__file__).with_name("slowdisk.c"), folder / "slowdisk.so")
+    disk = folder / "disk"
+    disk.mkdir()
+    env = os.environ | {
+        "LD_PRELOAD": str(library),
+        FOLDER: str(disk),
+        "RANKDECK_HOME": str(disk / "home"),
+        "QT_QPA_PLATFORM": "offscreen",
+    }
+    env.pop("RANKDECK_RUNS", None)
+    command = [sys.executable, "-m", "tests.helpers.slow_disk", str(delay_ms), only]
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=with_load(300)
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+class _SlowDisk:
+    def __init__(self, delay_ms: int) -> None:
+        self._library = ctypes.CDLL(None)
+        self._delay_ms = delay_ms
+        self._text = ctypes.create_string_buffer(65536)
+
+    def set(self, is_slow: bool) -> None:
+        self._library.slowdisk_set(self._delay_ms if is_slow else 0)
+
+    def asked(self) -> list[str]:
+        """What the first thread had to wait for since the last call."""
+        self._library.slowdisk_take(self._text, ctypes.c_size_t(len(self._text)))
+        return self._text.value.decode("utf-8", "replace").splitlines()
+
+
+def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What a person does, one thing after the other."""
+    window, session = app.window, app.session
+    finished, other, alive = runs
+
+    def run(command: str) -> None:
+        window.commands.run(command)
+
+    yield "ask the disk in vain", finished.stat  # not what the app does: what would be seen if it did
+    yield "change a setting", lambda: window.settings.set("window.frame_rate", 25)
+    yield "choose a theme", lambda: window.settings.set("theme.name", "Light Modern")
+    yield "change a key", lambda: window.keymap.set_keys("run.launch", ("F7",))
+    for name, path in (("finished", finished), ("living", alive)):
+        yield f"open a {name} run", lambda path=path: app.tabs.open(path)
+    yield "open a folder that is no run", lambda: app.tabs.open(workspace)
+    yield "compare", lambda: app.comparisons.open_compare([finished, other])
+    yield "quick open", lambda: window.palette_box.show_quick_open("a")
+    yield "leave it", window.palette_box.dismiss
+    yield "open a configuration", lambda: app.actions.open_config(workspace / "a.toml")
+    yield "write in it", lambda: session.draft.set_value(("train", "steps"), 12)
+    yield "save it", lambda: app.actions.save_config(workspace / "b.toml")
+    yield "use a run's", lambda: app.actions.use_configuration(finished)
+    yield "choose a script", lambda: app.scripts.show(workspace / "a.py")
+    yield "type its name", lambda: session.script.set(run="b.py")
+    yield "name its interpreter", lambda: session.script.set(python=sys.executable)
+    yield "launch it", app.actions.launch
+    yield "enter an interpreter", lambda: app.picker._enter(str(workspace / "no-python"))
+    yield "open code", lambda: app.places.open(workspace / "a.toml", 2)
+    yield "rename", lambda: app.lists.keeping.rename(other, "another name")
+    yield "resume", lambda: app.launching.resume(finished)
+    yield "run again", lambda: app.scripts.run_again(other)
+    yield "stop", lambda: app.tabs.stop(alive)
+    yield "open another folder", lambda: app.actions.open_workspace(workspace.parent / "other")
+    yield "and the first again", lambda: app.actions.open_workspace(workspace)
+    for command in [one.id for one in window.commands if one.id not in _NOT_TRIED]:
+        if window.commands.enabled(command):
+            yield command, lambda command=command: run(command)
+
+
+def main() -> int:
+    from PySide6.QtCore import QTimer
+    from PySide6.QtWidgets import QApplication
+
+    from rankdeck_app.application import make_app
+    from tests.helpers.app_window import close_app, end_all_runs, open_app, wait_for
+    from tests.helpers.written_run import WrittenRun, device_infos
+
+    disk, folder = _SlowDisk(int(sys.argv[1])), Path(os.environ[FOLDER])
+    workspace = folder / "workspace"
+    written = [WrittenRun(workspace / "runs", name) for name in ("finished", "other", "alive")]
+    for run in written:
+        run.begin(2, device_infos(2))
+    for run in written[:2]:
+        run.end()
+    (workspace / "a.toml").write_text('[model]\nuse = "mlp"\n[data]\nuse = "digits"\n')
+    (workspace / "a.py").write_text("import torch\n")
+    qt = make_app()
+    app = open_app(workspace)
+    wait_for(lambda: len(app.session.runs.infos) == len(written), 30, "the list of runs")
+    longest_s, beat = 0.0, time.perf_counter()
+
+    def tick() -> None:
+        nonlocal longest_s, beat
+        now = time.perf_counter()
+        longest_s, beat = max(longest_s, now - beat), now
+
+    pulse = QTimer(interval=5)
+    pulse.timeout.connect(tick)
+    pulse.start()
+
+    def settle(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            qt.processEvents()
+            time.sleep(0.002)
+
+    settle(1.0)
+    disk.set(is_slow=True)
+    only = sys.argv[2]
+    for name, act in _acts(app, workspace, [run.path for run in written]):
+        if only != name and (only or name.endswith("in vain")):
+            continue
+        longest_s, beat = 0.0, time.perf_counter()
+        act()
+        settle(_SETTLE_S)
+        print(json.dumps({"act": name, "asked": disk.asked(), "longest_ms": longest_s * 1e3}), flush=True)
+        for left in (QApplication.activePopupWidget(), QApplication.activeModalWidget()):
+            if left is not None:
+                left.close()
+    settle(1.0)
+    print(json.dumps({"act": "wait", "asked": disk.asked(), "longest_ms": 0}), flush=True)
+    disk.set(is_slow=False)
+    pulse.stop()
+    written[2].lose()
+    close_app(app)
+    end_all_runs(workspace / "runs")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
