@@ -11,13 +11,15 @@ ARGS ?=
 PYTEST ?=
 WORKERS ?= 2
 DRAWN ?= 150
+LANGUAGE ?= xx
+LANGUAGES := app/rankdeck_app/languages
 SEED ?= 20261122
 # A whole suite is shared out, a part of it is soonest done by one.
 ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format bench gpu mutants clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -53,6 +55,12 @@ lint: setup ## style, types, and who imports whom
 format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+texts: setup ## every text of the window, for translators: LANGUAGE=ko writes or brings up to date languages/rankdeck_ko.ts
+	@mkdir -p $(LANGUAGES)
+	@find app/rankdeck_app engine/rankdeck -name '*.py' | sort > .make/texts.txt
+	@$(BIN)/pyside6-lupdate @.make/texts.txt -tr-function-alias tr+=marked,tr+=phrase -locations none -ts $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
+	@$(BIN)/pyside6-lrelease $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 
 bench: setup ## training beside hand-written loops, watched scripts, syncs, the dashboard, 5,000 runs listed, GPUs read and shown, plans (minutes)
 	@$(BIN)/python -m tests.bench.training

@@ -1,0 +1,156 @@
+"""The language of the window. Every text that a person reads goes through `tr`: English is in the code, other
+languages are Qt's own files (languages/rankdeck_ko.qm, made by `make texts` and Qt Linguist).
+
+What the engine says comes as English with its template beside it (rankdeck/base/phrases.py); `in_words` says
+it in the window's language. The made-up language Pseudo is longer and accented: what is plain or cut in it
+would be plain or cut in a real one.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import Phrase
+
+FOLDER = Path(__file__).with_name("languages")
+SYSTEM, ENGLISH, PSEUDO = "System", "English", "Pseudo"
+ENDING = ".qm"
+
+
+def tr(text: str, one: str = "", n: int | None = None, /, **values: Any) -> str:
+    """A text in the window's language, with `{name}` filled in; without values it is taken as it stands.
+
+    `one` is the English for an `n` of 1, and `{n}` is filled in, too; another language has as many forms for
+    `n` as it needs: `tr("{n} runs of {model}", "{n} run of {model}", n, model=name)`.
+    """
+    if n is None:
+        return _filled(_found(text), text, values)
+    english, values = (one if n == 1 else text), {"n": n, **values}
+    found = QCoreApplication.translate("", text, one, n)
+    return _filled(found if found != text else _found(english), english, values)
+
+
+def spoken(said: str) -> str:
+    """What the engine says here and now, in the window's language where it is a phrase."""
+    if not isinstance(said, Phrase):
+        return said
+    return _filled(_found(said.template), said.template, said.arguments)
+
+
+def in_words(problem: Problem) -> Problem:
+    """A problem as the window says it. Only templates that the language knows are filled in: they may come
+    from a file of a run.
+    """
+    said = {
+        name: _filled(_found(template), "", problem.arguments.get(name, {}))
+        for name, template in problem.templates.items()
+        if name in ("message", "advice") and _found(template) != template
+    }
+    said = {name: text for name, text in said.items() if text}
+    return problem.but(**said) if said else problem
+
+
+@cache
+def _found(text: str) -> str:
+    return QCoreApplication.translate("", text)
+
+
+def _filled(found: str, text: str, values: dict[str, Any]) -> str:
+    """A translation that asks for values that there are not is none."""
+    if not values:
+        return found
+    try:
+        return found.format(**values)
+    except (KeyError, IndexError, ValueError, AttributeError):
+        return text.format(**values) if text else ""
+
+
+def known_languages() -> tuple[str, ...]:
+    """The names that the setting takes; each language calls itself by its own name."""
+    names = sorted(QLocale(_code(file)).nativeLanguageName() for file in _files())
+    return (SYSTEM, ENGLISH, *names, PSEUDO)
+
+
+def use_language(name: str) -> list[QTranslator]:
+    """Speak it from now on: for texts that are asked for after this. `name` is one of `known_languages`, or
+    the path of a .qm file. What cannot be read leaves English.
+    """
+    made: list[QTranslator] = [Pseudo()] if name == PSEUDO else _loaded(_file_of(name))
+    for translator in made:
+        QCoreApplication.installTranslator(translator)
+    _found.cache_clear()
+    return made
+
+
+def forget(translators: list[QTranslator]) -> None:
+    """Speak as before `use_language`."""
+    for translator in translators:
+        QCoreApplication.removeTranslator(translator)
+    _found.cache_clear()
+
+
+def _files() -> list[Path]:
+    return sorted(FOLDER.glob(f"rankdeck_*{ENDING}"))
+
+
+def _code(file: Path) -> str:
+    return file.stem.removeprefix("rankdeck_")
+
+
+def _file_of(name: str) -> Path | None:
+    if name.endswith(ENDING):
+        return Path(name).expanduser()
+    if name == SYSTEM:
+        wanted = [QLocale(each).language() for each in QLocale.system().uiLanguages()]
+        order = (
+            wanted[: wanted.index(QLocale.Language.English)] if QLocale.Language.English in wanted else wanted
+        )
+        found = [
+            file for language in order for file in _files() if QLocale(_code(file)).language() == language
+        ]
+        return found[0] if found else None
+    return next((file for file in _files() if QLocale(_code(file)).nativeLanguageName() == name), None)
+
+
+def _loaded(file: Path | None) -> list[QTranslator]:
+    """Our texts, and those of Qt's own dialogs."""
+    ours, qts = QTranslator(), QTranslator()
+    if file is None or not ours.load(str(file)):
+        return []
+    place = QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)
+    return [ours, *([qts] if qts.load(f"qtbase_{_code(file)}", place) else [])]
+
+
+# The made-up language
+
+_ACCENTED = str.maketrans(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "àƀçďéƒĝĥîĵķļɱñöþɋŕšťûṽŵẋýžÀƁÇĎÉƑĜĤÎĴĶĻṀÑÖÞɊŔŠŤÛṼŴẊÝŽ",
+)
+_KEPT = re.compile(r"(\{[^{}]*\}|<[^<>]+>|&\w+;|&(?=\w))")
+
+
+def pseudo(text: str) -> str:
+    """A text with accents and vowels twice, a third longer; what is filled in and markup stay."""
+    parts = _KEPT.split(text)
+    return "".join(part if number % 2 else _longer(part) for number, part in enumerate(parts))
+
+
+def _longer(part: str) -> str:
+    return re.sub(r"([aeiou])", r"\1\1", part).translate(_ACCENTED)
+
+
+class Pseudo(QTranslator):
+    """Knows every text."""
+
+    def translate(self, context: str, source: str, disambiguation: str | None = None, n: int = -1) -> str:
+        return pseudo(source)
+
+    def isEmpty(self) -> bool:
+        return False

@@ -1,0 +1,178 @@
+"""Texts in the window's language: what is looked up, what is filled in, and what is never trusted."""
+
+from __future__ import annotations
+
+import ast
+import json
+import string
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from PySide6.QtWidgets import QApplication
+
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import phrase
+from rankdeck_app import language
+from rankdeck_app.language import PSEUDO, forget, in_words, known_languages, spoken, tr, use_language
+
+ROOT = Path(__file__).parents[2]
+SPOKEN = {"tr": 3, "phrase": 1, "marked": 1}
+"""How many arguments without a name each of them takes."""
+
+TRANSLATED = """<?xml version="1.0" encoding="utf-8"?><!DOCTYPE TS>
+<TS version="2.1" language="de"><context><name></name>
+<message><source>Stop {what}</source><translation>{what} anhalten</translation></message>
+<message><source>Bad {what}</source><translation>Falsch {other}</translation></message>
+<message><source>Rank {rank} broke.</source><translation>Rang {rank} ist gestorben.</translation></message>
+<message numerus="yes"><source>{n} runs</source><comment>{n} run</comment>
+<translation><numerusform>{n} Lauf</numerusform><numerusform>{n} Läufe</numerusform></translation></message>
+</context></TS>"""
+
+
+@pytest.fixture
+def german(qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A translation as translators make it, in the folder where the app looks."""
+    source = tmp_path / "rankdeck_de.ts"
+    source.write_text(TRANSLATED, "utf-8")
+    release = Path(sys.executable).with_name("pyside6-lrelease")
+    subprocess.run([release, "-silent", source], check=True, timeout=60)
+    monkeypatch.setattr(language, "FOLDER", tmp_path)
+    translators = use_language("Deutsch")
+    assert translators
+    yield tmp_path / "rankdeck_de.qm"
+    forget(translators)
+
+
+def test_english_is_what_the_code_says(qapp: QApplication) -> None:
+    assert tr("Stop {what}", what="DDP") == "Stop DDP"
+    assert [tr("{n} runs", "{n} run", n) for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert tr("code -g {file}:{line}") == "code -g {file}:{line}", "nothing to fill in"
+
+
+def test_a_translation_is_spoken(german: Path) -> None:
+    assert tr("Stop {what}", what="DDP") == "DDP anhalten"
+    assert [tr("{n} runs", "{n} run", n) for n in (0, 1, 2)] == ["0 Läufe", "1 Lauf", "2 Läufe"]
+    assert tr("Not translated {n}", n=2) == "Not translated 2"
+    assert tr("Bad {what}", what="x") == "Bad x", "a translation that asks for what there is not"
+
+
+def test_a_translation_is_found_by_its_name_and_by_its_path(german: Path) -> None:
+    assert known_languages() == ("System", "English", "Deutsch", "Pseudo")
+    forget(again := use_language(str(german)))
+    assert again
+    assert use_language(str(german.with_name("none.qm"))) == []
+    german.with_name("broken.qm").write_bytes(b"\x00\xff not a translation")
+    assert use_language(str(german.with_name("broken.qm"))) == []
+
+
+def test_a_problem_is_said_in_the_windows_language(german: Path) -> None:
+    told = ConfigError(phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it")).problem
+    assert (told.message, told.advice) == ("Rank 2 broke.", "Stop it")
+    read = msgspec.json.decode(msgspec.json.encode(told), type=Problem)
+    assert read == told and json.loads(msgspec.json.encode(told))["arguments"]["message"] == {"rank": 2}
+    said = in_words(read)
+    assert (said.message, said.advice) == ("Rang 2 ist gestorben.", "it anhalten")
+
+
+def test_what_the_engine_says_here_is_spoken(german: Path) -> None:
+    assert spoken(phrase("Stop {what}", what="DDP")) == "DDP anhalten"
+    assert spoken("Stop {what}") == "Stop {what}", "a plain text is what it is"
+
+
+def test_what_is_filled_in_can_be_encoded() -> None:
+    told = Problem("x", phrase("{a:.1f} {b} {c} {d}", a=np.float64(1.25), b=Path("/x"), c=True, d=None))
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Problem) == told
+    assert told.message == "1.2 /x True None" and told.arguments["message"]["a"] == 1.25
+
+
+def test_what_was_said_otherwise_is_not_said_as_before(german: Path) -> None:
+    told = Problem("x", phrase("Rank {rank} broke.", rank=2), advice=phrase("Stop {what}", what="it"))
+    assert in_words(told.but(message="Another thing.")).message == "Another thing."
+    assert in_words(told.but(message="Another thing.")).advice == "it anhalten"
+    assert in_words(told.but(message=phrase("Stop {what}", what="all"))).message == "all anhalten"
+
+
+def test_a_template_of_a_strangers_run_is_never_filled_in(german: Path) -> None:
+    wild = Problem(
+        "x",
+        "As it was.",
+        templates={"message": "{rank:>999999999}", "code": "{x}"},
+        arguments={"message": {"rank": 1}},
+    )
+    assert in_words(wild) == wild
+    odd = Problem(
+        "x", "As it was.", templates={"message": "Rank {rank} broke."}, arguments={"message": {"other": 1}}
+    )
+    assert in_words(odd).message == "As it was."
+
+
+def test_pseudo_is_longer_and_accented(qapp: QApplication) -> None:
+    made_up = use_language(PSEUDO)
+    said = tr("Stop {what}", what="DDP")
+    forget(made_up)
+    assert said == "Šťööþ DDP" and tr("Stop {what}", what="DDP") == "Stop DDP"
+
+
+# Every call in the code
+
+
+def _calls(tree: ast.AST) -> Iterator[tuple[ast.Call, bool]]:
+    """Calls that say a text, and whether they happen when the module is imported."""
+    inner = {
+        id(node)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.FunctionDef | ast.Lambda)
+        for part in (one.body if isinstance(one.body, list) else [one.body])
+        for node in ast.walk(part)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SPOKEN:
+            yield node, id(node) not in inner
+
+
+def _wrong(call: ast.Call, at_import: bool) -> str | None:
+    assert isinstance(call.func, ast.Name)
+    name, text = call.func.id, call.args[0]
+    if at_import and name == "tr":
+        return "is asked for before the language is known: mark it, and say it where it is shown"
+    if isinstance(text, ast.JoinedStr | ast.BinOp):
+        return "is put together before it can be translated: name what is filled in"
+    if not isinstance(text, ast.Constant):
+        return None
+    values = {one.arg for one in call.keywords}
+    if len(call.args) > 2:
+        values.add("n")
+    fields = (
+        {field for _, field, _, _ in string.Formatter().parse(text.value) if field is not None}
+        if values
+        else set()
+    )
+    if None not in values and fields - values:
+        return f"has nothing for {sorted(fields - values)}"
+    if None not in values and values - fields - {"n"}:
+        return f"leaves out {sorted(str(one) for one in values - fields)}"
+    return None
+
+
+def test_every_text_is_a_constant_with_a_name_for_what_is_filled_in() -> None:
+    wrong, count = list[str](), 0
+    for file in [*ROOT.glob("app/rankdeck_app/**/*.py"), *ROOT.glob("engine/rankdeck/**/*.py")]:
+        for call, at_import in _calls(ast.parse(file.read_text("utf-8"))):
+            count += isinstance(call.args[0], ast.Constant)
+            if problem := _wrong(call, at_import):
+                wrong.append(f"{file.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:80]} {problem}")
+    assert not wrong, "\n".join(wrong)
+    assert count > 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    ['x = tr("now")', 'def f(a):\n tr(f"{a}")', 'def f(a):\n tr("{b}", a=a)', 'def f(a):\n phrase("x", a=a)'],
+)
+def test_a_text_that_cannot_be_translated_is_found(code: str) -> None:
+    assert [_wrong(call, at_import) for call, at_import in _calls(ast.parse(code))] != [None]
