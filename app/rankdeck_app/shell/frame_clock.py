@@ -60,6 +60,11 @@ class FrameClock(QObject):
         self._adjust()
 
     @property
+    def interval_ms(self) -> int:
+        """From one frame to the next."""
+        return self._timer.interval()
+
+    @property
     def running(self) -> bool:
         return self._timer.isActive()
 

@@ -37,8 +37,6 @@ _HEADERS = ("Command", "Keys", "When", "Source")
 
 
 class KeysPage(Page):
-    can_split = False
-
     def __init__(self, page_id: str, window: MainWindow) -> None:
         super().__init__(page_id, title="Keyboard Shortcuts", icon="keyboard-tab")
         self._window = window
@@ -176,19 +174,12 @@ class KeysPage(Page):
     def _give(self, keys: tuple[str, ...], command_id: str = "") -> None:
         command_id = command_id or self.selected()
         others = [other for other in self._keymap.commands_on(keys[0]) if other != command_id] if keys else []
-        try:
-            self._keymap.set_keys(command_id, keys)
-        except OSError as error:
-            self._message.setText(f"The keys hold until the app ends; they cannot be saved: {error}.")
-            return
+        self._keymap.set_keys(command_id, keys)
         titles = ", ".join(self._window.commands[other].title for other in others)
         self._message.setText(f"These keys also belong to: {titles}." if titles else "")
 
     def _on_reset(self) -> None:
-        try:
-            self._keymap.reset(self.selected())
-        except OSError as error:
-            self._message.setText(f"The default holds until the app ends; it cannot be saved: {error}.")
+        self._keymap.reset(self.selected())
 
     def hideEvent(self, event: QEvent) -> None:
         self._stop_recording()

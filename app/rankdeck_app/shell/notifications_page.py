@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QEvent, QSize, Qt
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
 
@@ -19,18 +20,16 @@ _PADDING = 8
 
 
 class NotificationsPage(Page):
-    can_split = False
-
     def __init__(self, page_id: str, window: MainWindow) -> None:
-        super().__init__(page_id, title="Notifications", icon="bell")
+        super().__init__(page_id, title=tr("Notifications"), icon="bell")
         self._toasts = window.toasts
         self._theme = window.theme
         self._list = QListWidget()
-        self._list.setAccessibleName("Notifications, newest first")
+        self._list.setAccessibleName(tr("Notifications, newest first"))
         self._list.setWordWrap(True)
         self._list.setIconSize(QSize(16, 16))
         self._list.setProperty("roomy", "true")
-        self._clear = QPushButton("Clear")
+        self._clear = QPushButton(tr("Clear"))
         self._clear.clicked.connect(self._toasts.clear_history)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 16, 16, 16)
@@ -53,7 +52,7 @@ class NotificationsPage(Page):
                 self._add_buttons(notice)
         self._clear.setVisible(bool(self._toasts.history))
         if not self._toasts.history:
-            self._list.addItem("No notifications in this session.")
+            self._list.addItem(tr("No notifications in this session."))
         if self.isVisible() and self._toasts.unread:
             self._toasts.mark_read()
 

@@ -118,9 +118,11 @@ class RowDelegate(QStyledItemDelegate):
         painter.save()
         if selected or state & QStyle.StateFlag.State_MouseOver:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setPen(color("contrastActiveBorder") if selected else Qt.PenStyle.NoPen)
             painter.setBrush(color("list.activeSelectionBackground" if selected else "list.hoverBackground"))
-            painter.drawRoundedRect(rect, 3, 3)
+            painter.drawRoundedRect(
+                rect.toRectF().adjusted(0.5, 0.5, -0.5, -0.5) if selected else rect.toRectF(), 3, 3
+            )
         ink = color("list.activeSelectionForeground" if selected else "quickInput.foreground")
         dim = ink if selected else color("descriptionForeground")
         x = rect.x() + 16
@@ -160,6 +162,7 @@ class Palette(QFrame):
         self._providers: list[QuickProvider] = []
         self._recent: list[str] = []
         self._rows_for: Callable[[str], list[PaletteRow]] = lambda _text: []
+        self._is_general = False
         self._focus_before: QWidget | None = None
         self._left: Callable[[], object] | None = None
         self._preview_timer = QTimer(self, interval=PREVIEW_AFTER_MS, singleShot=True)
@@ -200,9 +203,17 @@ class Palette(QFrame):
 
     def show_commands(self) -> None:
         self._begin(COMMAND_PREFIX, "", self._general_rows())
+        self._is_general = True
 
     def show_quick_open(self, text: str = "") -> None:
         self._begin(text, "Search by name; > for commands", self._general_rows())
+        self._is_general = True
+
+    def refresh_quick_open(self) -> None:
+        """A provider has found more: list it, if quick open is what is shown."""
+        if self.isVisible() and self._is_general:
+            self._rows_for = self._general_rows()
+            self._refilter(self.input.text())
 
     def pick(
         self,
@@ -234,7 +245,7 @@ class Palette(QFrame):
         if not self.isVisible():
             self._focus_before = QApplication.focusWidget()
         self._leave()
-        self._rows_for = rows_for
+        self._rows_for, self._is_general = rows_for, False
         self.input.setPlaceholderText(placeholder)
         self._shadow.setColor(self._services.theme.color("widget.shadow"))
         with QSignalBlocker(self.input):

@@ -12,6 +12,7 @@ from pathlib import Path
 from rankdeck.base import home
 from rankdeck_app.commands.keymap import Keymap
 from rankdeck_app.commands.table import CommandTable, Context
+from rankdeck_app.disk import Disk
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.theme import Theme
@@ -34,6 +35,10 @@ class Services:
     workspace: Path | None = None
     open_path: Path | None = None
 
+    @property
+    def disk(self) -> Disk:
+        return self.settings.disk
+
 
 def open_settings() -> Settings:
     """The person's settings; needs no QApplication."""
@@ -55,7 +60,7 @@ def make_services(
         theme=Theme(),
         context=context,
         commands=commands,
-        keymap=Keymap(commands, home.config_dir() / "keymap.toml"),
+        keymap=Keymap(commands, home.config_dir() / "keymap.toml", disk=settings.disk),
         clock=FrameClock(settings.get("window.frame_rate", int)),
         state_folder=home.state_dir() / "app",
         runs=runs,

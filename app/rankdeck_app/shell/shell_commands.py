@@ -14,7 +14,7 @@ from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.shell.zoom import Zoom
-from rankdeck_app.theme import BUILT_IN, ThemeError
+from rankdeck_app.theme import BUILT_IN, SYSTEM, ThemeError
 
 
 def shell_commands(window: MainWindow) -> list[Command]:
@@ -183,12 +183,13 @@ def choose_theme(window: MainWindow) -> None:
     is marked, and comes back where none is chosen.
     """
     kept = window.settings.get("theme.name", str)
-    names = [*BUILT_IN, *([] if kept in BUILT_IN else [kept])]
+    names = [*BUILT_IN, SYSTEM, *([] if kept in (*BUILT_IN, SYSTEM) else [kept])]
 
     def item(name: str) -> QuickItem:
         told = BUILT_IN[name].kind if name in BUILT_IN else "a VS Code colour theme"
+        told = "as the desktop is" if name == SYSTEM else told
         right, icon = ("current", "check") if name == kept else ("", "color-mode")
-        show = partial(_show_theme, window, name)
+        show = partial(show_theme, window, name)
         return QuickItem(name, told, partial(set_theme, window, name), right, icon, show)
 
     items = [item(name) for name in names]
@@ -198,11 +199,11 @@ def choose_theme(window: MainWindow) -> None:
         lambda: window.palette_box.ask("Path of a VS Code colour theme", partial(set_theme, window)),
         icon="file-code",
     )
-    back = partial(_show_theme, window, kept)
+    back = partial(show_theme, window, kept)
     window.palette_box.pick([*items, ask], "Choose a colour theme", at=names.index(kept), left=back)
 
 
-def _show_theme(window: MainWindow, name: str) -> None:
+def show_theme(window: MainWindow, name: str) -> None:
     """For as long as nobody chooses."""
     try:
         window.theme.load(name)
@@ -212,14 +213,12 @@ def _show_theme(window: MainWindow, name: str) -> None:
 
 def set_theme(window: MainWindow, name: str) -> None:
     """Keep the choice; a theme that cannot be used is reported and leaves all as it is."""
-    name = name if name in BUILT_IN else str(Path(name.strip()).expanduser())
+    name = name if name in (*BUILT_IN, SYSTEM) else str(Path(name.strip()).expanduser())
     try:
         window.theme.load(name)
         window.settings.set("theme.name", name)
     except ThemeError as error:
         window.toasts.error(str(error))
-    except OSError as error:
-        window.toasts.error(f"The theme cannot be kept: {error}.")
 
 
 def _full_screen(window: MainWindow) -> None:

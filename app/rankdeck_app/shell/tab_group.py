@@ -87,7 +87,7 @@ class TabGroup(QWidget):
         self.setObjectName("tabGroup")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAcceptDrops(True)
-        self.setMinimumSize(160, 100)
+        self.setMinimumSize(220, 160)
         self.bar = EditorTabBar(services.theme)
         self._actions = QHBoxLayout()
         self._actions.setSpacing(2)

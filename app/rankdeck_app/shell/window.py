@@ -23,6 +23,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 from rankdeck_app.commands.keymap import Shortcuts
 from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.activity_bar import ActivityBar
+from rankdeck_app.shell.appearance import Appearance
 from rankdeck_app.shell.controls import with_keys
 from rankdeck_app.shell.editor_area import EditorArea
 from rankdeck_app.shell.finding import FindCommands
@@ -30,6 +31,7 @@ from rankdeck_app.shell.frame_clock import FrameStats
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import Palette
 from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
+from rankdeck_app.shell.screen_scale import fit_minimum
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
 from rankdeck_app.shell.split_tree import thin_splitter
@@ -37,7 +39,6 @@ from rankdeck_app.shell.status_bar import StatusBar
 from rankdeck_app.shell.tab_switcher import TabSwitcher
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
-from rankdeck_app.theme import ThemeError
 
 APP_NAME = "Rankdeck"
 # What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
@@ -67,9 +68,9 @@ class MainWindow(QWidget):
         self.clock = services.clock
         self.setWindowTitle(APP_NAME)
         self._titled: QMetaObject.Connection | None = None
-        self.setMinimumSize(QSize(800, 500))
+        fit_minimum(self)
         self.setAcceptDrops(True)
-        self._load_theme()
+        self.appearance = Appearance(services, self._tell_error, self)
         self._zen = False
         self._panel_max = False
         self._painted = False
@@ -127,6 +128,8 @@ class MainWindow(QWidget):
         self.editor.active_page_changed.connect(self._follow_page)
         self.keymap.changed.connect(self._describe_activities)
         self.settings.changed.connect(self._on_setting)
+        self.settings.failed.connect(self.toasts.warn)
+        self.keymap.failed.connect(self.toasts.warn)
         self.theme.changed.connect(self._on_theme)
         self.toasts.history_changed.connect(self._show_bell)
         self.clock.measured.connect(self._show_frames)
@@ -270,22 +273,11 @@ class MainWindow(QWidget):
             keys = self.keymap.text_for(f"view.show.{activity.id}")
             self.activity_bar.button(activity.id).setToolTip(with_keys(activity.title, keys))
 
-    def _load_theme(self) -> None:
-        try:
-            self.theme.load(self.settings.get("theme.name", str))
-        except ThemeError as error:
-            self.settings.problems.append(str(error))
-        self.theme.apply()
+    def _tell_error(self, text: str) -> None:
+        self.toasts.error(text)
 
     def _on_setting(self, key: str) -> None:
-        if key == "theme.name":
-            try:
-                self.theme.load(self.settings.get(key, str))
-            except ThemeError as error:
-                self.toasts.error(str(error))
-        elif key == "window.frame_rate":
-            self.clock.set_rate(self.settings.get(key, int))
-        elif key == "window.show_frame_time":
+        if key == "window.show_frame_time":
             self._show_frames(self.clock.stats())
 
     def _on_theme(self) -> None:

@@ -1,22 +1,19 @@
 """What comes back after a restart: place and size, folded parts, splitters, side bar view, panel tab, editor
 tabs.
 
-Written as JSON a second after the last change and when the window closes, so that killing the app loses next
-to nothing.
+Written as JSON soon after the last change and when the window closes, so that killing the app loses next to
+nothing.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QByteArray, QObject, QTimer
+from PySide6.QtCore import QByteArray, QObject
 
-from rankdeck.base.files import write_whole
 from rankdeck_app.shell.window import MainWindow
-
-DELAY_MS = 1000
+from rankdeck_app.state.kept_file import KeptFile
 
 
 class WindowState(QObject):
@@ -27,12 +24,10 @@ class WindowState(QObject):
     def __init__(self, window: MainWindow, path: Path) -> None:
         super().__init__(window)
         self._window = window
-        self._path = path
+        self._kept = KeptFile(path, self._content, self, disk=window.services.disk, refused=self._say_refused)
         self._ready = False
         self._failed = False
         self._saved = self._read()
-        self._timer = QTimer(self, singleShot=True, interval=DELAY_MS)
-        self._timer.timeout.connect(self.save_now)
         window.started.connect(self._restore_tabs)
         window.layout_changed.connect(self.save_soon)
         window.editor.layout_changed.connect(self.save_soon)
@@ -43,7 +38,7 @@ class WindowState(QObject):
         day.
         """
         try:
-            content = json.loads(self._path.read_text("utf-8"))
+            content = self._kept.read()
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
@@ -90,15 +85,15 @@ class WindowState(QObject):
         self._ready = True
 
     def save_soon(self) -> None:
-        """After a change: write when nothing more happens for a second."""
+        """After a change: write when nothing more happens for a while."""
         if self._ready:
-            self._timer.start()
+            self._kept.save_soon()
 
     def save_now(self) -> None:
-        """Write. A disk that refuses is reported once, not every second."""
-        self._timer.stop()
-        if not self._ready:
-            return
+        if self._ready:
+            self._kept.save_now()
+
+    def _content(self) -> dict[str, Any]:
         window = self._window
         layout = {"columns": window.columns.sizes(), "rows": window.rows.sizes()}
         for name, sizes in layout.items():
@@ -112,14 +107,14 @@ class WindowState(QObject):
             "panel": window.panel.save_state(),
             "editor": window.editor.save_state(),
         }
-        try:
-            write_whole(self._path, json.dumps(self._saved, indent=1))
-        except OSError as error:
-            if not self._failed:
-                self._failed = True
-                window.toasts.warn(
-                    f"The layout cannot be saved: {error}. Free space or make the folder writable."
-                )
+        return self._saved
+
+    def _say_refused(self, error: OSError) -> None:
+        """Once, not at every change."""
+        if not self._failed:
+            self._failed = True
+            text = f"The layout cannot be saved: {error}. Free space or make the folder writable."
+            self._window.toasts.warn(text)
 
 
 def _dict(value: object) -> dict[str, Any]:

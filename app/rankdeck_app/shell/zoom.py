@@ -1,7 +1,7 @@
-"""Zoom of the whole window, and what else of the settings holds from the next start.
+"""Zoom of the whole window, and what of the settings holds from the next start.
 
-Qt takes the scale of an application before its first window, so Ctrl+= and Ctrl+- change the setting and
-offer to start again: runs go on, and tabs, drafts and the layout come back.
+Ctrl+= and Ctrl+- take effect at once where screen_scale.py can. Where it cannot, and for typefaces, the
+setting is kept and a restart is offered: runs go on, and tabs, drafts and the layout come back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rankdeck_app.settings import Settings
+from rankdeck_app.shell.screen_scale import find_scale
 from rankdeck_app.shell.window import MainWindow
 
 LEVELS = (0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
@@ -39,13 +40,19 @@ def scaled(zoom: float) -> Iterator[None]:
 
 
 class Zoom:
-    """Keeps the setting, and says what the next start will change."""
+    """Keeps the setting and shows it; says what only the next start will change."""
 
     def __init__(self, window: MainWindow) -> None:
         self._window = window
         self._settings: Settings = window.settings
-        self._at_start = {key: self._settings.value(key) for key in self._settings.options}
+        self._started_at = self._settings.get(_KEY, float)
+        self._scale = find_scale()
+        later = [key for key, option in self._settings.options.items() if option.at_start]
+        self._at_start = {
+            key: self._settings.value(key) for key in [*later, *([] if self._scale else [_KEY])]
+        }
         self._settings.changed.connect(self._changed)
+        self._tell()
 
     def step(self, step: int) -> None:
         """To the next level up (1) or down (-1); 0 is back to 100 %."""
@@ -53,23 +60,28 @@ class Zoom:
         above = [level for level in LEVELS if level > now]
         below = [level for level in LEVELS if level < now]
         level = 1.0 if step == 0 else (above or [now])[0] if step > 0 else (below or [now])[-1]
-        try:
-            self._settings.set(_KEY, level)
-        except OSError as error:
-            self._window.toasts.error(f"The zoom cannot be kept: {error}.")
+        self._settings.set(_KEY, level)
 
     def _changed(self, key: str) -> None:
-        if not self._settings.options[key].at_start:
+        if key == _KEY and self._scale is not None:
+            return self._show()
+        if key not in self._at_start:
             return None
-        options = self._settings.options.values()
-        pending = [
-            option.key
-            for option in options
-            if option.at_start and self._settings.value(option.key) != self._at_start[option.key]
-        ]
+        pending = [one for one, value in self._at_start.items() if self._settings.value(one) != value]
         toasts = self._window.toasts
         if not pending:
             return toasts.withdraw(_LATER)
         what = f"Zoom {self._settings.get(_KEY, float) * 100:.0f} %" if key == _KEY else key
         restart = ("Restart Now", self._window.restart)
         return toasts.show(f"{what} holds from the next start. Runs go on.", actions=[restart], key=_LATER)
+
+    def _show(self) -> None:
+        assert self._scale is not None
+        self._scale.change(self._settings.get(_KEY, float) / self._started_at, self._window)
+        self._tell()
+
+    def _tell(self) -> None:
+        zoom = self._settings.get(_KEY, float)
+        text, icon = ("", "") if zoom == 1.0 else (f"{zoom * 100:.0f} %", "zoom-in")
+        item = self._window.status.item("zoom", "right", 85)
+        item.show_text(text, icon, tooltip="Reset the zoom", command="view.zoomReset")

@@ -34,6 +34,7 @@ CODEPOINTS: dict[str, int] = {
     "close": 0xEA76,
     "color-mode": 0xEAC6,
     "debug-continue": 0xEACF,
+    "debug-pause": 0xEAD1,
     "debug-rerun": 0xEBC0,
     "debug-stop": 0xEAD7,
     "ellipsis": 0xEA7C,

@@ -51,7 +51,8 @@ QPushButton[flush="true"] { border: 0; padding: 0; text-align: left; }
 QPushButton[flush="true"]:focus { text-decoration: underline; }
 QPushButton[kind="segment"] { background: transparent; color: @descriptionForeground; border-radius: 3px;
   border: 1px solid @dropdown.border; padding: 2px 8px; }
-QPushButton[kind="segment"]:checked { background: @button.secondaryHoverBackground; color: @foreground; }
+QPushButton[kind="segment"]:checked { background: @button.secondaryHoverBackground; color: @foreground;
+  border-color: @inputOption.activeBorder; }
 QPushButton[kind="segment"]:focus { border-color: @focusBorder; }
 QPushButton[kind="segment"]:disabled { color: @disabledForeground; }
 QPushButton[kind="field"] { background: @dropdown.background; color: @dropdown.foreground;
@@ -79,7 +80,8 @@ QFrame[kind="floating"] { background: @quickInput.background; border: 1px solid 
   8px; }
 QLineEdit, QAbstractSpinBox { background: @input.background; color: @input.foreground;
   border: 1px solid @input.border; border-radius: 3px; padding: 3px 6px; min-height: 20px;
-  selection-background-color: @selection.background; selection-color: @foreground; }
+  selection-background-color: @selection.background; selection-color: @foreground;
+  placeholder-text-color: @input.placeholderForeground; }
 QComboBox { background: @dropdown.background; color: @dropdown.foreground; border: 1px solid @dropdown.border;
   border-radius: 3px; padding: 3px 6px; min-height: 20px; }
 QLineEdit:focus, QAbstractSpinBox:focus, QComboBox:focus { border-color: @focusBorder; }
@@ -143,13 +145,55 @@ QWidget#findBar { background: @editorWidget.background; border-bottom: 1px solid
 QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
 """
 
+# Where the settings ask for a compact window: the same look with less room around text.
+_COMPACT = """
+QMenu::item { padding: 2px 28px 2px 28px; }
+QMenu::separator { margin: 2px 0; }
+QPushButton { padding: 2px 10px; }
+QPushButton[kind="link"], QPushButton[kind="quiet"] { padding: 0 2px; }
+QPushButton[flush="true"] { padding: 0; }
+QPushButton[kind="segment"] { padding: 1px 8px; }
+QPushButton[kind="field"] { padding: 1px 6px; }
+QPushButton#commandCenter { padding: 2px 12px; }
+QLineEdit, QAbstractSpinBox, QComboBox { min-height: 18px; padding: 1px 6px; }
+QLineEdit { padding: 1px 4px; }
+QAbstractSpinBox { padding-right: 20px; }
+QAbstractSpinBox QLineEdit, QComboBox QLineEdit { padding: 0; min-height: 0; }
+QListView[roomy="true"]::item { padding: 2px; }
+QHeaderView::section { padding: 2px 8px; }
+"""
+
+# With a theme of high contrast: a line around what can be used, another where something is
+# chosen or under the pointer.
+_CONTRAST = """
+QPushButton { border-color: @contrastBorder; }
+QPushButton[kind="link"], QPushButton[kind="quiet"] { border-color: transparent; }
+QPushButton[kind="link"] { text-decoration: underline; }
+QPushButton:hover, QPushButton[kind="segment"]:checked, QToolButton[kind="tool"]:hover,
+  QToolButton[kind="tool"]:checked, QPushButton#commandCenter:hover { border-color: @contrastActiveBorder; }
+QPushButton:focus, QPushButton[kind="link"]:focus, QPushButton[kind="quiet"]:focus,
+  QToolButton[kind="tool"]:focus, QPushButton#commandCenter:focus { border-color: @focusBorder; }
+QPushButton[kind="primary"]:focus { border: 2px solid @foreground; padding: 3px 11px; }
+QPushButton[kind="segment"]:checked { font-weight: 700; }
+QPushButton:disabled { border: 1px dashed @disabledForeground; }
+QMenuBar::item:selected { background: transparent; color: @contrastActiveBorder; text-decoration: underline; }
+QMenu::item { border: 1px solid transparent; }
+QMenu::item:selected { border-color: @contrastActiveBorder; }
+QComboBox QAbstractItemView::item:selected, QTreeView::item:selected, QListView[roomy="true"]::item:selected {
+  border: 1px solid @contrastActiveBorder; color: @list.activeSelectionForeground;
+  background: @list.activeSelectionBackground; }
+QWidget#problemRow[chosen="true"] { border: 1px solid @contrastActiveBorder; }
+QSplitter::handle:hover { background: @contrastActiveBorder; }
+"""
+
 _IMAGES = (Path(__file__).parent / "images").as_posix()
 _COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
-def style_sheet(hex_of: Callable[[str], str]) -> str:
+def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
     """The style sheet with every @id replaced by the colour that `hex_of` gives for it."""
-    return _COLOR.sub(lambda match: hex_of(match[1]), _SHEET.replace("@images", _IMAGES))
+    parts = (_SHEET.replace("@images", _IMAGES), compact and _COMPACT, high_contrast and _CONTRAST)
+    return _COLOR.sub(lambda match: hex_of(match[1]), "".join(part for part in parts if part))
 
 
 def set_look(widget: QWidget, **properties: str) -> None:

@@ -10,19 +10,25 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Signal
-from PySide6.QtGui import QColor, QFont, QIcon, QPalette
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QGuiApplication, QIcon, QPalette
 from PySide6.QtWidgets import QApplication
 
-from rankdeck_app.theme.colors import DARK, LIGHT
 from rankdeck_app.theme.icons import CODEPOINTS, CodiconEngine
 from rankdeck_app.theme.qss import style_sheet
-from rankdeck_app.theme.vscode import ColorTable, ThemeError, channels, load_vscode_theme
+from rankdeck_app.theme.vscode import BASES, ColorTable, ThemeError, channels, load_vscode_theme
 
 BUILT_IN: dict[str, ColorTable] = {
-    "Dark Modern": ColorTable("Dark Modern", "dark", DARK),
-    "Light Modern": ColorTable("Light Modern", "light", LIGHT),
+    name: ColorTable(name, kind, BASES[kind])
+    for name, kind in (
+        ("Dark Modern", "dark"),
+        ("Light Modern", "light"),
+        ("Dark High Contrast", "high contrast dark"),
+        ("Light High Contrast", "high contrast light"),
+    )
 }
+SYSTEM = "System"
+"""The name that stands for whichever of ours is like what the desktop prefers."""
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
 
@@ -34,6 +40,14 @@ def prefer_families(ui: str, mono: str) -> None:
     for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
         if name.strip():
             families.insert(0, name.strip())
+
+
+def system_theme() -> str:
+    """The one of ours that is like what the desktop prefers; dark where it says nothing."""
+    hints = QGuiApplication.styleHints()
+    wants_contrast = hints.accessibility().contrastPreference() == Qt.ContrastPreference.HighContrast
+    shade = "Light" if hints.colorScheme() == Qt.ColorScheme.Light else "Dark"
+    return f"{shade} {'High Contrast' if wants_contrast else 'Modern'}"
 
 
 _PALETTE: dict[QPalette.ColorRole, str] = {
@@ -63,6 +77,7 @@ class Theme(QObject):
         super().__init__(parent)
         self._table = BUILT_IN["Dark Modern"]
         self._cache: dict[str, QColor] = {}
+        self._is_compact = False
 
     @property
     def name(self) -> str:
@@ -70,21 +85,25 @@ class Theme(QObject):
 
     @property
     def kind(self) -> str:
-        """'dark' or 'light'."""
+        """One of vscode.BASES: 'dark', 'high contrast light' ..."""
         return self._table.kind
 
+    @property
+    def is_light(self) -> bool:
+        return self._table.is_light
+
     def load(self, name: str) -> None:
-        """Switch to a built-in theme, or to the VS Code colour theme at a path.
+        """Switch to a built-in theme, to the one that is like the desktop (SYSTEM), or to the VS Code colour
+        theme at a path.
 
         Raises:
             ThemeError: there is no such theme, or its file cannot be used; the theme stays as it was.
         """
-        table = BUILT_IN.get(name)
+        table = BUILT_IN.get(system_theme() if name == SYSTEM else name)
         if table is None:
             if not name.endswith((".json", ".jsonc")):
-                raise ThemeError(
-                    f"There is no theme {name!r}. Use {' or '.join(BUILT_IN)}, or the path of a JSON theme."
-                )
+                known = ", ".join([*BUILT_IN, SYSTEM])
+                raise ThemeError(f"There is no theme {name!r}. Use {known}, or the path of a JSON theme.")
             table = load_vscode_theme(Path(name))
         if table is self._table:
             return
@@ -92,6 +111,14 @@ class Theme(QObject):
         self._cache.clear()
         if QApplication.instance() is not None:
             self.apply()
+        self.changed.emit()
+
+    def set_compact(self, is_compact: bool) -> None:
+        """Lower fields, buttons, rows and menus, or those that are easy to hit."""
+        if is_compact == self._is_compact:
+            return
+        self._is_compact = is_compact
+        self.apply()
         self.changed.emit()
 
     def apply(self) -> None:
@@ -103,7 +130,8 @@ class Theme(QObject):
             app.setProperty("isFusion", True)
         app.setPalette(self.palette())
         app.setFont(self.font())
-        app.setStyleSheet(style_sheet(self.hex))
+        look = {"high_contrast": self._table.is_high_contrast, "compact": self._is_compact}
+        app.setStyleSheet(style_sheet(self.hex, **look))
 
     def palette(self) -> QPalette:
         palette = QPalette()

@@ -12,6 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
+from rankdeck_app.theme.contrast import CONTRAST_DARK, CONTRAST_LIGHT
+
+BASES: dict[str, dict[str, str]] = {
+    "dark": DARK,
+    "light": LIGHT,
+    "high contrast dark": CONTRAST_DARK,
+    "high contrast light": CONTRAST_LIGHT,
+}
+"""Our own colours by kind of theme."""
+# What themes for VS Code say in "type"; older ones say what their extension's list calls "uiTheme".
+_TYPES = {
+    "light": "light",
+    "vs": "light",
+    "hc": "high contrast dark",
+    "hcdark": "high contrast dark",
+    "hc-dark": "high contrast dark",
+    "hc-black": "high contrast dark",
+    "hclight": "high contrast light",
+    "hc-light": "high contrast light",
+}
 
 _NOISE = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
@@ -24,11 +44,20 @@ class ThemeError(ValueError):
 
 @dataclass(frozen=True)
 class ColorTable:
-    """A whole theme: a value for every id that the app asks for. `kind` is "dark" or "light"."""
+    """A whole theme: a value for every id that the app asks for. `kind` is one of BASES."""
 
     name: str
     kind: str
     colors: dict[str, str]
+
+    @property
+    def is_light(self) -> bool:
+        return self.kind.endswith("light")
+
+    @property
+    def is_high_contrast(self) -> bool:
+        """Whether there is a line around whatever can be used."""
+        return channels(self.colors["contrastBorder"])[3] > 0
 
 
 def parse_relaxed_json(text: str) -> Any:
@@ -117,18 +146,21 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 def _kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
     kind = raw.get("type")
     if isinstance(kind, str):
-        return "light" if kind.lower() in ("light", "hclight", "hc-light") else "dark"
+        return _TYPES.get(kind.lower(), "dark")
     return "light" if luminance(colors.get("editor.background", "#1F1F1F")) > 0.5 else "dark"
 
 
 def _completed(colors: dict[str, str], kind: str) -> dict[str, str]:
-    base = LIGHT if kind == "light" else DARK
-    full = dict(colors)
+    """A mix of two colours would cost a high-contrast theme its contrast: there our own takes its place."""
+    base, full = BASES[kind], dict(colors)
+    mixes = kind in ("dark", "light")
 
     def value_of(key: str) -> str:
         if key not in full:
             rule = COLORS[key].foreign
-            if isinstance(rule, Mix):
+            if isinstance(rule, Mix) and not mixes:
+                full[key] = base[key]
+            elif isinstance(rule, Mix):
                 full[key] = mixed(value_of(rule.base), value_of(rule.over), rule.share)
             else:
                 full[key] = value_of(rule) if rule else base[key]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent
+from PySide6.QtCore import QPointF, QRectF, QSize
+from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
@@ -20,36 +20,17 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
+from rankdeck_app.widgets.phase_colors import BUBBLE, IDLE, gap_sign, ink_on, phase_color, phase_label
 from rankdeck_app.widgets.plot_axes import round_up
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
-BUBBLE = "bubble"
-IDLE = "idle"
 _UNDER_SHARE = 0.36
 _NOISE_S = 2e-6
 _VALUE_WIDTH = 40.0
 _TICK_WIDTH = 64.0
 _LEAST_TICK_WIDTH = 44.0
 _THINNEST_ROW = 5.0
-
-# A phase is drawn in the colour of a kind of memory: one ramp of blues for the whole app.
-_KINDS = {
-    "data": "temporary",
-    "scatter": "inputs",
-    "replicate": "buffers",
-    "forward": "activations",
-    "gather": "communication",
-    "loss": "optimizer",
-    "backward": "gradients",
-    "backward-input": "gradients",
-    "backward-weight": "parameters",
-    "all-reduce": "communication",
-    "reduce": "communication",
-}
-
-
-_LABELS = {"backward-input": "input gradients", "backward-weight": "weight gradients"}
 
 
 @dataclass(frozen=True)
@@ -123,10 +104,6 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
         return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self.figure.rows) else 0
 
-    def _color(self, phase: str) -> QColor:
-        kind = _KINDS.get(phase)
-        return self._colors.rest if kind is None else self._colors.kinds[kind]
-
     # -- where things are --
 
     def _laid_out(self) -> _Layout:
@@ -189,7 +166,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             number = UNKNOWN if busy is None else f"{100 * busy:.0f}%"
             layout.rows.paint_words(painter, index, (row.label, muted), (number, muted), bold=False)
         for gap in layout.gaps:
-            for brush in self._gap_sign():
+            for brush in gap_sign(self._colors, self._gap_name):
                 painter.fillRect(gap.where, brush)
         for box in layout.boxes:
             self._paint_box(painter, box)
@@ -201,13 +178,8 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         else:
             paint_text(painter, self.rect(), "No step sampled yet", muted, 11, CENTER)
 
-    def _gap_sign(self) -> list[QBrush | QColor]:
-        """The track, hatched where a gap is a bubble."""
-        hatch = QBrush(self._colors.axis, Qt.BrushStyle.BDiagPattern)
-        return [self._colors.track, hatch] if self.figure.is_pipeline else [self._colors.track]
-
     def _paint_box(self, painter: QPainter, box: _Box) -> None:
-        color = self._color(box.span.name)
+        color = phase_color(self._colors, box.span.name)
         where = QRectF(box.where)
         if where.width() > 4:
             where.setWidth(where.width() - 1)  # a hairline between neighbours
@@ -221,8 +193,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             return
         px, text = 10 if where.height() < 16 else 11, str(number)
         if QFontMetricsF(chart_font(px)).horizontalAdvance(text) + 4 <= where.width():
-            ink = QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF")
-            paint_text(painter, where, text, ink, px, CENTER)
+            paint_text(painter, where, text, ink_on(color), px, CENTER)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
         span_s = self.figure.end_s - self.figure.start_s
@@ -244,10 +215,10 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             for span in row.spans:
                 totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
         phases = [
-            LegendEntry(_LABELS.get(name, name), [self._color(name)], totals[name])
+            LegendEntry(phase_label(name), [phase_color(self._colors, name)], totals[name])
             for name in self.figure.phases
         ]
-        return [*phases, LegendEntry(self._gap_name, self._gap_sign())]
+        return [*phases, LegendEntry(self._gap_name, gap_sign(self._colors, self._gap_name))]
 
     # -- pointing at things --
 

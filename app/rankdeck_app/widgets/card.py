@@ -1,5 +1,5 @@
 """A card of the dashboard: a rounded frame with title, muted subtitle and the source of its figures, around
-one body widget.
+one body widget. A body that costs something to make is made when it is first wanted.
 
 The card owns what every chart can do: be copied as a picture, and be exported as PNG, SVG and CSV (the rows
 come from whoever built the card). A body paints its own background, so that a live chart never repaints the
@@ -39,6 +39,7 @@ from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text, painted
 HEADER_HEIGHT = 30
 RADIUS = 6
 
+_UNMADE_HEIGHT = 50
 CsvRows = Callable[[], Iterable[Sequence[object]]]
 
 
@@ -46,29 +47,68 @@ class ChartCard(QWidget):
     """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export.
 
     `maximise_asked`: a double click on the header, or Enter. `menu_asked` carries the menu for whoever has
-    something to add; `restyled`: a person changed how the chart is drawn.
+    something to add; `restyled`: a person changed how the chart is drawn. `body` may be what makes it:
+    `made` carries it then.
     """
 
     maximise_asked = Signal()
     menu_asked = Signal(object)
     restyled = Signal()
+    made = Signal(object)
 
-    def __init__(self, title: str, theme: Theme, body: QWidget, csv_rows: CsvRows | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        theme: Theme,
+        body: QWidget | Callable[[], QWidget],
+        csv_rows: CsvRows | None = None,
+    ) -> None:
         super().__init__()
         self.title = title
         self._subtitles: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
         self._style_words = ""
+        self._is_target = False
         self._sources: tuple[str, ...] = ()
         self._theme = theme
         self._colors = ChartColors(theme)
         self._csv_rows = csv_rows
-        self.body = body
-        self.styled = _as_styled(body)
-        column(body, on=self, margins=(10, HEADER_HEIGHT, 10, 8))
+        self.made_body: QWidget | None = None
+        """The body, once there is one."""
+        self._make: Callable[[], QWidget] = (lambda: body) if isinstance(body, QWidget) else body
+        self._style_wanted: Mapping[str, object] = {}
+        self._column = column(on=self, margins=(10, HEADER_HEIGHT, 10, 8))
+        if isinstance(body, QWidget):
+            self.make_body()
         self.setAccessibleName(title)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         theme.changed.connect(self._retheme)
+
+    def make_body(self) -> QWidget:
+        """Once."""
+        body = self.made_body = self._make()
+        self._column.addWidget(body)
+        body.show()  # at once: the layout would do it in a later turn
+        if self.styled is not None and self._style_wanted:
+            self._draw_as(CurveStyle.of(self._style_wanted))
+        self.made.emit(body)
+        return body
+
+    @property
+    def body(self) -> QWidget:
+        return self.made_body or self.make_body()
+
+    @property
+    def styled(self) -> Styled | None:
+        """The body, where it can be drawn in several ways."""
+        body: object = self.body
+        return body if isinstance(body, Styled) else None
+
+    def set_target(self, is_target: bool) -> None:
+        """Whether another card that is dragged would get this one's place."""
+        if is_target != self._is_target:
+            self._is_target = is_target
+            self.update()
 
     def set_title(self, text: str) -> None:
         if text != self.title:
@@ -123,7 +163,9 @@ class ChartCard(QWidget):
         return HEADER_HEIGHT + 8 + self.body.sizeHint().height()
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(120, HEADER_HEIGHT + 8 + self.body.minimumSizeHint().height())
+        body = self.made_body
+        least = _UNMADE_HEIGHT if body is None else body.minimumSizeHint().height()
+        return QSize(120, HEADER_HEIGHT + 8 + least)
 
     def _header_rect(self) -> QRect:
         return QRect(0, 0, self.width(), HEADER_HEIGHT)
@@ -135,7 +177,8 @@ class ChartCard(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        ground = self._theme.color("focusBorder") if self.hasFocus() else self._colors.border
+        is_lit = self.hasFocus() or self._is_target
+        ground = self._theme.color("focusBorder") if is_lit else self._colors.border
         painter.setPen(QPen(ground, 1))
         painter.setBrush(self._colors.card)
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), RADIUS, RADIUS)
@@ -289,10 +332,13 @@ class ChartCard(QWidget):
             self.restyle(x_axis=axes[(at + 1) % len(axes)])
 
     def style_state(self) -> dict[str, object]:
+        if self.made_body is None:
+            return dict(self._style_wanted)
         return self.styled.style.state() if self.styled is not None else {}
 
     def restore_style(self, state: Mapping[str, object]) -> None:
-        if self.styled is not None:
+        self._style_wanted = state
+        if self.made_body is not None and self.styled is not None:
             self._draw_as(CurveStyle.of(state))
 
     # Keys and the mouse
@@ -339,7 +385,3 @@ class ChartCard(QWidget):
             export(Path(chosen))
         except OSError as error:
             QMessageBox.warning(self, "Export", f"{error}\nChoose another folder.")
-
-
-def _as_styled(body: object) -> Styled | None:
-    return body if isinstance(body, Styled) else None

@@ -25,6 +25,8 @@ LEADING = 1280
 LEAST_CARD = 126
 STACKED_CARD = 210
 _LEAST_WIDTH = 230
+_LEAST_GRID = 320
+"""In a narrower page the grid is scrolled sidewards, since no card can be read in less."""
 _MOST_OF_DEVICES = 0.62
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _LEADING_SPANS = _SPANS | {3: (5, 4, 3)}
@@ -45,6 +47,7 @@ class CardGrid(QScrollArea):
         wide: Collection[str] = (),
     ) -> None:
         super().__init__()
+        self.setAccessibleName("Cards")
         self._wide = frozenset(wide)
         self.cards = dict(cards)
         self.order = list(cards)
@@ -105,7 +108,7 @@ class CardGrid(QScrollArea):
         shown = self.shown
         for name, card in self.cards.items():
             card.setHidden(name not in shown)
-        width, height = self.viewport().width(), self.viewport().height()
+        width, height = max(self.viewport().width(), _LEAST_GRID), self.viewport().height()
         rows = self._rows(shown, height)
         heights = self._heights(rows, height)
         top = 0

@@ -15,6 +15,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_drag import CardDrag
 from rankdeck_app.widgets.card_grid import CardGrid
 
 
@@ -34,6 +35,7 @@ class ArrangedGrid(CardGrid):
             card.maximise_asked.connect(partial(self.toggle, name))
             card.menu_asked.connect(partial(self._fill_menu, name))
             card.restyled.connect(self.arranged)
+        CardDrag(self.cards, self).dropped.connect(self.put_at)
         app = QApplication.instance()
         assert isinstance(app, QApplication)
         app.focusChanged.connect(self._take_in_hand)
@@ -69,9 +71,15 @@ class ArrangedGrid(CardGrid):
         name, shown = name or self.in_hand, self.shown
         if name not in shown or not 0 <= shown.index(name) + by < len(shown):
             return
-        other = shown[shown.index(name) + by]
+        self.put_at(name, shown[shown.index(name) + by])
+
+    def put_at(self, name: str, other: str) -> None:
+        """In the place of another card; those between the two go one place on."""
+        if self.maximised or name == other:
+            return
+        is_forth = self.order.index(name) < self.order.index(other)
         order = [one for one in self.order if one != name]
-        order.insert(order.index(other) + (by > 0), name)
+        order.insert(order.index(other) + is_forth, name)
         self.set_order(order)
         self.cards[name].setFocus()
         self.arranged.emit()

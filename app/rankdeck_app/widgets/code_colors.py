@@ -16,7 +16,7 @@ _TONES = {
     "header": "textLink.foreground",
     "comment": "descriptionForeground",
     "string": "rankdeck.ok",
-    "key": "rankdeck.rest",
+    "key": "editorInfo.foreground",
     "number": "rankdeck.number",
 }
 

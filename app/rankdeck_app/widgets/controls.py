@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -172,8 +172,10 @@ class ComboBox(QComboBox):
     """A combo box with the theme's chevron; a wheel over it scrolls the form unless it has the keyboard.
 
     It takes the width that it is given, whatever its entries are: text without room ends in … and is whole in
-    the tooltip; the list is as wide as its longest entry.
+    the tooltip; the list is as wide as its longest entry. `closed` when the list goes, with a choice or not.
     """
+
+    closed = Signal()
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -187,6 +189,10 @@ class ComboBox(QComboBox):
         view = self.view()
         view.setMinimumWidth(view.sizeHintForColumn(0) + 2 * _ENTRY_MARGIN)
         super().showPopup()
+
+    def hidePopup(self) -> None:
+        super().hidePopup()
+        self.closed.emit()
 
     def event(self, event: QEvent) -> bool:
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip and self.is_cut:

@@ -28,6 +28,7 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 _AVERAGE_POINTS = 240
 _WARM_UP = 5.0
 
+LOSS_WORDS = ("raw", "EMA", "held-out")
 Along = Callable[[str], tuple[Floats, Floats] | None]
 """(steps, what they are called on that axis), both rising."""
 
@@ -46,7 +47,7 @@ class CurvePlot(ZoomPlot):
         points: Curve | Series | None = None,
         *,
         name: str,
-        words: tuple[str, str, str] = ("raw", "EMA", "held-out"),
+        words: tuple[str, str, str] = LOSS_WORDS,
         from_zero: bool = False,
         digits: int = 4,
         scale: float = 1.0,
@@ -73,13 +74,23 @@ class CurvePlot(ZoomPlot):
         self.retheme()
 
     def set_curves(
-        self, raw: Curve | Series, average: Curve | Series, digits: int, words: tuple[str, str, str]
+        self,
+        raw: Curve | Series,
+        average: Curve | Series,
+        points: Curve | Series | None = None,
+        *,
+        digits: int | None = None,
+        words: tuple[str, str, str] | None = None,
     ) -> None:
         """Draw others from now on."""
-        if self._series[:2] != (raw, average):
-            self._series = (raw, average, self._series[2])
-            self._digits, self._words = digits, words
+        if self._series != (raw, average, points):
+            self._series = (raw, average, points)
+            self._digits = self._digits if digits is None else digits
+            self._words = words or self._words
             self.request_draw()
+
+    def mark_x(self, at: float) -> float:
+        return float(self._at(np.array([at]), self._axis_map())[0])
 
     def set_style(self, style: CurveStyle) -> None:
         """Another x axis has another range: what was zoomed is followed again."""
@@ -150,12 +161,13 @@ class CurvePlot(ZoomPlot):
         smooth_x, smooth_y = self._smooth(first, last)
         self._average_item.setData(self._at(smooth_x, axis_map), self._level(smooth_y))
         point_window = points.window(first, last, 1_000) if points is not None else None
-        if point_window is not None and len(point_window.x):
+        if point_window is not None:
             self._points_item.setData(self._at(point_window.x, axis_map), self._level(point_window.high))
         seen = [window.low, window.high, smooth_y, *([] if point_window is None else [point_window.high])]
         y_range = self._y_range(np.concatenate([self._level(values) for values in seen]))
         if y_range is not None:
             self.show_ranges((x0, x1), y_range)
+        self.place_mark()
 
     def _followed_x(self, last_step: float, axis_map: tuple[Floats, Floats] | None) -> tuple[float, float]:
         limit = float(self._last_step) if self._last_step and axis_map is None else None

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QWidget
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.painting import DATA_ROLE, Index, paint_text
+from rankdeck_app.widgets.painting import DATA_ROLE, Index, paint_outline, paint_text
 
 HEAD_HEIGHT = 20
 
@@ -79,6 +79,7 @@ class FigureDelegate(QStyledItemDelegate):
         color = self.theme.color
         if is_chosen:
             painter.fillRect(rect, color("list.inactiveSelectionBackground"))
+            paint_outline(painter, rect, color("contrastActiveBorder"))
         elif state & QStyle.StateFlag.State_MouseOver:
             painter.fillRect(rect, color("list.hoverBackground"))
         if mark:
@@ -86,8 +87,7 @@ class FigureDelegate(QStyledItemDelegate):
         painter.setPen(self.colors.border)
         painter.drawLine(rect.bottomLeft(), rect.bottomRight())
         if state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(color("focusBorder"))
-            painter.drawRect(rect.adjusted(0, 0, -1, -1))
+            paint_outline(painter, rect, color("focusBorder"))
 
 
 class FigureList(QListView):

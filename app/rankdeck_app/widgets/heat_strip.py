@@ -32,7 +32,7 @@ AXIS_HEIGHT = 16
 class HeatFigure:
     """`shares` is (devices, columns) from 0 to 1, NaN where unknown; the last column is now. `lead` is
     shown bold. Never equal to another: every one has new readings. `began_s` is the moment of the first
-    column where the strip does not end now.
+    column where the strip does not end now; `marked_s` a moment that is marked there.
     """
 
     labels: Sequence[str] = ()
@@ -41,6 +41,15 @@ class HeatFigure:
     span_s: float = 60.0
     lead: int | None = None
     began_s: float | None = None
+    marked_s: float | None = None
+
+    @property
+    def marked_share(self) -> float | None:
+        """Where the marked moment is, from 0 to 1; None where it is not seen."""
+        if self.marked_s is None or self.began_s is None:
+            return None
+        share = (self.marked_s - self.began_s) / self.span_s
+        return share if 0 <= share <= 1 else None
 
     def moment(self, share: float) -> str:
         """'-30 s', 'now'; or '0:42' since the start of the run."""
@@ -125,7 +134,11 @@ class HeatStrip(Chart[HeatFigure]):
             number = (UNKNOWN, ink.muted) if value is None else (f"{100 * value:.0f}%", ink.foreground)
             named = label, ink.foreground if leads else ink.muted
             rows.paint_words(painter, index, named, number, bold=leads)
-        self._paint_axis(painter, rows.plot)
+        strip, share = rows.plot, figure.marked_share
+        if share is not None:
+            at = strip.left() + share * strip.width()
+            painter.fillRect(QRectF(at - 0.75, strip.top(), 1.5, strip.height()), ink.foreground)
+        self._paint_axis(painter, strip)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
         for share, align in ((0.0, LEFT), (0.5, CENTER), (1.0, RIGHT)):

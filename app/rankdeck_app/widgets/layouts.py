@@ -111,9 +111,12 @@ def framed(title: str) -> tuple[QFrame, QVBoxLayout]:
     return frame, column(heading, on=frame, margins=(16, 12, 16, 14), spacing=6)
 
 
-def scrolled(inside: QWidget) -> QScrollArea:
-    """A widget that takes the width that there is, and scrolls where it is higher than its room."""
+def scrolled(inside: QWidget, name: str) -> QScrollArea:
+    """A widget that takes the width that there is, and scrolls where it is higher than its room; `name` is
+    said where the keyboard scrolls it.
+    """
     area = QScrollArea()
+    area.setAccessibleName(name)
     area.setWidgetResizable(True)
     area.setWidget(inside)
     return area
@@ -123,5 +126,5 @@ def reading_column(page: QWidget, max_width: int, margins: Margins, spacing: int
     """The column of a page that is read: it scrolls, and is no wider than lines should be long."""
     inside = QWidget()
     inside.setMaximumWidth(max_width)
-    column(scrolled(inside), on=page)
+    column(scrolled(inside, page.accessibleName()), on=page)
     return column(on=inside, margins=margins, spacing=spacing)

@@ -43,6 +43,17 @@ class Overflow:
 
 
 _watchers: list[Callable[[Overflow], object]] = []
+_readers: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def read_along(tell: Callable[[str], object]) -> Iterator[None]:
+    """Tells every text that is painted while this lasts, before it is shortened."""
+    _readers.append(tell)
+    try:
+        yield
+    finally:
+        _readers.remove(tell)
 
 
 @contextmanager
@@ -74,6 +85,11 @@ def _measure(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None
         _watchers[-1](Overflow(text, (painted.width(), height), (box.width(), box.height())))
 
 
+def _tell_readers(text: str) -> None:
+    for tell in _readers:
+        tell(text)
+
+
 @cache
 def chart_font(px: int, bold: bool = False, mono: bool = False) -> QFont:
     """The faces of the theme; digits of one width, so that numbers do not jump."""
@@ -102,6 +118,7 @@ def paint_text(
 
     `font` stands for the face that the size names: that of the widget that asks for its room by it.
     """
+    _tell_readers(text)
     painter.setFont(font or chart_font(px, bold, mono))
     painter.setPen(ink)
     if elide != Qt.TextElideMode.ElideNone:
@@ -115,6 +132,7 @@ def paint_text(
 
 def paint_words(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
     """Text over as many lines as a box has, from its left; … where words are left out."""
+    _tell_readers(text)
     painter.setFont(chart_font(px))
     painter.setPen(ink)
     flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
@@ -144,6 +162,14 @@ def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
     pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
     pen.setDashPattern(list(pattern))
     return pen
+
+
+def paint_outline(painter: QPainter, rect: QRect, color: QColor) -> None:
+    """A line of one pixel just inside a box: what is chosen in a high-contrast theme, or has the keyboard."""
+    if color.alpha():
+        painter.setPen(color)
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawRect(rect.adjusted(0, 0, -1, -1))
 
 
 def paint_segments(
@@ -209,9 +235,9 @@ class ListRowDelegate(QStyledItemDelegate):
         chosen = bool(state & QStyle.StateFlag.State_Selected)
         if chosen:
             painter.fillRect(rect, color(self.chosen_ground(state)))
+            paint_outline(painter, rect, color("contrastActiveBorder"))
         elif state & QStyle.StateFlag.State_MouseOver:
             painter.fillRect(rect, color("list.hoverBackground"))
         self.paint_row(painter, rect, index, self._chosen_ink if chosen else color)
         if state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(color("focusBorder"))
-            painter.drawRect(rect.adjusted(0, 0, -1, -1))
+            paint_outline(painter, rect, color("focusBorder"))

@@ -20,11 +20,12 @@ from rankdeck.run.row import RunInfo
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, paint_text
 from rankdeck_app.widgets.run_columns import COLUMNS, RunColumn
-from rankdeck_app.widgets.run_list import outcome_look, step_share
+from rankdeck_app.widgets.run_list import INDENT, fold_icon, outcome_look, step_share
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
 
 ROW_HEIGHT = 28
 _PAD = 8
+FOLD_SIGN = 14
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -59,9 +60,11 @@ class RunCellDelegate(QStyledItemDelegate):
         else:
             self._paint_cell(painter, rect, row, column, self._runs.text_at(at, index.column()), ink)
         painter.restore()
-        if at == self._table.currentIndex().row() and self._table.hasFocus():
-            painter.fillRect(QRect(rect.left(), rect.top(), rect.width(), 1), color("focusBorder"))
-            painter.fillRect(QRect(rect.left(), rect.bottom(), rect.width(), 1), color("focusBorder"))
+        has_keyboard = at == self._table.currentIndex().row() and self._table.hasFocus()
+        if has_keyboard or is_chosen:
+            line = color("focusBorder" if has_keyboard else "contrastActiveBorder")
+            painter.fillRect(QRect(rect.left(), rect.top(), rect.width(), 1), line)
+            painter.fillRect(QRect(rect.left(), rect.bottom(), rect.width(), 1), line)
 
     def _paint_group(
         self, painter: QPainter, rect: QRect, group: RunGroup, ink: Callable[[str], QColor]
@@ -87,6 +90,14 @@ class RunCellDelegate(QStyledItemDelegate):
             icon, tone, _ = outcome_look(info.outcome)
             draw_icon(painter, icon, QRectF(box.x(), box.y() + 7, 14, 14), ink(tone))
             box.setLeft(box.left() + 20)
+        elif column.key == "name" and info.race is not None:
+            icon = fold_icon(is_open=info.path in self._runs.unfolded)
+            draw_icon(
+                painter, icon, QRectF(box.x() - 4, box.y() + 7, FOLD_SIGN, FOLD_SIGN), ink("icon.foreground")
+            )
+            box.setLeft(box.left() + INDENT)
+        elif column.key == "name" and info.entry_of is not None:
+            box.setLeft(box.left() + 2 * INDENT)
         elif column.key == "tags":
             self._paint_tags(painter, box, info.labels.tags, ink)
             return

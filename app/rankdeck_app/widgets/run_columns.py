@@ -17,10 +17,12 @@ from rankdeck.run.row import RunFigures, RunInfo
 from rankdeck_app.widgets.run_list import (
     ago,
     devices_text,
+    loss_text,
     outcome_look,
     step_share,
     steps_text,
-    strategy_title,
+    strategy_text,
+    title_text,
 )
 
 Bucket = tuple[Any, str]
@@ -32,8 +34,8 @@ _DAY_S = 86_400
 @dataclass(frozen=True)
 class RunColumn:
     """`value` is what rows are sorted by, None where it is not known; `bucket` the group that a run is in,
-    by default that of its text. `is_number`: at the right, the largest first when it is sorted for the first
-    time.
+    by default that of its text; `buckets` all of them, where it may be in several. `is_number`: at the right,
+    the largest first when it is sorted for the first time.
     """
 
     key: str
@@ -42,6 +44,7 @@ class RunColumn:
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     bucket: Callable[[RunInfo], Bucket] | None = None
+    buckets: Callable[[RunInfo], tuple[Bucket, ...]] | None = None
     is_number: bool = False
     is_shown: bool = True
     meaning: str = ""
@@ -52,6 +55,13 @@ class RunColumn:
         if self.bucket is not None:
             return self.bucket(info)
         return self.value(info), self.text(info)
+
+    def buckets_of(self, info: RunInfo) -> tuple[Bucket, ...]:
+        """Every group that a run stands in; none where what they are made of is not known."""
+        if self.buckets is not None:
+            return self.buckets(info)
+        bucket = self.bucket_of(info)
+        return () if bucket is None else (bucket,)
 
 
 def imbalance_text(info: RunInfo) -> str:
@@ -159,20 +169,18 @@ def _note(info: RunInfo) -> str:
     return " ".join(info.labels.note.split())
 
 
-def _strategy(info: RunInfo) -> str:
-    return strategy_title(info.strategy)
-
-
 def _devices(info: RunInfo) -> Any:
     return None if info.num_devices is None else (info.device_kind, info.num_devices)
 
+
+_OF_LOSS = "Training loss of the last step; of a race whether losses agree"
 
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "name",
         "Name",
         208,
-        lambda info: info.title,
+        title_text,
         lambda info: info.title.casefold(),
         bucket=lambda info: (info.title[:1].casefold(), info.title[:1].upper()),
     ),
@@ -183,7 +191,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         lambda info: outcome_look(info.outcome)[2].split(":")[0],
         _state_order,
     ),
-    RunColumn("strategy", "Strategy", 108, _strategy, _or_none(_strategy)),
+    RunColumn("strategy", "Strategy", 108, strategy_text, _or_none(strategy_text)),
     RunColumn("devices", "Devices", 78, devices_text, _devices),
     RunColumn(
         "step",
@@ -199,9 +207,9 @@ COLUMNS: tuple[RunColumn, ...] = (
             else (-1, "no end planned")
         ),
         is_number=True,
-        meaning="The last step that is done, of those that were planned",
+        meaning="The last step that is done, of those that were planned; of a race its entries",
     ),
-    _number("loss", "Loss", 68, "loss", format_loss, "Training loss of the last step"),
+    _number("loss", "Loss", 68, "loss", format_loss, _OF_LOSS, text=loss_text),
     _number("held_out", "Held-out", 72, "held_out", format_loss, "Loss of the latest evaluation"),
     _number(
         "peak",
@@ -253,7 +261,14 @@ COLUMNS: tuple[RunColumn, ...] = (
         bucket=_by_limits(lasted_s, *_TIMES),
         is_number=True,
     ),
-    RunColumn("tags", "Tags", 120, _tags, _or_none(_tags)),
+    RunColumn(
+        "tags",
+        "Tags",
+        120,
+        _tags,
+        _or_none(_tags),
+        buckets=lambda info: tuple((tag.casefold(), tag) for tag in info.labels.tags),
+    ),
     RunColumn("note", "Note", 160, _note, _or_none(_note), is_shown=False),
     RunColumn("folder", "Folder", 240, lambda info: info.name, lambda info: info.name, is_shown=False),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QPainter
+from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHeaderView, QMenu
 
 from rankdeck_app.theme import Theme, draw_icon
@@ -13,6 +13,7 @@ from rankdeck_app.widgets.run_columns import COLUMNS
 
 HEAD_HEIGHT = 28
 _LEAST_WIDTH, _MOST_WIDTH = 40, 2000
+_NAME = next(at for at, column in enumerate(COLUMNS) if column.key == "name")
 
 
 class RunHeader(QHeaderView):
@@ -58,6 +59,38 @@ class RunHeader(QHeaderView):
         """Which column the rows are sorted by."""
         self._sorted = key, is_descending
         self.viewport().update()
+
+    # The column of names, which stays
+
+    @property
+    def frozen_width(self) -> int:
+        """Of the names, while the table is scrolled sidewards; 0 where it is not, or another column was moved
+        in front of them.
+        """
+        is_frozen = self.offset() > 0 and self.logicalIndex(0) == _NAME
+        return self.sectionSize(_NAME) if is_frozen else 0
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if width := self.frozen_width:
+            painter, box = QPainter(self.viewport()), QRect(0, 0, width, self.height())
+            painter.fillRect(box, self._theme.color("editor.background"))
+            self.paintSection(painter, box, _NAME)
+            painter.end()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """On the names: nothing of what is scrolled below them is pressed."""
+        if not self._is_on_names(event):
+            super().mousePressEvent(event)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        if not self._is_on_names(event):
+            super().mouseReleaseEvent(event)
+        elif event.button() == Qt.MouseButton.LeftButton:
+            self.sort_asked.emit(COLUMNS[_NAME].key)
+
+    def _is_on_names(self, event: QMouseEvent) -> bool:
+        return event.position().x() < self.frozen_width
 
     def paintSection(self, painter: QPainter, rect: QRect, at: int) -> None:
         painter.save()

@@ -6,7 +6,8 @@ The table of runs says more of it (run_columns.py), in the same words.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from pathlib import Path
 
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
@@ -20,6 +21,8 @@ from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text, painted_width
 
 ROW_HEIGHT = 42
+INDENT = 16
+"""How much further in an entry stands than its race."""
 
 # outcome -> icon, colour id, word
 OUTCOMES: dict[str, tuple[str, str, str]] = {
@@ -28,7 +31,10 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
     "failed": ("error", "errorForeground", "failed"),
     "stopped": ("stop-circle", "descriptionForeground", "stopped"),
     "lost": ("question", "rankdeck.leadText", "lost: it ended without a last word"),
+    "waiting": ("circle", "descriptionForeground", "waiting"),
 }
+# verdict on the losses of a race -> word
+LOSSES = {"agrees": "agree", "expected": "as expected", "differs": "differ"}
 
 
 # outcome -> the colour id of its tab's symbol
@@ -47,6 +53,10 @@ WRAPPERS = {
     "FullyShardedDataParallel": "FSDP",
     "fully_shard": "FSDP2",
 }
+
+
+def fold_icon(*, is_open: bool) -> str:
+    return "chevron-down" if is_open else "chevron-right"
 
 
 def outcome_look(outcome: str) -> tuple[str, str, str]:
@@ -88,17 +98,44 @@ def devices_text(info: RunInfo) -> str:
 
 
 def steps_text(info: RunInfo) -> str:
-    """'103 / 150'; '103' where nobody knows how many there will be."""
+    """'103 / 150'; '103' where nobody knows how many there will be; of a race its entries."""
+    if info.race is not None:
+        done, count = info.race.num_done, info.race.num_entries
+        return f"{done} of {count}" if done < count else f"{count} raced"
     if info.steps is None:
         return format_count(info.step) if info.step else ""
     return f"{format_count(info.step)} / {format_count(info.steps)}"
 
 
 def step_share(info: RunInfo) -> float | None:
+    if info.race is not None:
+        return info.race.num_done / info.race.num_entries if info.race.num_entries else None
     return info.step / info.steps if info.steps else None
 
 
+def strategy_text(info: RunInfo) -> str:
+    """'DDP'; of a race 'DDP fastest', once that is known."""
+    if info.race is None:
+        return strategy_title(info.strategy)
+    return "" if info.race.fastest is None else f"{strategy_title(_strategy(info.race.fastest))} fastest"
+
+
+def _strategy(label: str) -> str:
+    """The strategy that a line of a plan is about."""
+    return label.partition(",")[0]
+
+
+def title_text(info: RunInfo) -> str:
+    """What it is called; an entry by its strategy."""
+    if info.entry_of is None:
+        return info.title
+    rest = info.title.removeprefix(info.strategy)
+    return f"{strategy_title(info.strategy)}{rest}"
+
+
 def loss_text(info: RunInfo) -> str:
+    if info.race is not None:
+        return LOSSES.get(info.race.losses or "", "")
     loss = None if info.figures is None else info.figures.loss
     return "" if loss is None else format_loss(loss)
 
@@ -106,24 +143,30 @@ def loss_text(info: RunInfo) -> str:
 def details(info: RunInfo) -> str:
     """All that a line has room for: when, devices, steps, how long."""
     steps = steps_text(info)
-    parts = ["" if info.started is None else ago(info.started), devices_text(info), steps and f"step {steps}"]
+    told = steps if info.race is not None or not steps else f"step {steps}"
+    parts = ["" if info.started is None else ago(info.started), devices_text(info), told]
     if info.started is not None and info.ended is not None:
         parts.append(format_duration(info.ended - info.started))
     return " · ".join(part for part in parts if part)
 
 
 def state_and_age(info: RunInfo) -> str:
-    """'DDP · stopped · 5 min ago'; a run that went as it should needs no word for it."""
+    """'DDP · stopped · 5 min ago', of a race 'DDP fastest · 14:02'; what went as it should needs no word for
+    it."""
     state = "" if info.outcome == "completed" else outcome_look(info.outcome)[2].split(":")[0]
     age = "" if info.started is None else ago(info.started)
-    return " · ".join(filter(None, (strategy_title(info.strategy), state, age)))
+    use = strategy_text(info) if info.entry_of is None else devices_text(info)
+    return " · ".join(filter(None, (use, state, age)))
 
 
 class RunDelegate(ListRowDelegate):
-    """Paints a RunInfo under RunsModel.InfoRole."""
+    """Paints a RunInfo under RunsModel.InfoRole. Entries stand further in, below their race, which has a sign
+    that says whether it is among those that are `unfolded`.
+    """
 
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
+    def __init__(self, theme: Theme, parent: QWidget, unfolded: Container[Path]) -> None:
         super().__init__(theme, parent, ROW_HEIGHT)
+        self._unfolded = unfolded
 
     def chosen_ground(self, state: QStyle.StateFlag) -> str:
         active = "active" if state & QStyle.StateFlag.State_Active else "inactive"
@@ -131,10 +174,15 @@ class RunDelegate(ListRowDelegate):
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         info: RunInfo = index.data(RunsModel.InfoRole)
+        if info.race is not None:
+            sign = fold_icon(is_open=info.path in self._unfolded)
+            draw_icon(painter, sign, QRectF(rect.x() - 1, rect.y() + 6, 13, 13), ink("icon.foreground"))
+        elif info.entry_of is not None:
+            rect = rect.adjusted(INDENT, 0, 0, 0)
         icon, tone, _ = outcome_look(info.outcome)
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
         room = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20)
-        self._paint_line(painter, room, info.title, loss_text(info), ink, ink("foreground"), 12)
+        self._paint_line(painter, room, title_text(info), loss_text(info), ink, ink("foreground"), 12)
         below = QRect(room.x(), rect.y() + 21, room.width(), 17)
         dim = ink("descriptionForeground")
         self._paint_line(painter, below, state_and_age(info), steps_text(info), ink, dim, 11)

@@ -17,7 +17,7 @@ _TINTS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rankdeck.
 def tint_of(theme: Theme, place: int) -> QColor:
     """On a light ground the palest tint would hardly be seen."""
     key = _TINTS[place % len(_TINTS)]
-    if key == "rankdeck.kind.activations" and theme.kind == "light":
+    if key == "rankdeck.kind.activations" and theme.is_light:
         key = "rankdeck.kind.gradients"
     return theme.color(key)
 

@@ -1,5 +1,5 @@
 """The table of runs as a widget: rows and heads of groups painted cell by cell, columns to choose, move and
-stretch.
+stretch. Names stay where they are when it is scrolled sidewards.
 
 What is chosen, the current row and the place on show stay by run, whatever is sorted, found or folded anew.
 """
@@ -12,13 +12,21 @@ from typing import Any
 
 from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, QRect, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QWidget
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QStyle,
+    QStyleOptionViewItem,
+    QTableView,
+    QWidget,
+)
 
 from rankdeck.run.row import RunInfo
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_cells import ROW_HEIGHT, RunCellDelegate
 from rankdeck_app.widgets.run_columns import COLUMNS
 from rankdeck_app.widgets.run_header import RunHeader
+from rankdeck_app.widgets.run_list import INDENT
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
 
 _NAME = next(at for at, column in enumerate(COLUMNS) if column.key == "name")
@@ -76,8 +84,9 @@ class RunTable(QTableView):
         )
         runs.modelAboutToBeReset.connect(self._remember)
         runs.arranged.connect(self._bring_back)
-        # The heads of groups stay where they are.
-        self.horizontalScrollBar().valueChanged.connect(lambda _value: self.viewport().update())
+        # Names and the heads of groups stay where they are: what was painted cannot be moved sidewards.
+        for part in (self.viewport(), self.header.viewport()):
+            self.horizontalScrollBar().valueChanged.connect(lambda _value, part=part: part.update())
         theme.changed.connect(self.viewport().update)
 
     # Columns
@@ -104,7 +113,8 @@ class RunTable(QTableView):
     def selected_runs(self) -> list[RunInfo]:
         """The runs that are chosen, from top to bottom."""
         chosen = sorted(index.row() for index in self.selectionModel().selectedRows(_NAME))
-        return [row for at in chosen if isinstance(row := self.runs.rows[at], RunInfo)]
+        runs = [row for at in chosen if isinstance(row := self.runs.rows[at], RunInfo)]
+        return list({info.path: info for info in runs}.values())  # one may stand in several groups
 
     def current_run(self) -> RunInfo | None:
         at = self.currentIndex().row()
@@ -160,7 +170,8 @@ class RunTable(QTableView):
 
     def rename(self) -> None:
         """Let the person write another name into the current row."""
-        if self.current_run() is not None:
+        current = self.current_run()
+        if current is not None and current.entry_of is None:
             index = self.runs.index(self.currentIndex().row(), _NAME)
             self.setCurrentIndex(index)
             self.scrollTo(index)
@@ -172,6 +183,23 @@ class RunTable(QTableView):
         self.runs.arrange(replace(now, closed=closed))
         self.layout_changed.emit()
 
+    def _unfold(self, race: RunInfo, is_open: bool) -> None:
+        self.runs.unfold(race.path, is_open=is_open)
+
+    def _folds(self, row: RunInfo | RunGroup | None, key: Qt.Key) -> bool:
+        """Whether a key folds or unfolds a race; Left in one of its entries goes to it."""
+        if not isinstance(row, RunInfo) or key not in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            return False
+        if row.race is not None:
+            self._unfold(row, key == Qt.Key.Key_Right)
+        elif row.entry_of is not None and key == Qt.Key.Key_Left:
+            self.choose(row.entry_of)
+        return row.race is not None or row.entry_of is not None
+
+    def _is_on_sign(self, row: RunInfo | RunGroup | None, x: float) -> bool:
+        left = 0 if self.header.frozen_width else self.columnViewportPosition(_NAME)
+        return isinstance(row, RunInfo) and row.race is not None and left <= x < left + INDENT + 6
+
     def _row_at(self, at: int) -> RunInfo | RunGroup | None:
         return self.runs.rows[at] if 0 <= at < len(self.runs.rows) else None
 
@@ -180,6 +208,27 @@ class RunTable(QTableView):
         painter.fillRect(event.rect(), self._theme.color("editor.background"))
         painter.end()
         super().paintEvent(event)
+        if self.header.frozen_width:
+            self._paint_names(self.header.frozen_width)
+
+    def _paint_names(self, width: int) -> None:
+        """The names over what is scrolled sidewards below them."""
+        painter, option = QPainter(self.viewport()), QStyleOptionViewItem()
+        self.initViewItemOption(option)
+        first = max(0, self.rowAt(0))
+        last = self.rowAt(self.viewport().height() - 1)
+        for at in range(first, (last if last >= 0 else len(self.runs.rows) - 1) + 1):
+            option.rect = QRect(0, self.rowViewportPosition(at), width, ROW_HEIGHT)
+            painter.fillRect(option.rect, self._theme.color("editor.background"))
+            index = self.runs.index(at, _NAME)
+            option.state = QStyle.StateFlag.State_Enabled
+            if self.selectionModel().isSelected(index):
+                option.state |= QStyle.StateFlag.State_Selected
+            if self.isActiveWindow():
+                option.state |= QStyle.StateFlag.State_Active
+            self._cells.paint(painter, option, index)
+        painter.fillRect(QRect(width - 1, 0, 1, self.viewport().height()), self._theme.color("panel.border"))
+        painter.end()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         row, key = self._row_at(self.currentIndex().row()), Qt.Key(event.key())
@@ -188,6 +237,8 @@ class RunTable(QTableView):
             super().keyPressEvent(event)  # of the field in which a name is written
         elif isinstance(row, RunGroup) and (is_enter or key in (Qt.Key.Key_Left, Qt.Key.Key_Right)):
             self.fold(row.label, not row.is_open if is_enter else key == Qt.Key.Key_Right)
+        elif self._folds(row, key):
+            pass
         elif isinstance(row, RunInfo) and is_enter:
             self.opened.emit(row)
         elif isinstance(row, RunInfo) and key == Qt.Key.Key_Space:
@@ -208,13 +259,17 @@ class RunTable(QTableView):
         super().mousePressEvent(event)
         if event.button() == Qt.MouseButton.LeftButton and isinstance(row, RunGroup):
             self.fold(row.label, not row.is_open)
+        elif event.button() == Qt.MouseButton.LeftButton and self._is_on_sign(row, event.position().x()):
+            assert isinstance(row, RunInfo)
+            self._unfold(row, row.path not in self.runs.unfolded)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         super().mouseReleaseEvent(event)
         row = self._row_at(self.rowAt(event.position().toPoint().y()))
         is_plain = event.modifiers() == Qt.KeyboardModifier.NoModifier
         is_alone = isinstance(row, RunInfo) and [info.path for info in self.selected_runs()] == [row.path]
-        if event.button() == Qt.MouseButton.LeftButton and is_plain and is_alone:
+        is_folding = self._is_on_sign(row, event.position().x())
+        if event.button() == Qt.MouseButton.LeftButton and is_plain and is_alone and not is_folding:
             self.looked_at.emit(row)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:

@@ -1,6 +1,6 @@
 """The rows of the table of runs: found, sorted and put into groups here, so that a view only shows them.
 
-    all runs -> those that were looked for -> sorted -> in groups -> rows
+    all runs -> those that were looked for -> sorted -> in groups -> entries below unfolded races -> rows
 
 Five thousand runs are arranged in some milliseconds: what a column says of a run is worked out once and kept
 as long as the run's row is the same. A run that changes in its place changes nothing else.
@@ -87,6 +87,8 @@ class RunTableModel(QAbstractTableModel):
         self.arrangement = Arrangement()
         self.search = RunSearch()
         self.num_found = 0
+        self.unfolded: set[Path] = set()
+        """The races whose entries are shown."""
         self.num_archived = 0
         """How many that would be found were put away and are not shown."""
         self._infos: Sequence[RunInfo] = ()
@@ -114,6 +116,8 @@ class RunTableModel(QAbstractTableModel):
         changed = [pair for pair in zip(before, infos, strict=True) if pair[0] is not pair[1]]
         if len(changed) > _MOST_REPLACED or any(old.path != new.path for old, new in changed):
             return False
+        if self.arrangement.group == "tags" or any(old.path in self.unfolded for old, _ in changed):
+            return False  # a run that stands in several rows, or has entries below it
         fresh = {new.path: _Kept(new) for _, new in changed}
         if any(self._stand_of(self._kept[path]) != self._stand_of(one) for path, one in fresh.items()):
             return False
@@ -128,8 +132,8 @@ class RunTableModel(QAbstractTableModel):
         """All that decides where a run stands, and whether it is shown."""
         info, by = kept.info, BY_KEY.get(self.arrangement.group)
         sorted_by = kept.value(BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
-        bucket = None if by is None else by.bucket_of(info)
-        return self.search.matches(info), info.labels.is_archived, sorted_by, bucket
+        buckets = () if by is None else by.buckets_of(info)
+        return self.search.matches(info), info.labels.is_archived, sorted_by, buckets
 
     def set_search(self, text: str) -> None:
         self.search = RunSearch(text)
@@ -139,8 +143,13 @@ class RunTableModel(QAbstractTableModel):
         self.arrangement = arrangement
         self._arrange()
 
+    def unfold(self, race: Path, *, is_open: bool) -> None:
+        """Show the entries of a race below it, or put them away."""
+        self.unfolded = self.unfolded | {race} if is_open else self.unfolded - {race}
+        self._arrange()
+
     def _arrange(self) -> None:
-        rows = self._arranged()
+        rows = list(self._with_entries(self._arranged()))
         if list(map(_key, rows)) != list(map(_key, self.rows)):
             self.beginResetModel()
             self.rows = rows
@@ -163,6 +172,16 @@ class RunTableModel(QAbstractTableModel):
         by = BY_KEY.get(arrangement.group)
         return [*ordered] if by is None else list(self._in_groups(ordered, by))
 
+    def _with_entries(self, rows: Iterable[Row]) -> Iterable[Row]:
+        for row in rows:
+            yield row
+            if isinstance(row, RunInfo) and row.race is not None and row.path in self.unfolded:
+                for entry in row.race.entries:
+                    known = self._kept.get(entry.path)
+                    if known is None or known.info is not entry:
+                        self._kept[entry.path] = _Kept(entry)
+                    yield entry
+
     def _found(self) -> list[RunInfo]:
         found = [info for info in self._infos if self.search.matches(info)]
         if self.arrangement.shows_archived or self.search.asks_for_archived:
@@ -176,8 +195,11 @@ class RunTableModel(QAbstractTableModel):
         groups: dict[tuple[Any, str], list[RunInfo]] = {}
         unknown: list[RunInfo] = []
         for info in ordered:
-            bucket = by.bucket_of(info)
-            (unknown if bucket is None else groups.setdefault(bucket, [])).append(info)
+            buckets = by.buckets_of(info)
+            for bucket in buckets:
+                groups.setdefault(bucket, []).append(info)
+            if not buckets:
+                unknown.append(info)
         is_turned = self.arrangement.is_descending and self.arrangement.sort == by.key and by.key != "began"
         parts = [(bucket[1], groups[bucket]) for bucket in sorted(groups, reverse=is_turned)]
         none = f"no {by.title.lower()}" if by.key in ("tags", "note") else _UNKNOWN
@@ -211,6 +233,8 @@ class RunTableModel(QAbstractTableModel):
                 state = "open" if row.is_open else "folded"
                 return row.text if role == Qt.ItemDataRole.DisplayRole else f"{row.text}, {state}"
             text = self._kept[row.path].text(column)
+            if role == Qt.ItemDataRole.AccessibleTextRole and row.race is not None and column.key == "name":
+                return f"{column.title}: {text}, {'open' if row.path in self.unfolded else 'folded'}"
             return text if role == Qt.ItemDataRole.DisplayRole else f"{column.title}: {text or _UNKNOWN}"
         if isinstance(row, RunGroup):
             return None
@@ -242,7 +266,9 @@ class RunTableModel(QAbstractTableModel):
         if not index.isValid():
             return Qt.ItemFlag.NoItemFlags
         flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
-        is_name = COLUMNS[index.column()].key == "name" and isinstance(self.rows[index.row()], RunInfo)
+        row = self.rows[index.row()]
+        is_named = isinstance(row, RunInfo) and row.entry_of is None
+        is_name = COLUMNS[index.column()].key == "name" and is_named
         return flags | Qt.ItemFlag.ItemIsEditable if is_name else flags
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:

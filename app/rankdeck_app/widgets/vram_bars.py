@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from PySide6.QtCore import QPointF, QRectF, QSize
-from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
@@ -28,6 +28,7 @@ TALL_ROW = 18
 _LEAST_BAR = 84.0
 MEDIAN, PREDICTED = "median, others", "predicted"
 _MEDIAN_DASHES = (3, 2)
+_VEIL = 0.6
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,21 @@ class DeviceBar:
     missing: str = UNKNOWN
     is_old: bool = False
     predicted_bytes: int | None = None
+    ghost_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class BarsFigure:
     """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale.
 
-    `labels` names the kinds, in the order of the segments.
+    `labels` names the kinds, in the order of the segments; `ghost` says what the ghost bars are of.
     """
 
     bars: Sequence[DeviceBar] = ()
     imbalance: Imbalance | None = None
     capacity_bytes: int | None = None
     labels: Mapping[str, str] = field(default_factory=lambda: KIND_LABELS)
+    ghost: str = ""
 
     @property
     def largest_bytes(self) -> int:
@@ -63,7 +66,7 @@ class BarsFigure:
 
     @property
     def scale_bytes(self) -> int:
-        predicted = (bar.predicted_bytes or 0 for bar in self.bars)
+        predicted = (max(bar.predicted_bytes or 0, bar.ghost_bytes or 0) for bar in self.bars)
         return max(self.capacity_bytes or 0, self.largest_bytes, *predicted, 1)
 
     @property
@@ -171,9 +174,11 @@ class VramBars(Chart[BarsFigure]):
             room = QRectF(columns.unit_left, row.y(), columns.unit_width, row.height())
             paint_text(painter, room, self.figure.unit[1], self._colors.muted, columns.unit_px)
         if bar.total_bytes is None:
+            self._paint_ghost(painter, box, bar)
             self._paint_prediction(painter, box, bar)
             return
         self._paint_segments(painter, box, bar, leads)
+        self._paint_ghost(painter, box, bar)
         self._paint_prediction(painter, box, bar)
         if notable is not None and leads:
             self._paint_excess(painter, columns, box, bar.total_bytes, notable)
@@ -192,6 +197,20 @@ class VramBars(Chart[BarsFigure]):
         if rest > 0:
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
 
+    def _paint_ghost(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
+        """What would stand here, framed: what it takes more is hatched, what it takes less is veiled."""
+        if bar.ghost_bytes is None:
+            return
+        end = round(box.left() + bar.ghost_bytes * box.width() / self.figure.scale_bytes)
+        veil = QColor(self._colors.card)
+        veil.setAlphaF(_VEIL)
+        painter.fillRect(QRectF(end, box.top(), max(0.0, box.right() - end), box.height()), veil)
+        now = box.left() + (bar.total_bytes or 0) * box.width() / self.figure.scale_bytes
+        painter.fillRect(QRectF(now, box.top(), max(0.0, end - now), box.height()), self._ghost_brush())
+        painter.setPen(QPen(self._colors.foreground, 1))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawRect(QRectF(box.left() + 0.5, box.top() - 1.5, end - box.left() - 1, box.height() + 2))
+
     def _paint_prediction(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
         """A tick over the bar's whole height, seen on the segments and on the empty track."""
         if bar.predicted_bytes is None:
@@ -199,6 +218,9 @@ class VramBars(Chart[BarsFigure]):
         x = min(box.right() - 1, box.left() + bar.predicted_bytes * box.width() / self.figure.scale_bytes)
         painter.fillRect(QRectF(round(x) - 1, box.top() - 2, 3, box.height() + 4), self._colors.card)
         painter.fillRect(QRectF(round(x), box.top() - 2, 1, box.height() + 4), self._colors.foreground)
+
+    def _ghost_brush(self) -> QBrush:
+        return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
         """Blue, but amber for the gathered outputs of a device that stands out: they are why it does."""
@@ -255,6 +277,8 @@ class VramBars(Chart[BarsFigure]):
         ]
         if figure.imbalance:
             entries.append(LegendEntry(MEDIAN, dashed_line(self._colors.median, _MEDIAN_DASHES)))
+        if figure.ghost:
+            entries.append(LegendEntry(figure.ghost, [self._ghost_brush()]))
         if figure.has_prediction:
             entries.append(LegendEntry(PREDICTED, QPen(self._colors.foreground)))
         return entries
@@ -279,6 +303,8 @@ class VramBars(Chart[BarsFigure]):
             note += f"<br>{format_bytes(lead.excess_bytes)} above the median of the others"
         if bar.predicted_bytes is not None:
             note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
+        if bar.ghost_bytes is not None:
+            note += f"<br>{self.figure.ghost}: {format_bytes(bar.ghost_bytes)}"
         return f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}{kinds}"
 
 

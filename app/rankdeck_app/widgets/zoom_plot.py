@@ -44,6 +44,9 @@ class ZoomPlot(pg.PlotWidget):
         )
         self._reset.setParent(self)
         self._reset.hide()
+        self._marked: float | None = None
+        self._mark = pg.InfiniteLine(angle=90, movable=False)
+        self._mark.hide()
         self.drawn_at = 0.0
         """When it was drawn last, on the monotonic clock."""
         self._stale = True
@@ -67,7 +70,7 @@ class ZoomPlot(pg.PlotWidget):
         view.setMouseEnabled(x=True, y=False)
         view.sigRangeChangedManually.connect(self._take_hand)
         self._crosshair, self._awaited = crosshair.Crosshair(view), pg.TextItem(anchor=(0.5, 0.5))
-        for item in (self._crosshair.line, self._crosshair.text, self._awaited):
+        for item in (self._mark, self._crosshair.line, self._crosshair.text, self._awaited):
             self.addItem(item, ignoreBounds=True)
         self.viewport().setMouseTracking(True)
         theme.changed.connect(self.retheme)
@@ -99,6 +102,21 @@ class ZoomPlot(pg.PlotWidget):
     def x_words(self, x: float) -> str:
         """A place on the axis."""
         return f"{x:,.0f}"
+
+    def mark(self, at: float | None) -> None:
+        """An upright line at a moment, or at a step where these stand on the axis; None marks none."""
+        if at != self._marked:
+            self._marked = at
+            self.place_mark()
+
+    def place_mark(self) -> None:
+        self._mark.setVisible(self._marked is not None)
+        if self._marked is not None:
+            self._mark.setPos(self.mark_x(self._marked))
+
+    def mark_x(self, at: float) -> float:
+        """Where on the axis that is."""
+        return at
 
     def zoom_by(self, factor: float, shift: float = 0.0) -> None:
         """Around the middle, and sidewards by a share of what is seen: what keys do."""
@@ -172,6 +190,7 @@ class ZoomPlot(pg.PlotWidget):
             axis.setTextPen(self._colors.axis)
             axis.setTickFont(chart_font(10))
         self._crosshair.recolor(self._colors)
+        self._mark.setPen(pg.mkPen(self._colors.foreground, width=1))
         self._awaited.setColor(self._colors.axis)
         self._awaited.setFont(chart_font(11))
         self.recolor(self._colors)

@@ -37,7 +37,7 @@ def compose(window: MainWindow) -> None:
 
 def test_everything_comes_back_after_a_restart(qtbot: QtBot, services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
-    window.resize(800, 612)
+    window.resize(780, 612)
     page = window.editor.open("note:a")
     assert isinstance(page, NotePage)
     page.field.setText("kept")

@@ -1,4 +1,4 @@
-"""Zoom is kept, holds for the whole window from the next start, and a restart is one button."""
+"""Zoom is kept and holds at once for the whole window; where Qt cannot, a restart is one button."""
 
 from __future__ import annotations
 
@@ -6,37 +6,86 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.shell.services import open_settings
+from rankdeck_app.shell.services import Services, open_settings
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.shell.zoom import SCALE, scaled
+from rankdeck_app.shell.zoom import LEVELS, SCALE, scaled
 
 CTRL = Qt.KeyboardModifier.ControlModifier
 
 
-def test_keys_go_through_the_levels_and_say_what_comes(qtbot: QtBot, window: MainWindow) -> None:
+@pytest.fixture
+def zoomed(window: MainWindow) -> Iterator[MainWindow]:
+    """The scale is the process's: back to 100 % for the next test."""
+    yield window
+    window.commands.run("view.zoomReset")
+
+
+def test_keys_go_through_the_levels_and_hold_at_once(qtbot: QtBot, zoomed: MainWindow) -> None:
+    native = zoomed.size()
     for key, wanted in (
         (Qt.Key.Key_Equal, 1.1),
         (Qt.Key.Key_Equal, 1.25),
         (Qt.Key.Key_Minus, 1.1),
     ):
+        qtbot.keyClick(zoomed, key, CTRL)
+        assert zoomed.settings.get("window.zoom", float) == wanted
+        assert zoomed.devicePixelRatio() == pytest.approx(wanted)
+        assert (zoomed.size() * wanted - native).width() in (-1, 0, 1), "the window keeps its room"
+        assert zoomed.status.item("zoom").text() == f"{wanted * 100:.0f} %"
+    assert not zoomed.toasts.all_shown
+    assert open_settings().get("window.zoom", float) == 1.1
+    qtbot.keyClick(zoomed, Qt.Key.Key_0, CTRL)
+    assert zoomed.settings.get("window.zoom", float) == zoomed.devicePixelRatio() == 1.0
+    assert zoomed.size() == native and not zoomed.status.item("zoom").isVisible()
+
+
+def test_zooming_to_the_ends_and_back_leaves_the_window_as_it_was(zoomed: MainWindow) -> None:
+    native = zoomed.size()
+    for command, end in (("view.zoomOut", 0.75), ("view.zoomIn", 2.0)):
+        for _ in range(2 * len(LEVELS)):
+            zoomed.commands.run(command)
+        assert zoomed.settings.get("window.zoom", float) == zoomed.devicePixelRatio() == end
+    zoomed.commands.run("view.zoomReset")
+    assert zoomed.size() == native, "rounding does not add up"
+
+
+def test_a_window_that_was_resized_keeps_its_new_room(zoomed: MainWindow) -> None:
+    zoomed.commands.run("view.zoomIn")
+    zoomed.resize(700, 500)
+    zoomed.commands.run("view.zoomReset")
+    assert zoomed.size() == QSize(770, 550)
+
+
+def test_where_qt_cannot_a_restart_is_offered(
+    qtbot: QtBot,
+    services: Services,
+    make_window: Callable[[Services], MainWindow],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankdeck_app.shell.zoom.find_scale", lambda: None)
+    window = make_window(services)
+    for key, wanted in ((Qt.Key.Key_Equal, 1.1), (Qt.Key.Key_Equal, 1.25)):
         qtbot.keyClick(window, key, CTRL)
-        assert window.settings.get("window.zoom", float) == wanted
+        assert window.settings.get("window.zoom", float) == wanted and window.devicePixelRatio() == 1.0
         (toast,) = window.toasts.all_shown
         assert toast.notice.text == f"Zoom {wanted * 100:.0f} % holds from the next start. Runs go on."
         assert [label for label, _ in toast.notice.actions] == ["Restart Now"]
-    assert open_settings().get("window.zoom", float) == 1.1
     qtbot.keyClick(window, Qt.Key.Key_0, CTRL)
-    assert window.settings.get("window.zoom", float) == 1.0 and not window.toasts.all_shown
-    for _ in range(20):
-        window.commands.run("view.zoomOut")
-    assert window.settings.get("window.zoom", float) == 0.75
-    window.toasts.clear()
+    assert not window.toasts.all_shown
+
+
+def test_the_window_is_never_held_larger_than_its_screen(zoomed: MainWindow) -> None:
+    for _ in LEVELS:
+        zoomed.commands.run("view.zoomIn")
+    room = zoomed.screen().availableSize()
+    assert zoomed.minimumWidth() <= room.width() and zoomed.minimumHeight() <= room.height()
 
 
 @pytest.mark.parametrize(("before", "inside"), [(None, "1.5"), ("2", "3"), ("nonsense", "1.5")])

@@ -38,7 +38,7 @@ def test_a_theme_changes_palette_style_sheet_and_tells(qapp: QApplication) -> No
 
 def test_a_theme_that_cannot_be_used_leaves_the_old_one(qapp: QApplication, tmp_path: Path) -> None:
     theme = Theme()
-    with pytest.raises(ThemeError, match="Dark Modern or Light Modern"):
+    with pytest.raises(ThemeError, match="Use Dark Modern, Light Modern, Dark High"):
         theme.load("Solarised")
     with pytest.raises(ThemeError, match=r"gone\.json"):
         theme.load(str(tmp_path / "gone.json"))

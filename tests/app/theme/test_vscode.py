@@ -7,6 +7,7 @@ import pytest
 
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 from rankdeck_app.theme.vscode import (
+    BASES,
     ThemeError,
     channels,
     load_vscode_theme,
@@ -109,6 +110,29 @@ def test_an_included_theme_lies_below_and_gives_the_kind(tmp_path: Path) -> None
     assert (table.name, table.kind) == ("mine", "light")
     assert table.colors["editor.background"] == "#FFFFF0"
     assert table.colors["foreground"] == "#222222"
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("dark", "dark"),
+        ("vs", "light"),
+        ("hc", "high contrast dark"),
+        ("hcDark", "high contrast dark"),
+        ("hc-black", "high contrast dark"),
+        ("hcLight", "high contrast light"),
+        ("hc-light", "high contrast light"),
+    ],
+)
+def test_what_a_theme_leaves_open_is_that_of_its_own_kind(tmp_path: Path, told: str, kind: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"type": told, "colors": {"foreground": "#EFEFEF"}}))
+    table = load_vscode_theme(path)
+    assert table.kind == kind and table.is_light is kind.endswith("light")
+    assert table.is_high_contrast is kind.startswith("high")
+    assert table.colors["editor.background"] == BASES[kind]["editor.background"]
+    if table.is_high_contrast:
+        assert table.colors["disabledForeground"] == BASES[kind]["disabledForeground"], "no mix"
 
 
 def test_without_a_type_the_background_decides(tmp_path: Path) -> None:

@@ -65,3 +65,23 @@ def test_the_source_is_shortened_and_never_half_a_word(card: ChartCard, width: i
 )
 def test_the_subtitle_is_said_in_words_that_fit_whole(card: ChartCard, room: int, expected: str) -> None:
     assert card.fitting_words(room)[0] == expected
+
+
+def test_a_body_that_costs_something_is_made_once_when_it_is_first_wanted(qtbot: QtBot) -> None:
+    made: list[QLabel] = []
+
+    def make() -> QLabel:
+        made.append(QLabel("body"))
+        return made[-1]
+
+    card = ChartCard("Training loss", Theme(), make)
+    qtbot.addWidget(card)
+    told: list[object] = []
+    card.made.connect(told.append)
+    card.resize(300, 200)
+    card.show()
+    assert card.made_body is None and card.minimumSizeHint().height() > 0
+    card.restore_style({"is_log": True})
+    assert card.style_state() == {"is_log": True} and not made, "a layout is kept for it"
+    assert card.body is card.body is made[0] and told == made
+    assert made[0].isVisible()

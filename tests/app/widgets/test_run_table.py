@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QItemSelectionModel, QPoint, Qt
+from PySide6.QtCore import QItemSelectionModel, QPoint, QRect, Qt
 from PySide6.QtTest import QAbstractItemModelTester
 from PySide6.QtWidgets import QLineEdit
 from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import Imbalance
-from rankdeck.run.row import RunFigures, RunInfo
+from rankdeck.run.row import RaceFacts, RunFigures, RunInfo
 from rankdeck.rundir import Labels
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS
@@ -44,6 +44,86 @@ RUNS = (
     run("gamma", "pipeline", "lost", num_devices=None, device_kind="", steps=None, step=0),
     run("omega", labels=Labels(is_archived=True), started=NOW - 50.0),
 )
+
+
+def test_a_run_stands_in_the_group_of_each_of_its_tags(qtbot: QtBot) -> None:
+    both = run("both", labels=Labels(tags=("paper", "Slow")))
+    model = made([both, run("one", labels=Labels(tags=("paper",))), run("none")], group="tags")
+    assert told(model) == ["[paper 2]", "both", "one", "[Slow 1]", "both", "[no tags 1]", "none"]
+    table = RunTable(Theme(), model)
+    qtbot.addWidget(table)
+    table.selectAll()
+    assert [info.title for info in table.selected_runs()] == ["both", "one", "none"]
+    renamed = replace(both, title="renamed")
+    model.set_infos([renamed, *model._infos[1:]])
+    assert told(model).count("renamed") == 2 and "both" not in told(model)
+
+
+def a_race(**facts: object) -> RunInfo:
+    path = Path("/runs/race")
+    entries = tuple(
+        replace(run(name, name, figures=figures(2.0)), path=path / "entries" / name, entry_of=path)
+        for name in ("single", "ddp")
+    )
+    known = {
+        "entries": entries,
+        "num_entries": 2,
+        "num_done": 2,
+        "fastest": "ddp",
+        "losses": "agrees",
+        **facts,
+    }
+    return RunInfo(
+        path, "Race", "completed", num_devices=2, device_kind="gpu", started=NOW, figures=RunFigures(),
+        race=RaceFacts(**known),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_race_is_one_row_that_unfolds_into_its_entries(qtbot: QtBot) -> None:
+    model = made([a_race(), *RUNS])
+    QAbstractItemModelTester(model, QAbstractItemModelTester.FailureReportingMode.Fatal)
+    assert told(model)[:2] == ["Race", "delta"] and model.num_found == 5
+    texts = {column.key: model.text_at(0, at) for at, column in enumerate(COLUMNS)}
+    assert (texts["strategy"], texts["step"], texts["loss"]) == ("DDP fastest", "2 raced", "agree")
+    table = RunTable(Theme(), model)
+    qtbot.addWidget(table)
+    table.resize(500, 300)
+    table.show()
+    table.choose(Path("/runs/race"))
+    qtbot.keyClick(table, Qt.Key.Key_Right)
+    assert told(model)[:4] == ["Race", "single", "ddp", "delta"]
+    assert [model.text_at(at, 0) for at in (1, 2)] == ["Single", "DDP"]
+    table.setCurrentIndex(model.index(2, 0))
+    table.rename()
+    assert not table.findChildren(QLineEdit), "an entry is its race's"
+    qtbot.keyClick(table, Qt.Key.Key_Left)
+    assert table.current_run() == model.rows[0]
+    goes_on = a_race(num_done=1, fastest=None, losses=None)
+    model.set_infos([goes_on, *RUNS])
+    assert model.text_at(0, [column.key for column in COLUMNS].index("step")) == "1 of 2"
+    assert told(model)[:3] == ["Race", "single", "ddp"]
+    qtbot.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(12, 10))
+    assert told(model)[:2] == ["Race", "delta"]
+
+
+def test_names_stay_while_the_table_is_scrolled_sidewards(qtbot: QtBot) -> None:
+    table = RunTable(Theme(), made())
+    qtbot.addWidget(table)
+    table.resize(500, 300)
+    table.show()
+    at_rest = table.viewport().grab(QRect(0, 0, 180, 100)).toImage()
+    assert table.header.frozen_width == 0
+    table.horizontalScrollBar().setValue(300)
+    width = table.header.sectionSize(0)
+    assert table.header.frozen_width == width
+    assert table.viewport().grab(QRect(0, 0, 180, 100)).toImage() == at_rest
+    asked: list[str] = []
+    table.header.sort_asked.connect(asked.append)
+    qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(30, 10))
+    qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(width + 60, 10))
+    assert asked[0] == "name" and asked[1] != "name"
+    table.header.moveSection(0, 2)
+    assert table.header.frozen_width == 0, "another column stands in front of them"
 
 
 def made(runs: Sequence[RunInfo] = RUNS, **arranged: object) -> RunTableModel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtGui import QColor, QImage
 from pytestqt.qtbot import QtBot
@@ -117,3 +119,21 @@ def test_a_change_of_theme_repaints(shown: VramBars) -> None:
     theme.load("Light Modern")
     assert bars.grab().toImage() != before
     bars.deleteLater()
+
+
+def test_ghosts_frame_what_a_cure_would_need_and_are_named_as_predicted(shown: VramBars) -> None:
+    plain = figure(4)
+    lead, *others = plain.bars
+    bars = (replace(lead, ghost_bytes=150 * MIB), *(replace(bar, ghost_bytes=150 * MIB) for bar in others))
+    shown.set_figure(replace(plain, bars=bars, ghost="with DDP, predicted"))
+    ink = Theme().color("foreground")
+    columns = shown._columns()
+    end = round(columns.bar_left + 150 * MIB * columns.bar_width / shown.figure.scale_bytes)
+    framed = {columns.row_at(y) for x, y in pixels(shown, ink) if abs(x - end) <= 2}
+    assert framed >= {0, 1, 2, 3}
+    assert "with DDP, predicted" in [entry.text for line in shown._legend_lines() for entry, _ in line]
+    assert "with DDP, predicted: 150.0 MiB" in shown.tooltip_of(1)
+    # A ghost that needs more than anything now has room on the scale.
+    assert replace(plain, bars=(replace(lead, ghost_bytes=900 * MIB),)).scale_bytes == 900 * MIB
+    shown.set_figure(plain)
+    assert not [xy for xy in pixels(shown, ink) if abs(xy[0] - end) <= 1 and columns.row_at(xy[1]) == 1]

@@ -1,0 +1,1 @@
+"""A strategy in words, and one step of it drawn."""

@@ -1,0 +1,183 @@
+"""What a strategy is: one step of it drawn with the reader's own devices and sizes, where each tensor lives,
+what is sent, when it wins, what breaks it, and its options.
+
+Words are read from the catalogue's card, so a new strategy has its page without a line here. Read
+state/step_movement.py (what is drawn) before, and step_figures.py after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QSignalBlocker, QSize, Signal
+from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QHBoxLayout, QSizePolicy
+
+from rankdeck.config.catalog import STRATEGIES, StrategyCard, option_fields
+from rankdeck.run.plan_lines import PREDICTED
+from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.state.step_movement import Options, StepMovement
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.strategy import step_figures as figures
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.layouts import (
+    MIDDLE,
+    TOP,
+    column,
+    framed,
+    push_button,
+    reading_column,
+    row,
+    text_label,
+)
+from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.step_drawing import StepDrawing
+
+MAX_WIDTH = 1900
+_TWO_COLUMNS = 1000
+"""Width of the page from which paragraphs stand side by side, in pixels."""
+_LINES_TOLD = 4
+
+
+class StrategyPage(Page):
+    """`chosen` carries the strategy's name and the options that were tried here, when the person wants to use
+    them. `trust_asked`: the draft's own code would have to run."""
+
+    chosen = Signal(str, object)
+    trust_asked = Signal()
+    can_split = False
+
+    def __init__(self, wanted_id: str, theme: Theme, step_of: Callable[[StrategyCard], StepMovement]) -> None:
+        name = wanted_id.partition(":")[2]
+        card = STRATEGIES.get(name)
+        if card is None:
+            raise PageUnavailable(f'There is no strategy called "{name}" in this version.')
+        super().__init__(wanted_id, title=card.title, icon=card.icon)
+        self.card, self.step = card, step_of(card)
+        inside = reading_column(self, MAX_WIDTH, (24, 20, 24, 20), 14)
+        inside.addLayout(self._head(theme, card))
+        inside.addLayout(self._drawing(theme))
+        lives, sends = _paragraph("Where tensors live", card.lives), _paragraph("What is sent", card.sends)
+        wins, breaks = _paragraph("When it wins", card.wins), _paragraph("What breaks it", card.breaks)
+        left, right = column(lives, sends, None, spacing=14), column(wins, breaks, None, spacing=14)
+        self._paragraphs = row((left, 1), (right, 1), spacing=14)
+        inside.addLayout(self._paragraphs)
+        if option_fields(card.options):
+            inside.addWidget(_options(card))
+        inside.addStretch(1)
+        self.setFocusProxy(self.use_button)
+        self.step.changed.connect(self.refresh)
+        self.destroyed.connect(lambda *_, step=self.step: step.want(False))
+
+    def breadcrumbs(self) -> list[str]:
+        return ["strategies", self.card.title]
+
+    def _head(self, theme: Theme, card: StrategyCard) -> QHBoxLayout:
+        words = column(
+            text_label(card.title, "title", wrap=False),
+            text_label(card.summary, "dim", selectable=True),
+            spacing=4,
+        )
+        tooltip = f"Make {card.title} the strategy of the run being configured"
+        self.use_button = push_button(
+            f"Use {card.title}",
+            tooltip,
+            lambda: self.chosen.emit(card.name, self.step.variant),
+            kind="primary",
+        )
+        icon = Symbol(theme, card.icon, "rankdeck.rest", QSize(32, 32), 28)
+        return row(icon, (words, 1), self.use_button, spacing=14, align=TOP)
+
+    # One step, drawn
+
+    def _drawing(self, theme: Theme) -> QBoxLayout:
+        self.drawing = StepDrawing(theme)
+        self.drawing.pointed.connect(self._tell)
+        self.chart_card = ChartCard("One step", theme, self.drawing, lambda: figures.csv_rows(self.step))
+        self.chart_card.set_source(PREDICTED)
+        self.variants = ComboBox(theme)
+        self.variants.setAccessibleName("What is drawn")
+        self.variants.setToolTip("Draw the step with another option; the configuration stays as it is")
+        self.variants.activated.connect(lambda place: self.step.set_variant(self.variants.itemData(place)))
+        label = text_label("Draw", "dim", wrap=False)
+        label.setBuddy(self.variants)
+        asks = "Ask the planner what moves in a step"
+        self.ask_button = push_button("Draw It", asks, self.step.ask, height=25)
+        self.trust_button = push_button("Trust and Draw…", "", self.trust_asked.emit, height=25)
+        self.notes, self.problem = text_label(tone="dim", selectable=True), text_label(tone="warning")
+        self.told = text_label(tone="small")
+        self.told.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self.told.setFixedHeight(_LINES_TOLD * self.told.fontMetrics().lineSpacing())
+        self.told.setAlignment(TOP)
+        above = row(label, self.variants, self.ask_button, self.trust_button, None, spacing=8, align=MIDDLE)
+        return column(above, self.problem, self.notes, self.chart_card, self.told, spacing=8)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.step.want(True)
+        self.refresh()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self.step.want(False)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
+        self._paragraphs.setDirection(right if self.width() >= _TWO_COLUMNS else down)
+
+    def refresh(self) -> None:
+        """Show what is known now; what nobody sees waits until it is shown."""
+        if not self.isVisible():
+            return
+        step = self.step
+        self.drawing.set_figure(figures.figure(step, self.card))
+        self.chart_card.set_subtitle(*figures.subtitle(step))
+        self.chart_card.setFixedHeight(self.chart_card.natural_height)
+        for label, words in ((self.problem, step.problem), (self.notes, " ".join(step.notes))):
+            label.setText(words)
+            label.setVisible(bool(words))
+        self.trust_button.setVisible(step.needs_trust)
+        is_idle = not step.is_asking and step.timeline is None and not step.problem
+        self.ask_button.setVisible(is_idle)
+        self._show_variants()
+        self._tell("")
+
+    def _show_variants(self) -> None:
+        offered: list[Options] = [{}, *self.step.variants()]
+        if self.step.variant not in offered:
+            offered.append(self.step.variant)
+        labels = [figures.variant_label(variant) for variant in offered]
+        if labels != [self.variants.itemText(place) for place in range(self.variants.count())]:
+            with QSignalBlocker(self.variants):
+                self.variants.clear()
+                for label, variant in zip(labels, offered, strict=True):
+                    self.variants.addItem(label, variant)
+        self.variants.setCurrentIndex(offered.index(self.step.variant))
+        self.variants.setEnabled(len(offered) > 1)
+        words = figures.variant_label(self.step.variant) if self.step.variant else ""
+        self.use_button.setText(f"Use {self.card.title}{f', {words}' if words else ''}")
+
+    def _tell(self, words: str) -> None:
+        """What is pointed at, and else what can be, and what lengths mean."""
+        self.told.setText(words or "\n".join(filter(None, (figures.HINT, figures.lengths(self.step)))))
+
+
+def _paragraph(title: str, text: str) -> QFrame:
+    frame, inside = framed(title)
+    inside.addWidget(text_label(text, selectable=True))
+    return frame
+
+
+def _options(card: StrategyCard) -> QFrame:
+    frame, inside = framed("Options")
+    grid = QGridLayout()
+    grid.setHorizontalSpacing(16)
+    grid.setVerticalSpacing(6)
+    grid.setColumnStretch(1, 1)
+    for at, field in enumerate(option_fields(card.options)):
+        grid.addWidget(text_label(field.name, "mono", selectable=True), at, 0, TOP)
+        grid.addWidget(text_label(figures.said_of(field), "dim", selectable=True), at, 1)
+    inside.addLayout(grid)
+    return frame

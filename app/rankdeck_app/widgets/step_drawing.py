@@ -1,0 +1,278 @@
+"""One step of a strategy, drawn: what each device computes, and what moves between which of them.
+
+A row per device; blocks compute, a collective is a block in the rows of its whole group joined by a line,
+what one device sends another is an arrow through the gutter between them. At the right stands what each
+device sends and receives in all. A pipeline's gaps are its bubble, hatched. Every mark tells its words under
+the pointer, and under the arrow keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QLineF, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QBrush,
+    QColor,
+    QFocusEvent,
+    QFontMetricsF,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QPolygonF,
+)
+
+from rankdeck.base.units import format_bytes
+from rankdeck.run.movement import Interval
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
+from rankdeck_app.widgets.painting import CENTER, RIGHT, chart_font, paint_text
+from rankdeck_app.widgets.phase_colors import gap_sign, ink_on, phase_color, phase_label
+from rankdeck_app.widgets.step_layout import LABEL_PX, StepFigure, StepLayout, StepMark, heights
+from rankdeck_app.widgets.step_words import words_of
+
+_HEAD, _LEGEND, _NOTE = 18, 20, 16
+_REACH_PX = 4.0
+_ROWS_AWAITED = 4
+_SIGNS = "↑ sent  ↓ received"
+_STEPS = {
+    Qt.Key.Key_Left: (-1, 0), Qt.Key.Key_Right: (1, 0), Qt.Key.Key_Up: (0, -1), Qt.Key.Key_Down: (0, 1),
+}  # fmt: skip
+_ENDS = {Qt.Key.Key_Home: 0, Qt.Key.Key_End: -1}
+
+
+class StepDrawing(Chart[StepFigure]):
+    """`pointed` carries the words of the mark under the pointer or the keyboard, "" for none."""
+
+    pointed = Signal(str)
+
+    def __init__(self, theme: Theme) -> None:
+        self._layout: StepLayout | None = None
+        self._hovered: StepMark | None = None
+        self.selected: StepMark | None = None
+        self._row = 0
+        """The device that the keyboard is at."""
+        super().__init__(theme, StepFigure(), "What moves where in one step")
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setMouseTracking(True)
+
+    def relayout(self) -> None:
+        self._layout = self._hovered = self.selected = None
+
+    def describe(self) -> str:
+        if self.figure.timeline is None:
+            return ""
+        return ", ".join(
+            f"{label} sends {format_bytes(one.sent_bytes)} and receives {format_bytes(one.received_bytes)}"
+            for label, one in zip(self.figure.labels, self.figure.timeline.traffic(), strict=True)
+        )
+
+    def sizeHint(self) -> QSize:
+        num_rows = len(self.figure.labels) or _ROWS_AWAITED
+        return QSize(420, _HEAD + num_rows * sum(heights(num_rows)) + _LEGEND + _NOTE)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(240, self.sizeHint().height())
+
+    def laid_out(self) -> StepLayout:
+        if self._layout is None:
+            widest = QFontMetricsF(chart_font(11, mono=True)).horizontalAdvance("↓ 1023.9 MiB")
+            numbers = 10 + max(widest, QFontMetricsF(chart_font(10)).horizontalAdvance(_SIGNS))
+            self._layout = StepLayout(self.figure, self.width(), _HEAD, numbers)
+        return self._layout
+
+    # Painting
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        if self.figure.timeline is None:
+            paint_text(painter, self.rect(), self.figure.absence, self._colors.muted, 12, CENTER)
+            return
+        layout, seen = self.laid_out(), event.rect().toRectF()
+        self._paint_words(painter, layout)
+        for gap in layout.gaps:
+            if gap.boxes[0].intersects(seen):
+                for brush in gap_sign(self._colors, gap.name):
+                    painter.fillRect(gap.boxes[0], brush)
+        for mark in layout.collectives:
+            if mark.bounds.intersects(seen):
+                self._paint_joint(painter, mark)
+        for mark in layout.blocks:
+            if mark.boxes[0].intersects(seen):
+                self._paint_block(painter, mark.boxes[0], mark.name, _inside(mark))
+        for mark in layout.collectives:
+            for box in mark.boxes:
+                self._paint_block(painter, box, mark.name, format_bytes(mark.num_bytes))
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        ink = QColor(self._colors.foreground)
+        ink.setAlphaF(0.9 if layout.gutter_px >= 18 else 0.6)
+        self._paint_arrows(painter, [mark for mark in layout.arrows if mark.bounds.intersects(seen)], ink)
+        for label in layout.labels:
+            if label.ground:
+                painter.fillRect(label.box.adjusted(-2, 1, 2, -1), self._colors.card)
+            paint_text(painter, label.box, label.text, self._colors.foreground, LABEL_PX)
+        for mark in {id(one): one for one in (self._hovered, self.selected) if one is not None}.values():
+            self._paint_outline(painter, mark)
+        self._paint_legend(painter, layout)
+
+    def _paint_words(self, painter: QPainter, layout: StepLayout) -> None:
+        """Names of devices, and what each sends and receives."""
+        timeline, muted = self.figure.timeline, self._colors.muted
+        if timeline is None:
+            return
+        for place, (label, one) in enumerate(zip(self.figure.labels, timeline.traffic(), strict=True)):
+            row = layout.box(place, 0, 1)
+            name = QRectF(0, row.top() - 4, row.left() - 8, row.height() + 8)
+            paint_text(painter, name, label, muted, 12)
+            middle = row.center().y()
+            figures = (("↑", one.sent_bytes, middle - 14), ("↓", one.received_bytes, middle))
+            for sign, num_bytes, top in figures:
+                room = QRectF(row.right(), top, self.width() - row.right(), 14)
+                ink, text = muted if num_bytes else self._colors.axis, f"{sign} {format_bytes(num_bytes)}"
+                paint_text(painter, room, text, ink, 11, RIGHT, mono=True)
+        room = QRectF(layout.rows.plot.right(), 0, self.width() - layout.rows.plot.right(), _HEAD)
+        paint_text(painter, room, _SIGNS, self._colors.axis, 10, RIGHT)
+
+    def _paint_block(self, painter: QPainter, box: QRectF, name: str, text: str) -> None:
+        color, where = phase_color(self._colors, name), QRectF(box)
+        if where.width() >= 3:
+            where.setWidth(where.width() - 1)  # a hairline between neighbours
+        where.setWidth(max(where.width(), 1.0))
+        painter.fillRect(where, color)
+        px = 11 if where.height() >= 16 else 10
+        if text and QFontMetricsF(chart_font(px)).horizontalAdvance(text) + 6 <= where.width():
+            paint_text(painter, where, text, ink_on(color), px, CENTER)
+
+    def _paint_joint(self, painter: QPainter, mark: StepMark) -> None:
+        """The line that joins a collective's rows; rows of others hide it."""
+        x = mark.boxes[0].center().x()
+        painter.setPen(QPen(phase_color(self._colors, mark.name), 1.5))
+        painter.drawLine(QPointF(x, mark.boxes[0].top()), QPointF(x, mark.boxes[-1].bottom()))
+
+    def _paint_arrows(
+        self, painter: QPainter, marks: Sequence[StepMark], ink: QColor, width: float = 1.2
+    ) -> None:
+        arrows = [mark.arrow for mark in marks if mark.arrow is not None]
+        painter.setPen(QPen(ink, width))
+        painter.drawLines([QLineF(*arrow) for arrow in arrows])
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(ink)
+        for start, end in arrows:
+            angle = math.atan2(end.y() - start.y(), end.x() - start.x())
+            wings = [
+                end - QPointF(math.cos(angle + turn) * 6, math.sin(angle + turn) * 6)
+                for turn in (-0.42, 0.42)
+            ]
+            painter.drawPolygon(QPolygonF([end, *wings]))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+
+    def _paint_outline(self, painter: QPainter, mark: StepMark) -> None:
+        ink = self._theme.color("focusBorder")
+        if mark.arrow is not None:
+            self._paint_arrows(painter, [mark], ink, 2.5)
+        painter.setPen(QPen(ink, 2))
+        for box in mark.boxes:
+            painter.drawRect(box.adjusted(-1, -1, 0, 1))
+
+    def _paint_legend(self, painter: QPainter, layout: StepLayout) -> None:
+        totals: dict[str, float] = defaultdict(float)
+        for mark in layout.blocks:
+            totals[mark.name] += mark.boxes[0].width()
+        for mark in layout.collectives:
+            totals[mark.name] += mark.boxes[0].width() + 1
+        entries = [
+            LegendEntry(phase_label(name), [phase_color(self._colors, name)], weight)
+            for name, weight in totals.items()
+        ]
+        signs: dict[str, list[QBrush | QColor]] = {
+            gap.name: gap_sign(self._colors, gap.name) for gap in layout.gaps
+        }
+        entries += [LegendEntry(name, sign) for name, sign in signs.items()]
+        top = layout.rows.plot.bottom()
+        [line] = place_entries(entries, self.width())
+        paint_entries(painter, line, top + _LEGEND / 2, self._colors.muted)
+        if layout.is_put_together:
+            words = "What is narrower than 2 px is drawn together; the pointer counts it"
+            room = QRectF(0, top + _LEGEND, self.width(), _NOTE)
+            paint_text(painter, room, words, self._colors.axis, 10, elide=Qt.TextElideMode.ElideRight)
+
+    # Pointing at things
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        mark = self.laid_out().at(QPointF(x, y), _REACH_PX)
+        return "" if mark is None else self.words_of(mark)
+
+    def words_of(self, mark: StepMark) -> str:
+        return words_of(mark, self.figure)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self._hover(self.laid_out().at(event.position(), _REACH_PX))
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._hover(None)
+
+    def _hover(self, mark: StepMark | None) -> None:
+        if mark is not self._hovered:
+            before, self._hovered = self._hovered, mark
+            self._tell(before, mark)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        self._select(self.laid_out().at(event.position(), _REACH_PX))
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self._select(None)
+
+    def _select(self, mark: StepMark | None) -> None:
+        if mark is not self.selected:
+            before, self.selected = self.selected, mark
+            self._tell(before, mark)
+
+    def _tell(self, *changed: StepMark | None) -> None:
+        shown = self._hovered or self.selected
+        words = "" if shown is None else self.words_of(shown)
+        if self.selected is not None:
+            self.setAccessibleDescription(self.words_of(self.selected))
+        self.pointed.emit(words)
+        for mark in filter(None, changed):
+            self.update(mark.bounds.toAlignedRect())
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Left and right along a device's row, up and down to the next device, Escape for none."""
+        key, layout = Qt.Key(event.key()), self.laid_out()
+        if key == Qt.Key.Key_Escape and self.selected is not None:
+            self._select(None)
+            return
+        if layout.blocks and key in _STEPS:
+            self._select(self._next(layout, *_STEPS[key]))
+        elif layout.blocks and key in _ENDS:
+            self._select(layout.touching(self._row)[_ENDS[key]])
+        else:
+            super().keyPressEvent(event)
+
+    def _next(self, layout: StepLayout, along: int, down: int) -> StepMark:
+        here = self.selected
+        num_rows = len(self.figure.labels)
+        if here is None or self._row not in here.rows:
+            self._row = 0 if here is None else here.rows[0]
+        self._row = max(0, min(num_rows - 1, self._row + down))
+        marks = layout.touching(self._row)
+        if here is None:
+            return marks[0]
+        if down:
+            return min(marks, key=lambda mark: abs(mark.left - here.left))
+        places = {id(mark): place for place, mark in enumerate(marks)}
+        return marks[max(0, min(len(marks) - 1, places.get(id(here), 0) + along))]
+
+
+def _inside(mark: StepMark) -> str:
+    """What stands in a block: its microbatch, else what it is."""
+    one = mark.parts[0]
+    assert isinstance(one, Interval)
+    if len(mark.parts) > 1:
+        return ""
+    return phase_label(mark.name) if one.part.microbatch is None else str(one.part.microbatch)

@@ -1,0 +1,55 @@
+"""Theme, density and motion follow the settings at once; a theme called System follows the desktop."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QLineEdit
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.shell.appearance import CALM_HZ
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.theme import SYSTEM
+from rankdeck_app.theme.theme import system_theme
+
+
+def test_the_system_s_theme_is_one_of_ours_and_follows_it(
+    window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.settings.set("theme.name", SYSTEM)
+    assert window.theme.name == system_theme() == "Dark Modern"  # offscreen says nothing
+    monkeypatch.setattr("rankdeck_app.theme.theme.system_theme", lambda: "Light High Contrast")
+    hints = QApplication.styleHints()
+    hints.colorSchemeChanged.emit(Qt.ColorScheme.Light)
+    assert window.theme.name == "Light High Contrast"
+    assert window.settings.get("theme.name", str) == SYSTEM
+    window.settings.set("theme.name", "Dark Modern")
+    hints.accessibility().contrastPreferenceChanged.emit(Qt.ContrastPreference.HighContrast)
+    assert window.theme.name == "Dark Modern", "who chose a theme keeps it"
+
+
+def test_a_compact_window_has_lower_fields(qtbot: QtBot, window: MainWindow) -> None:
+    field = QLineEdit()
+    qtbot.addWidget(field)
+    field.show()
+    before, heard = field.sizeHint().height(), list[str]()
+    window.theme.changed.connect(lambda: heard.append("changed"))
+    window.settings.set("window.density", "compact")
+    assert field.sizeHint().height() < before and heard == ["changed"]
+    window.settings.set("window.density", "comfortable")
+    assert field.sizeHint().height() == before
+
+
+def test_reduced_motion_blinks_and_slides_nothing(qtbot: QtBot, window: MainWindow) -> None:
+    frames, flash_ms = list[int](), QApplication.cursorFlashTime()
+    window.clock.subscribe(lambda: frames.append(1))
+    assert window.clock.interval_ms == round(1000 / 30)
+    window.settings.set("window.reduced_motion", True)
+    assert window.clock.interval_ms == 1000 // CALM_HZ
+    assert QApplication.cursorFlashTime() == 0
+    assert not QApplication.isEffectEnabled(Qt.UIEffect.UI_AnimateMenu)
+    window.settings.set("window.frame_rate", 60)
+    assert window.clock.interval_ms == 1000 // CALM_HZ, "more frames are no less motion"
+    window.settings.set("window.reduced_motion", False)
+    assert window.clock.interval_ms == round(1000 / 60)
+    assert QApplication.cursorFlashTime() == flash_ms
