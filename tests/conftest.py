@@ -27,7 +27,6 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
-import psutil  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers import processes  # noqa: E402
@@ -56,19 +55,15 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """What the test started has ended within 5 s of its end, or the test fails and the rest is killed."""
     mark = f"{_MARK}={uuid.uuid4().hex}"
-    before = {child.pid for child in processes.children()}
+    before = processes.all_pids()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*mark.split("="))
         yield
 
-    def left() -> list[psutil.Process]:
-        forked = [child for child in processes.children() if child.pid not in before]
-        return list({found.pid: found for found in [*processes.marked_by(mark), *forked]}.values())
-
     try:
-        wait_until(lambda: not left(), deadline_s=_ENDING_S, every_s=0.05)
+        wait_until(lambda: not processes.started_since(before, mark), deadline_s=_ENDING_S)
     except AssertionError:
-        leftovers = left()
+        leftovers = processes.started_since(before, mark)
         told = "\n".join(map(processes.named, leftovers))
         processes.end(leftovers)
         pytest.fail(f"{request.node.nodeid} left processes behind:\n{told}", pytrace=False)

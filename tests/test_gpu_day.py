@@ -77,6 +77,7 @@ def test_a_dry_run_measures_something_in_every_part_and_says_what_it_is(
     assert "suite" not in names or len(part(tmp_path, "suite")["rows"]) >= 7  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_part_without_its_packages_names_them_and_the_others_go_on(tmp_path: Path) -> None:
     parts = ("suite", "pace", "kernels", "peaks")
     without = ("pytest", "typer", "rich", "pynvml", "transformers", "tokenizers", "sklearn", "PIL")

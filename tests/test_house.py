@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grimp
 import networkx
 import pytest
 
+from tests.helpers.ranks import RankSet
 from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
 
@@ -113,6 +115,27 @@ def test_places(tmp_path):
     assert [place for place in found if not Path(place).is_relative_to(copy)] == []
 
 
+def die_at_first(mark: str, times: int) -> str:
+    """What a rank is asked below."""
+    with Path(mark).open("a") as file:
+        file.write("x")
+    if Path(mark).stat().st_size <= times:
+        os.abort()
+    return "alive"
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_asked_once_more_and_only_once(tmp_path: Path) -> None:
+    with closing(RankSet(1, tmp_path)) as ranks:
+        asked = f"{__name__}:die_at_first"
+        with pytest.warns(UserWarning, match="a rank died"):
+            assert ranks.call(asked, mark=str(tmp_path / "once"), times=1) == ["alive"]
+        with pytest.warns(UserWarning), pytest.raises(AssertionError, match="it died"):
+            ranks.call(asked, mark=str(tmp_path / "always"), times=9)
+        with pytest.warns(UserWarning, match="after the last answer"):
+            assert ranks.call(asked, mark=str(tmp_path / "never"), times=0) == ["alive"]
+
+
 @pytest.mark.xvfb
 def test_a_virtual_display_takes_a_real_window(x_display: str) -> None:
     script = (
@@ -187,12 +210,14 @@ def _docstrings(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _prose(file: Path) -> Iterator[str]:
-    """What a file says to its readers: docstrings and comments of Python, all of a page."""
+    """What a file that names others says to its readers: docstrings and comments of Python, all of a page."""
+    whole = file.read_text("utf-8")
     if file.suffix == ".md":
-        yield file.read_text("utf-8")
+        yield whole
+    if file.suffix == ".md" or not _REFERENCE.search(whole):
         return
     yield from (text for _, text in _docstrings(file))
-    for token in tokenize.generate_tokens(io.StringIO(file.read_text("utf-8")).readline):
+    for token in tokenize.generate_tokens(io.StringIO(whole).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
 

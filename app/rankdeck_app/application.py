@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject, QSocketNotifier, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
+from rankdeck_app.language import forget, use_language
 from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services, open_settings
 from rankdeck_app.shell.window import APP_NAME, MainWindow
@@ -82,6 +83,7 @@ def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -
     """Open the window and run the event loop; the exit code. A window that restarts does it here."""
     settings = open_settings()
     app = make_app(sys.argv[:1], zoom=settings.get("window.zoom", float))
+    spoken = use_language(settings.get("window.language", str))
     prefer_families(settings.get("window.font", str), settings.get("editor.font", str))
     window = open_window(make_services(runs, workspace, open_path, settings))
     signals = SignalBridge(window)
@@ -89,6 +91,7 @@ def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -
     QTimer.singleShot(0, window, window.show)
     code = app.exec()
     signals.release()
+    forget(spoken)
     if window.is_to_restart:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

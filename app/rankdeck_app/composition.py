@@ -17,10 +17,12 @@ from rankdeck.base.errors import Problem
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.chart_commands import ChartCommands
 from rankdeck_app.controllers.comparisons import Comparisons
+from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.memory_whys import MemoryWhys
 from rankdeck_app.controllers.places import Places
 from rankdeck_app.controllers.race_tabs import RaceTabs
 from rankdeck_app.controllers.remedies import Remedies
@@ -30,15 +32,17 @@ from rankdeck_app.controllers.run_lists import RunLists
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.controllers.time_travel import TimeTravel
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.panel import PanelTab
+from rankdeck_app.shell.shell_commands import show_theme
 from rankdeck_app.shell.side_bar import Activity
 from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
+from rankdeck_app.views import config_page, settings_page, welcome
 
 if TYPE_CHECKING:
     from rankdeck.run.row import RunInfo
@@ -78,18 +82,31 @@ class App:
         self.picker = InterpreterPicker(window, self.session)
         self.comparisons = Comparisons(window, self.session, self.tabs)
         self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
+        self.cures = Cures(window, self.session, self.tabs, self.launching, self.comparisons)
+        self.whys = MemoryWhys(window, self.session, self.tabs, self.cures, self.comparisons)
         self.remedies = Remedies(
-            window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
+            window,
+            self.session,
+            self.tabs,
+            self.alerts,
+            self.watch,
+            self.cures,
+            self.whys,
+            self.actions.show_config,
         )
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
         self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
+        self.whys.open_code = self.places.open
         self.charts = ChartCommands(window)
+        self.times = TimeTravel(window, self.tabs)
         self._greeted = False
 
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        found = (self.lists, self.places, self.races, self.comparisons, self.charts)
+        found = (
+            self.lists, self.places, self.races, self.comparisons, self.whys, self.charts, self.times,
+        )  # fmt: skip
         rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
         self.window.commands.register(*rows)
         for provider in self.actions.providers():
@@ -101,11 +118,13 @@ class App:
         self.launching.blocked.connect(self._show_blocker)
         self.window.closing.connect(self._close)
         self.window.files_dropped.connect(self.actions.open_dropped)
+        self.session.workspace.failed.connect(self.window.toasts.warn)
         self._show_workspace()
         self._show_problems()
         self.window.start()
         self._show_first_page()
         self.session.start()
+        self.session.disk.start()
 
     def _compare_row(self) -> Command:
         """Where a list of runs and comparisons meet."""
@@ -124,10 +143,8 @@ class App:
         register("notifications", lambda page_id: NotificationsPage(page_id, window))
         register("welcome", lambda _id: self._welcome())
         register("config", lambda _id: config_page.ConfigPage(window.theme, session.draft))
-        register(
-            "settings", lambda _id: settings_page.SettingsPage(window.theme, window.settings, session.trust)
-        )
-        register(strategy_page.PAGE_KIND, self._strategy_page)
+        register("settings", lambda _id: self._settings_page())
+        register("strategy", self._strategy_page)
         register("plan", lambda _id: self._plan_page())
 
     def _register_views(self) -> None:
@@ -206,7 +223,15 @@ class App:
     def _problems_view(self) -> QWidget:
         from rankdeck_app.views.problems import ProblemsView
 
-        return ProblemsView(self.window.theme, self.session.problems, self.remedies.of, self.places.open)
+        view = ProblemsView(
+            self.window.theme,
+            self.session.problems,
+            self.remedies.of,
+            self.places.open,
+            self.cures.look_at,
+        )
+        self.cures.changed.connect(view.refresh)
+        return view
 
     def _output_view(self) -> QWidget:
         from rankdeck_app.views.output import OutputView
@@ -215,6 +240,8 @@ class App:
         self.tabs.current_changed.connect(view.follow)
         self.window.closing.connect(view.close_tail)
         view.follow(self.tabs.current)
+        self.times.moved.connect(view.set_until)
+        view.set_until(self.times.moment)
         return view
 
     def _output_tools(self, view: QWidget) -> QWidget:
@@ -222,6 +249,11 @@ class App:
 
         assert isinstance(view, OutputView)
         return OutputTools(self.window.theme, view)
+
+    def _settings_page(self) -> Page:
+        window = self.window
+        previews = {"theme.name": partial(show_theme, window)}
+        return settings_page.SettingsPage(window.theme, window.settings, self.session.trust, previews)
 
     def _welcome(self) -> Page:
         window, session = self.window, self.session
@@ -239,8 +271,11 @@ class App:
         return page
 
     def _strategy_page(self, page_id: str) -> Page:
-        page = strategy_page.StrategyPage(page_id, self.window.theme)
+        from rankdeck_app.views.strategy.page import StrategyPage
+
+        page = StrategyPage(page_id, self.window.theme, self.session.step_of)
         page.chosen.connect(self.actions.choose_strategy)
+        page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.step.ask))
         return page
 
     def _plan_page(self) -> Page:
@@ -248,10 +283,17 @@ class App:
 
         session = self.session
         page = PlanPage(
-            self.window.theme, session.draft, session.plan, session.elsewhere, self.window.settings
+            self.window.theme,
+            session.draft,
+            session.plan,
+            session.elsewhere,
+            session.raced,
+            self.window.settings,
         )
         page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
         page.race_asked.connect(self.races.race_draft)
+        page.race_opened.connect(self.tabs.open)
+        page.winner_used.connect(self.races.use)
         return page
 
     # What the frame shows
@@ -303,6 +345,7 @@ class App:
         self.comparisons.close()
         self.tabs.close()
         self.session.close()
+        self.session.disk.close()
 
 
 def compose(window: MainWindow) -> App:

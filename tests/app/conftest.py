@@ -19,6 +19,7 @@ from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.painting import watch_overflows
+from tests.helpers.patient_qtbot import PatientQtBot
 
 
 def settle() -> None:
@@ -53,6 +54,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     widgets = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets_before and isValid(w)]
     timers = [timer for timer in _active_timers() if timer not in timers_before]
     threads = [thread.name for thread in threading.enumerate() if thread not in threads_before]
+    gc.freeze()  # what stands now, such as all of torch, is not gone over after every test to come
     assert not widgets, f"widgets left: {widgets}"
     assert not timers, f"timers left running: {timers}"
     assert not threads, f"threads left running: {threads}"
@@ -65,6 +67,12 @@ def _no_text_is_cut() -> Iterator[None]:
     with watch_overflows(lambda overflow: found.setdefault(str(overflow))):
         yield
     assert not found, "painted text that does not fit:\n" + "\n".join(found)
+
+
+@pytest.fixture
+def qtbot(qapp: QApplication, request: pytest.FixtureRequest) -> QtBot:
+    """pytest-qt's own, whose waits the machine's load stretches."""
+    return PatientQtBot(request)
 
 
 @pytest.fixture

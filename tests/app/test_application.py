@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import wait_until, with_load
 
 FIRST_PAINT = """
 import json, sys, time
@@ -57,7 +57,7 @@ def test_a_signal_closes_the_window_and_saves_the_layout(tmp_path: Path, sig: si
             wait_until(layout.exists, what="the layout that the app writes a second after its start")
             layout.unlink()
             app.send_signal(sig)
-            _, said = app.communicate(timeout=10)
+            _, said = app.communicate(timeout=with_load(10))
         finally:
             app.kill()
     assert app.returncode == 0 and said == ""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck_app.settings import OPTIONS, Setting, Settings
+from rankdeck_app.theme import BUILT_IN, SYSTEM
 
 
 @pytest.fixture
@@ -55,7 +56,10 @@ def test_a_value_of_the_wrong_kind_is_told_and_the_default_used(path: Path) -> N
     assert settings.get("window.frame_rate", int) == 30
     assert settings.get("window.restore_tabs", bool) is False
     assert len(settings.problems) == 2
-    assert "window.frame_rate must be a whole number, not 'fast'" in settings.problems[0]
+    assert settings.problems[0] == (
+        f"{path}, line 2: window.frame_rate must be a whole number, not 'fast'. The default 30 is used."
+    )
+    assert "line 5: theme.name must be text" in settings.problems[1]
 
 
 def test_a_file_that_is_no_toml_is_told_and_set_aside_at_the_next_change(path: Path) -> None:
@@ -88,6 +92,22 @@ def test_choices_are_named_in_the_refusal(path: Path) -> None:
     settings = Settings(path, (Setting("a.b", "x", "A choice.", choices=("x", "y")),))
     with pytest.raises(ValueError, match="x or y"):
         settings.set("a.b", "z")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_allowed"), [("System", True), ("~/mine.json", True), ("Solarised", False)]
+)
+def test_a_theme_is_one_of_ours_or_a_file(path: Path, name: str, is_allowed: bool) -> None:
+    problem = Settings(path).options["theme.name"].problem_with(name)
+    assert (problem is None) is is_allowed
+    assert is_allowed or (problem or "").endswith("System or the path of a .json file, not 'Solarised'.")
+
+
+def test_every_theme_of_ours_is_a_choice_and_every_number_has_bounds() -> None:
+    rows = {option.key: option for option in OPTIONS}
+    assert rows["theme.name"].choices == (*BUILT_IN, SYSTEM)
+    numbers = [option for option in OPTIONS if option.kind in (int, float)]
+    assert numbers and all(option.minimum is not None and option.maximum is not None for option in numbers)
 
 
 def test_a_whole_number_does_for_a_float(path: Path) -> None:

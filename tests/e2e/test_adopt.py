@@ -17,6 +17,7 @@ from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.tree import CHECKOUT
+from tests.helpers.waiting import with_load
 
 SCRIPTS = CHECKOUT / "tests/fixtures/scripts"
 
@@ -31,7 +32,7 @@ def run_script(name: str, ranks: int, runs: Path) -> tuple[RunDir, list[float]]:
         command_line=["rankdeck", "run", table.run],
         started=time.time(),
     )
-    assert wait_ended(run, timeout_s=60), "the script has not ended"
+    assert wait_ended(run, timeout_s=with_load(60)), "the script has not ended"
     said = (run.logs_folder / "rank-0.0.out").read_text()
     assert run.outcome() == "completed", (run.logs_folder / "rank-0.0.err").read_text()
     return run, [float(loss) for loss in re.findall(r"^loss (\S+)$", said, re.MULTILINE)]
@@ -47,9 +48,9 @@ def losses_of(file: Path, *more: str) -> list[float]:
     ("name", "ranks", "strategy"),
     [
         ("single_sgd", 1, "single"),
-        ("ddp_adamw", 2, "ddp"),
-        ("accumulating", 1, "dp"),
-        ("fitting", 1, "single"),
+        pytest.param("ddp_adamw", 2, "ddp", marks=pytest.mark.slow),
+        pytest.param("accumulating", 1, "dp", marks=pytest.mark.slow),
+        pytest.param("fitting", 1, "single", marks=pytest.mark.slow),
     ],
 )
 def test_an_adopted_configuration_trains_as_the_script_did(

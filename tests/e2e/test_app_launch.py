@@ -27,6 +27,7 @@ from tests.helpers.app_window import (
     launched,
     num_written,
     open_app,
+    open_run,
     output_text,
     settle,
     wait_for,
@@ -74,6 +75,7 @@ def test_one_click_on_the_suggestion_draws_a_first_loss(qtbot: QtBot, app: App) 
     page = app.window.editor.active_page()
     assert isinstance(page, WelcomePage)
     qtbot.mouseClick(page.launch_button, Qt.MouseButton.LeftButton)
+    app.session.disk.settle()
     assert isinstance(app.window.editor.active_page(), StartingPage)
     run = launched(app)
     wait_for(lambda: len(run.losses) > 0, 120, "the first loss")
@@ -101,6 +103,7 @@ def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
     assert not list((app.window.services.state_folder / "launch").iterdir())
 
 
+@pytest.mark.slow
 def test_two_runs_are_live_at_once_and_stop_or_stop_now_ends_the_active_one_only(
     app: App, tmp_path: Path
 ) -> None:
@@ -120,7 +123,7 @@ def test_two_runs_are_live_at_once_and_stop_or_stop_now_ends_the_active_one_only
     app.window.commands.run("run.stop")
     wait_for(lambda: second.outcome == "stopped", 30, "the end of the active tab's run")
     assert first.is_live and first.run.is_alive()
-    app.tabs.open(first.run.path)
+    open_run(app, first.run.path)
     wait_for(lambda: app.window.commands.run("run.stopNow"), 5, "the first run's tab in front")
     wait_for(lambda: first.outcome == "stopped" and not first.run.is_alive(), 30, "the end of the first run")
 
@@ -141,7 +144,7 @@ def test_closing_the_window_ends_no_run_and_the_next_start_names_it(
             10,
             "the toast",
         )
-        again.tabs.open(path)
+        open_run(again, path)
         run = again.tabs.active()
         assert run is not None
         wait_for(lambda: run.is_live and (run.step or 0) > 0, 30, "the living run in a tab")
@@ -149,6 +152,7 @@ def test_closing_the_window_ends_no_run_and_the_next_start_names_it(
         close_app(again)
 
 
+@pytest.mark.slow
 def test_a_killed_app_leaves_its_run_alone_and_reopening_shows_every_event(
     qtbot: QtBot, app: App, tmp_path: Path
 ) -> None:
@@ -166,7 +170,7 @@ def test_a_killed_app_leaves_its_run_alone_and_reopening_shows_every_event(
         assert other.stdout is not None
         other.stdout.close()
     seen = read_fold(RunDir(path)).step or 0
-    app.tabs.open(path)
+    open_run(app, path)
     run = app.tabs.active()
     assert run is not None
     wait_for(lambda: run.is_live and (run.step or 0) > seen + 200, STEPS_S, "steps after the app was killed")
@@ -196,6 +200,7 @@ def test_a_folders_own_code_runs_only_after_it_is_trusted(qtbot: QtBot, app: App
     app.session.draft.choose(("model",), "net.py:build")
     assert app.session.draft.config is not None
     app.launching.launch_draft()
+    app.session.disk.settle()
     question = app.launching.question
     assert question is not None and question.folders == [folder.resolve()]
     question.no.click()
@@ -203,6 +208,7 @@ def test_a_folders_own_code_runs_only_after_it_is_trusted(qtbot: QtBot, app: App
     assert not app.launching.num_pending and not list_runs(runs_folder()) and not (folder / "ran").exists()
 
     app.launching.launch_draft()
+    app.session.disk.settle()
     question = app.launching.question
     assert question is not None
     question.yes.click()
@@ -210,6 +216,7 @@ def test_a_folders_own_code_runs_only_after_it_is_trusted(qtbot: QtBot, app: App
     wait_for(lambda: run.outcome == "completed", STEPS_S, "the completion of the trusted run")
     assert (folder / "ran").exists()
     app.launching.launch_draft()
+    app.session.disk.settle()
     assert app.launching.question is None, "a trusted folder is asked about once"
     launched(app)
 
@@ -221,6 +228,7 @@ def test_a_refused_launch_is_explained_in_the_panel_and_in_a_toast(app: App, tmp
     )
     app.session.draft.choose(("model",), "gpt")
     app.launching.launch_draft()
+    app.session.disk.settle()
     wait_for(lambda: not app.launching.num_pending, STEPS_S, "the engine's answer")
     view = app.window.panel._bodies["problems"]
     run = app.tabs.active()

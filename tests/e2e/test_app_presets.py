@@ -21,7 +21,7 @@ RUN_S = 120
 PRESETS = [
     pytest.param(card, id=card.name, marks=pytest.mark.slow) for card in presets.all() if not card.needs_gpu
 ]
-ROWS = [pytest.param(name, marks=[] if name in {"tensor"} else [pytest.mark.slow]) for name in STRATEGIES]
+ROWS = [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ def test_a_race_from_the_plan_goes_on_without_the_app_and_is_stopped_by_the_next
 ) -> None:
     app = open_app(tmp_path)
     (tmp_path / "tiny.toml").write_text(TINY)
-    app.session.draft.open_file(tmp_path / "tiny.toml")
+    app.actions.open_config(tmp_path / "tiny.toml")
+    app.session.disk.settle()
     plan = app.window.editor.open("plan:")
     assert isinstance(plan, PlanPage)
     plan.race_button.click()

@@ -25,6 +25,7 @@ devices = { use = "cpu:1" }
 """
 GROUPS = "[[tab.page_id for tab in group.tabs] for group in window.editor.groups()]"
 RIGHT = "on_screen(window.editor, QPoint(window.editor.width() - 40, window.editor.height() // 2))"
+OVER = "any(group._overlay.isVisible() for group in window.editor.groups())"
 LOSSES = "[len(page.run.losses) for page in window.editor.pages() if page.page_id.startswith('run:')]"
 
 
@@ -63,7 +64,7 @@ def steps_in(run: RunDir) -> list[int]:
 
 
 def split_with_the_mouse(app: RealApp, page_id: str) -> None:
-    app.drag(app.ask(f"tab({page_id!r})"), app.ask(RIGHT))
+    app.drag(app.ask(f"tab({page_id!r})"), app.ask(RIGHT), OVER)
     app.wait(f"len({GROUPS}) == 2 and {page_id!r} in {GROUPS}[1]")
 
 
@@ -87,7 +88,11 @@ def test_a_killed_app_comes_back_with_its_split_and_every_step(display: str, hom
             app.wait(f"({LOSSES} or [0])[0] > 20", 60)
             groups = app.ask(GROUPS)
             state = state_dir() / "app" / "window.json"
-            wait_until(lambda: state.is_file() and page in state.read_text(), what="the layout on disk")
+            layout = app.ask("window.editor.save_state()")
+            wait_until(
+                lambda: state.is_file() and json.loads(state.read_text())["editor"] == layout,
+                what="the layout on disk",
+            )
             app.kill()
         seen = len(steps_in(run))
         wait_until(lambda: len(steps_in(run)) > seen + 20, what="steps that nobody watches")

@@ -101,6 +101,7 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
 
     app.session.trust.remove(tmp_path.resolve())
     app.window.commands.run("run.resume")
+    app.session.disk.settle()
     question = app.launching.question
     assert question is not None and question.folders == [tmp_path.resolve()]
     question.yes.click()
@@ -110,6 +111,7 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
     wait_for(lambda: app.session.runs.alive, 10, "it among the living runs")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_is_refused_in_words(app: App, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     app.session.trust.add(tmp_path)

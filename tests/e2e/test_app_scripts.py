@@ -59,6 +59,7 @@ def test_a_script_runs_after_the_trust_question_again_from_its_banner_and_as_an_
 ) -> None:
     app.session.script.set(run="train.py", arguments="3 'two words'", environment="A=x", devices="cpu:2")
     qtbot.keyClick(app.window, Qt.Key.Key_F5, Qt.KeyboardModifier.ControlModifier)
+    app.session.disk.settle()
     question = app.launching.question
     assert question is not None and question.folders == [app.session.workspace.folder.resolve()]
     assert not app.launching.num_pending, "nothing of the folder has run"
@@ -90,6 +91,7 @@ def test_what_the_engine_refuses_stands_by_its_field(app: App, tmp_path: Path) -
     app.session.trust.add(tmp_path)
     app.session.script.set(run="train.py", python="./no-such-env", arguments="0")
     app.actions.launch()
+    app.session.disk.settle()
     problem = app.session.script.problem_at("python")
     assert problem is not None and "no-such-env" in problem.message and not app.launching.num_pending
     view = app.window.show_activity("launch")
@@ -98,6 +100,7 @@ def test_what_the_engine_refuses_stands_by_its_field(app: App, tmp_path: Path) -
     app.session.script.set(python="")
     (app.session.workspace.folder / "train.py").unlink()
     app.actions.launch()
+    app.session.disk.settle()
     assert app.launching.num_pending == 1
     wait_for(lambda: not app.launching.num_pending, ENDS_S, "the engine's answer")
     assert "train.py" in view.script.file_line.problem_label.text()

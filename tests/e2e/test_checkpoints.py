@@ -208,6 +208,7 @@ def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(restarted:
         assert json.loads(weights.metadata()["extra_state"]) == {"2._extra_state": {"calls": 20}}
 
 
+@pytest.mark.slow
 def test_restarts_come_to_an_end(job: Path) -> None:
     facts = rankdeck_here(
         "train", job, "--set", "launch.max_restarts=1", "--json", code=1, env={"FAULT": "always"}

@@ -18,7 +18,7 @@ def trained(strategy: str, devices: str) -> Any:
     return told
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_strategy_of_many_ranks_trains_on_one_device(strategy: str) -> None:
     told = trained(strategy, "cpu:1")
     assert told["comm"] is None or told["comm"]["sent_bytes_per_step"] == [0]

@@ -166,6 +166,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_does_everything_at_once(folder: Path) -> None:
     """Executes itself, replaces Tensor.backward and stdout, has two optimizers, forks, spawns, raises."""
     (folder / "train.py").write_text(EVERYTHING)

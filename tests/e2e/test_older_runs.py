@@ -16,7 +16,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 
 from rankdeck_app.state.live_run import LiveRun
-from tests.helpers.cli import rankdeck, rankdeck_here
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.waiting import wait_until
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz"))
@@ -117,8 +117,8 @@ def test_an_older_run_goes_on(run: Path, tmp_path: Path) -> None:
     then = _said_then(run)
     copy = shutil.copytree(run, tmp_path / "runs" / run.name)
     saved = max(int(path.parent.name) for path in copy.glob("checkpoints/*/COMMIT"))
-    rankdeck("resume", copy, "--set", f"train.steps={saved + 4}", code=0)
-    now = rankdeck("show", copy, "--json", code=0).json
+    rankdeck_here("resume", copy, "--set", f"train.steps={saved + 4}", code=0)
+    now = rankdeck_here("show", copy, "--json", code=0).json
     assert (now["outcome"], now["steps"], now["attempts"]) == ("completed", saved + 4, then["attempts"] + 1)
     assert now["loss"]["first"] == then["loss"]["first"]
     assert now["loss"]["last"] < then["loss"]["first"]

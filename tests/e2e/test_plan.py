@@ -79,7 +79,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(config: str) -> None:
 def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     config = tmp_path / "gpt.toml"
     config.write_text(CONFIG.replace(MLP, GPT))
-    rankdeck("train", config, "--json", "--runs", str(tmp_path / "rankdeck-runs"))
+    rankdeck_here("train", config, "--json", "--runs", str(tmp_path / "rankdeck-runs"))
     shown = rankdeck_here("show", "last", "--plan", "--json")
     for device in shown.json["devices"]:
         assert device["predicted_peak_bytes"] == pytest.approx(device["peak_bytes"], rel=0.001)
@@ -87,11 +87,12 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     assert "median error 0.00 %" in table.out and "of 2 devices" in table.out
 
 
+@pytest.mark.slow
 def test_an_asynchronous_pipeline_is_measured_and_predicted_when_it_is_full(tmp_path: Path) -> None:
     """Its first steps update nothing and keep no old weights yet."""
     path = tmp_path / "run.toml"
     path.write_text(CONFIG.replace('"dp"', '"pipeline-async"').replace("cpu:2", "cpu:4").replace(MLP, GPT))
-    rankdeck("train", path, "--set", "train.steps=8", code=0)
+    rankdeck_here("train", path, "--set", "train.steps=8", code=0)
     devices = rankdeck_here("show", "last", "--plan", "--json").json["devices"]
     for device in devices:
         by_kind, stage = device["peak_by_kind"], device["device"]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rankdeck.config import presets
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 
 ON_CPU = [card.name for card in presets.all() if not card.needs_gpu]
 
 
 def trained(preset: str, devices: str, *more: str) -> Any:
-    return rankdeck("train", preset, "--devices", devices, "--json", *more, code=0).json
+    return rankdeck_here("train", preset, "--devices", devices, "--json", *more, code=0).json
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> Non
         assert facts["imbalance"]["ratio"] == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_gathered_outputs_lead_under_dp_and_a_parallel_loss_takes_them_away() -> None:
     short = ("--set", "train.steps=2", "--set", "train.evaluate_every=0")
     gathering = trained("gpt-dp", "cpu:4", *short)
@@ -66,4 +67,4 @@ def test_every_preset_takes_three_steps_on_four_devices(preset: str) -> None:
 
 def test_a_preset_for_gpus_is_valid_and_says_where_it_cannot_run() -> None:
     assert len(ON_CPU) == len(presets.all()) - 1
-    rankdeck("validate", "resnet50-images", code=0)
+    rankdeck_here("validate", "resnet50-images", code=0)

@@ -16,7 +16,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.rundir import RaceDir, list_races, list_runs
 from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_here, start_rankdeck
 from tests.helpers.racing import line
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import wait_until, with_load
 
 TINY = """
 [model]
@@ -120,7 +120,7 @@ def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -
 SLOW = ["--set", "model.args.hidden=[2048, 2048, 2048]", "--steps", "1000", "--only", "single"]
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "stop"])
+@pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "stop"])
 def test_a_race_that_is_stopped_ends_its_entry_and_keeps_what_was_measured(
     config: str, tmp_path: Path, how: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_race_that_is_stopped_ends_its_entry_and_keeps_what_was_measured(
             (folder,) = wait_until(lambda: list_races(tmp_path / "rankdeck-runs"), deadline_s=60)
             wait_until(lambda: list(folder.path.glob("entries/1-single/events/rank-*")), deadline_s=60)
             racer.send_signal(signal.SIGINT)
-            out, err = racer.communicate(timeout=60)
+            out, err = racer.communicate(timeout=with_load(60))
         assert racer.returncode == 130 and "Traceback" not in err, err
     else:
         # It goes on when the command has left, and says the rest in its folder.

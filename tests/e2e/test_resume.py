@@ -27,7 +27,7 @@ TOKENS: dict[str, tuple[dict[str, Any], int]] = {
 }
 KILLS = [
     ("ddp", 2, "supervisor", True),
-    ("pipeline", 0, "rank", True),
+    pytest.param("pipeline", 0, "rank", True, marks=pytest.mark.slow),
 ]
 MORE_KILLS = [
     (name, workers, whom, in_save)

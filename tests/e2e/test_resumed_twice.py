@@ -56,6 +56,7 @@ def opened(run: RunDir) -> LiveRun:
     return live
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_tmpdir")
 def test_everything_that_shows_a_run_resumed_twice_says_the_same(
     tmp_path: Path, qapp: QCoreApplication

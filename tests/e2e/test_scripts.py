@@ -76,7 +76,7 @@ def test_ranks_whose_python_has_no_torch_are_told_so_only_if_they_ask(
     assert warning.code == "no-store" and "no torch here" in warning.message
 
 
-@pytest.mark.parametrize("place", ["tcp://127.0.0.1:{port}", "env://"])
+@pytest.mark.parametrize("place", [pytest.param("tcp://127.0.0.1:{port}", marks=pytest.mark.slow), "env://"])
 def test_ranks_that_a_script_spawns_meet_where_it_says_and_are_all_seen(tmp_path: Path, place: str) -> None:
     """Under torchrun they wait for ever for a store that nobody may host."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -17,8 +17,15 @@ def grid_of(page: Page | None) -> ArrangedGrid | None:
     return grid if isinstance(grid, ArrangedGrid) else None
 
 
+def card_of(page: Page | None) -> ChartCard | None:
+    """The card in hand of a page's cards, or the one chart that it has."""
+    grid = grid_of(page)
+    card = getattr(page, "chart_card", None) if grid is None else grid.card_in_hand
+    return card if isinstance(card, ChartCard) else None
+
+
 class ChartCommands:
-    """`activeCards`: the active tab has cards."""
+    """`activeCards`: the active tab has cards; `activeChart`: it has a chart, in cards or alone."""
 
     def __init__(self, window: MainWindow) -> None:
         self._window = window
@@ -26,10 +33,13 @@ class ChartCommands:
 
     def _follow(self, page: Page | None) -> None:
         self._window.context.set("activeCards", grid_of(page) is not None)
+        self._window.context.set("activeChart", card_of(page) is not None)
 
     def rows(self) -> list[Command]:
-        def row(name: str, title: str, act: Callable[[], None], keys: str) -> Command:
-            return Command(f"chart.{name}", f"Chart: {title}", act, (f"Ctrl+K {keys}",), "activeCards")
+        def row(
+            name: str, title: str, act: Callable[[], None], keys: str, when: str = "activeCards"
+        ) -> Command:
+            return Command(f"chart.{name}", f"Chart: {title}", act, (f"Ctrl+K {keys}",), when)
 
         grid, card = self._on_grid, self._on_card
         return [
@@ -43,10 +53,10 @@ class ChartCommands:
             row("smoother", "Smoother", card(lambda one: one.smooth_by(1)), "Ctrl+."),
             row("rougher", "Less Smooth", card(lambda one: one.smooth_by(-1)), "Ctrl+,"),
             row("xAxis", "Next X Axis (Step, Time, Samples)", card(ChartCard.next_x_axis), "Ctrl+X"),
-            row("copy", "Copy as Picture", card(ChartCard.copy_picture), "Ctrl+C"),
-            row("png", "Export PNG…", card(ChartCard.ask_png), "Ctrl+1"),
-            row("svg", "Export SVG…", card(ChartCard.ask_svg), "Ctrl+2"),
-            row("csv", "Export CSV…", card(ChartCard.ask_csv), "Ctrl+3"),
+            row("copy", "Copy as Picture", card(ChartCard.copy_picture), "Ctrl+C", "activeChart"),
+            row("png", "Export PNG…", card(ChartCard.ask_png), "Ctrl+1", "activeChart"),
+            row("svg", "Export SVG…", card(ChartCard.ask_svg), "Ctrl+2", "activeChart"),
+            row("csv", "Export CSV…", card(ChartCard.ask_csv), "Ctrl+3", "activeChart"),
         ]
 
     def _on_grid(self, act: Callable[[ArrangedGrid], object]) -> Callable[[], None]:
@@ -58,8 +68,9 @@ class ChartCommands:
         return run
 
     def _on_card(self, act: Callable[[ChartCard], object]) -> Callable[[], None]:
-        def run(grid: ArrangedGrid) -> None:
-            if grid.card_in_hand is not None:
-                act(grid.card_in_hand)
+        def run() -> None:
+            card = card_of(self._window.editor.active_page())
+            if card is not None:
+                act(card)
 
-        return self._on_grid(run)
+        return run

@@ -1,4 +1,5 @@
-"""Comparisons: opening them from anywhere, choosing runs for them, and writing one as a page.
+"""Comparisons: opening them from anywhere, choosing runs for them, and writing one as a page; and what a run
+leaves to be taken along, its report and its weights.
 
 Every comparison is a tab of its own, "compare:1" and so on, that keeps its runs over a restart. The current
 one is that of the active tab, or the one that was active last: the side bar adds to it.
@@ -40,7 +41,9 @@ class Comparisons(QObject):
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
         self._window, self._session, self._tabs = window, session, tabs
-        self.recent = RecentComparisons(window.services.state_folder / "comparisons.json", self)
+        self.recent = RecentComparisons(
+            window.services.state_folder / "comparisons.json", self, disk=window.services.disk
+        )
         self._pages: list[ComparePage] = []
         """The last one that was active comes last."""
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
@@ -53,6 +56,13 @@ class Comparisons(QObject):
             row("compare.add", "Compare: Add Runs…", self._add_to_active),
             row("compare.save", "Compare: Save as a Page…", self._save_active),
             Command("run.compare", "Run: Compare With…", self._compare_active, (), "activeRun", "Run/3_this"),
+            Command(
+                "run.weights",
+                "Run: Export Weights…",
+                self._export_active,
+                when="activeRunAgain && !activeRunScript",
+                menu="Run/3_this",
+            ),
             Command("run.report", "Run: Save a Report…", self._report_active, (), "activeRun", "Run/3_this"),
         ]
 
@@ -92,7 +102,12 @@ class Comparisons(QObject):
             wanted_id,
             self._window.theme,
             self._window.clock,
-            {"open": self._tabs.open, "add": self._pick_more, "say": self._window.toasts.warn},
+            {
+                "open": self._tabs.open,
+                "add": self._pick_more,
+                "say": self._window.toasts.warn,
+                "is_known": lambda path: self._session.runs.info_of(path) is not None,
+            },
         )
         page.looked_at.connect(self.recent.note)
         page.actions_changed.connect(self._set_facts)
@@ -180,7 +195,7 @@ class Comparisons(QObject):
 
     def _offered(self, chosen: Sequence[RunAt]) -> list[RunAt]:
         """Runs that were chosen from the start stand first."""
-        rest = [RunAt(info.path) for info in self._session.runs.infos]
+        rest = [RunAt(info.path) for info in self._session.runs.infos if info.race is None]
         return [*chosen, *(at for at in rest if at not in chosen)]
 
     def _item(self, at: RunAt, ticked: list[RunAt], show: Any) -> QuickItem:
@@ -218,15 +233,32 @@ class Comparisons(QObject):
 
     def _report_active(self) -> None:
         run = self._tabs.active()
-        file = None if run is None else self._ask_file("Save Report", f"{run.name}.html")
-        if run is not None and file is not None:
-            self.save_report(run.run.path, file)
+        if run is not None:
+            self.ask_report(run.run.path)
 
-    def _ask_file(self, title: str, name: str) -> Path | None:
-        suggested = str(self._session.workspace.folder / name)
-        chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, "Pages (*.html)")
+    def ask_report(self, run: Path) -> None:
+        """Ask for a file, and write what a run came to as a page."""
+        file = self._ask_file("Save Report", f"{run.name}.html")
+        if file is not None:
+            self.save_report(run, file)
+
+    def _export_active(self) -> None:
+        run = self._tabs.active()
+        suggested = "" if run is None else f"{run.name}.safetensors"
+        file = self._ask_file("Export Weights", suggested, "Weights (*.safetensors)")
+        if run is not None and file is not None:
+            self.export_weights(run.run.path, file)
+
+    def _ask_file(self, title: str, name: str, kind: str = "Pages (*.html)") -> Path | None:
+        """With the suffix that is suggested where none is written."""
+        workspace = self._session.workspace
+        suggested = str(workspace.dialog_folder / name)
+        chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, kind)
         path = Path(chosen)
-        return (path if path.suffix else path.with_suffix(".html")) if chosen else None
+        if not chosen:
+            return None
+        workspace.chose(path)
+        return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def save(self, page: ComparePage, file: Path) -> None:
         """Write a comparison as a page."""
@@ -237,16 +269,25 @@ class Comparisons(QObject):
         )
 
     def save_report(self, run: Path, file: Path) -> None:
-        """Write what a run came to as a page."""
-        self._write(["report", str(run), "--html", str(file)])
+        """Write what a run came to as a page; nothing is planned for it whose code nobody trusts."""
+        self._write(["report", str(run), "--html", str(file), *self._no_plan(run)])
+
+    def _no_plan(self, run: Path) -> list[str]:
+        found = next((one for one in self._tabs.open_runs.all() if one.run.path == run), None)
+        config = None if found is None else found.config
+        return ["--no-plan"] if config is None or self._session.planner.needs_trust(config) else []
+
+    def export_weights(self, run: Path, file: Path) -> None:
+        """Write a run's weights, of its newest checkpoint where it was stopped, as safetensors."""
+        self._write(["export", str(run), str(file), "--to", "safetensors"])
 
     def _write(self, command: Sequence[str]) -> None:
-        """Let the engine write a page; a toast says how it went."""
+        """Let the engine write a file; a toast says how it went."""
         call = self._session.engine.ask(command, self._session.workspace.folder)
 
         def answered(code: int, _out: str, err: str) -> None:
             if code:
-                self._window.toasts.error(err.strip() or "The page could not be written.")
+                self._window.toasts.error(err.strip() or "The file could not be written.")
             else:
                 self._window.toasts.info(err.strip())
 

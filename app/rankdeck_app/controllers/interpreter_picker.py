@@ -72,20 +72,20 @@ class InterpreterPicker(QObject):
     def _enter(self, text: str) -> None:
         if not text.strip():
             return
-        try:
-            python = self._session.scripts.named(text.strip())
-        except ConfigError as error:
-            self._window.toasts.error(" ".join(filter(None, (error.message, error.advice))))
-            return
-        self._choose(python)
+
+        def failed(error: ConfigError | OSError) -> None:
+            told = error.problem.sentence if isinstance(error, ConfigError) else str(error)
+            self._window.toasts.error(told)
+
+        self._session.scripts.find(text.strip(), self._choose, failed)
 
     def _choose(self, python: Path | None) -> None:
         """For this folder, from now on; an interpreter that an entry named gives way to it."""
         self._session.script.set(python="")
-        try:
-            self._session.scripts.choose(python)
-        except OSError as error:
-            self._window.toasts.warn(f"The interpreter holds, but will not be remembered: {error}.")
+        refuse = self._window.toasts.warn
+        self._session.scripts.choose(
+            python, lambda error: refuse(f"The interpreter holds, but will not be remembered: {error}.")
+        )
 
     def _changed(self) -> None:
         scripts, palette = self._session.scripts, self._window.palette_box

@@ -6,7 +6,8 @@ A launch never stops another run, and nothing of the person's code runs before i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -143,38 +144,51 @@ class Launching(QObject):
         else:
             self.launch(config)
 
-    def launch(self, config: RunConfig) -> None:
-        """Start a run of this configuration, asking first where its own code is not trusted yet."""
-        self._when_trusted(config, lambda: self._begin(config))
+    def launch(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
+        """Start a run of this configuration, asking first where its own code is not trusted yet; `then` is
+        called with its path once it is there."""
+        self.when_trusted(config.code_folders, partial(self._begin, config, then))
 
     def ask_trust_of_draft(self, go_on: Callable[[], object]) -> None:
         """Ask whether the draft's own code may run, and go on if it may."""
         config = self._session.draft.config
         if config is not None:
-            self._when_trusted(config, go_on)
+            self.when_trusted(config.code_folders, go_on)
 
     def resume(self, path: Path) -> None:
         """Go on with a run that is over, asking first where its own code is not trusted yet."""
-        try:
-            config = RunDir(path).config()
-        except ConfigError as error:
+
+        def refuse(error: ConfigError) -> None:
             self.refused(path.name, error.problems)
-        else:
-            self._when_trusted(config, lambda: self._begin_resume(path))
 
-    def _begin_resume(self, path: Path) -> None:
+        self.when_trusted(
+            lambda: RunDir(path).config().code_folders(), partial(self.begin_resume, path), refuse
+        )
+
+    def begin_resume(self, path: Path, options: Sequence[str] = ()) -> Launch | None:
+        """Go on with a run whose code is trusted; None while that is under way already."""
         key = f"{_RESUME}:{path}"
-        if key not in self._pending:
-            name = self._session.runs.title_of(path)
-            launch = self._session.engine.resume(name, path, workspace=self._session.workspace.folder)
-            self._await(key, launch)
+        if key in self._pending:
+            return None
+        name, workspace = self._session.runs.title_of(path), self._session.workspace.folder
+        launch = self._session.engine.resume(name, path, workspace=workspace, options=options)
+        self._await(key, launch)
+        return launch
 
-    def _when_trusted(self, config: RunConfig, go_on: Callable[[], object]) -> None:
-        self.when_trusted(config.code_folders(), go_on)
+    def when_trusted(
+        self,
+        code_folders: Callable[[], list[Path]],
+        go_on: Callable[[], object],
+        failed: Callable[[ConfigError], object] | None = None,
+    ) -> None:
+        """Go on once the person trusts the code in these folders, which the disk knows; that may be never."""
 
-    def when_trusted(self, code_folders: Iterable[Path], go_on: Callable[[], object]) -> None:
-        """Go on once the person trusts the code in these folders; that may be never."""
-        folders = self._session.trust.untrusted(code_folders)
+        def untrusted() -> list[Path]:
+            return self._session.trust.untrusted(code_folders())
+
+        self._session.disk.do(untrusted, partial(self._ask_trust, go_on), failed)
+
+    def _ask_trust(self, go_on: Callable[[], object], folders: list[Path]) -> None:
         if not folders:
             go_on()
             return
@@ -186,27 +200,26 @@ class Launching(QObject):
             question.deleteLater()
             if not trusted:
                 return
-            try:
-                for folder in folders:
-                    self._session.trust.add(folder)
-            except OSError as error:
-                self._window.toasts.warn(f"The answer could not be remembered: {error}.")
+            self._session.disk.do(partial(self._trust_all, folders), failed=self._say_forgotten)
             go_on()
 
         question.finished.connect(answered)
         question.open()
 
-    def _begin(self, config: RunConfig) -> None:
+    def _trust_all(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            self._session.trust.add(folder)
+
+    def _say_forgotten(self, error: OSError) -> None:
+        self._window.toasts.warn(f"The answer could not be remembered: {error}.")
+
+    def _begin(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
         workspace, title = self._session.workspace, title_of(config)
-        try:
-            launch = self._session.engine.launch(
-                title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
-            )
-        except OSError as error:
-            text = f"The run could not be started: {error}."
-            self.refused(title, [Problem("launch", text, advice="Free the disk or choose another folder.")])
-            return
+        runs, folder = workspace.runs_folder, workspace.folder
+        launch = self._session.engine.launch(title, config.to_toml(), runs=runs, workspace=folder)
         self.show_starting(launch)
+        if then is not None:
+            launch.arrived.connect(then)
 
     def show_starting(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
         """A tab for a launch until its run has one; `show` opens what is no run."""
@@ -219,7 +232,7 @@ class Launching(QObject):
         """`key` is the id of the page that waits with us, if there is one."""
         self._pending[key] = launch
         self._session.problems.set(LAUNCH, launch.name, [])
-        launch.arrived.connect(lambda path: self._arrived(key, path, show))
+        launch.arrived.connect(lambda path: self._arrived(key, launch.name, path, show))
         launch.refused.connect(lambda problems: self._launch_refused(key, launch, problems))
         self.changed.emit()
 
@@ -229,17 +242,17 @@ class Launching(QObject):
             raise PageUnavailable("This launch is over.")
         return StartingPage(page_id, launch, self._window.theme)
 
-    def _arrived(self, key: str, path: Path, show: Callable[..., object] | None) -> None:
+    def _arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
         """The run is there: its tab takes the place of the one that waited."""
         self._pending.pop(key, None)
         editor = self._window.editor
         active = editor.active_page()
         in_front = active is not None and active.page_id == key
         if show is None:
-            self._tabs.launched.add(path)
+            self._tabs.launched[path] = name
             show = self._tabs.open
-        show(path, focus=in_front or key.startswith(_RESUME))
-        editor.close_page(key)
+        close = partial(editor.close_page, key)
+        show(path, focus=in_front or key.startswith(_RESUME), then=close)
         self._session.runs.rescan()
         self.changed.emit()
 

@@ -6,26 +6,23 @@ the app, may be closed meanwhile.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject
 
-from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.naming import race_title
 from rankdeck.run.race import RaceEntry, entry_run
-from rankdeck.rundir import is_race
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.launching import Launching
-from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.run_tabs import RACE, RACE_KIND, RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.plan import choose
 from rankdeck_app.state.race import RaceWatch
-
-PAGE_KIND = "race"
 
 
 class RaceTabs(QObject):
@@ -36,7 +33,9 @@ class RaceTabs(QObject):
         self._tabs = tabs
         self._launching = launching
         self._watches: dict[Path, RaceWatch] = {}
-        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        self._num_shown: Counter[Path] = Counter()
+        window.editor.register_page_kind(RACE_KIND, self._make_page)
+        session.runs.changed.connect(self._follow_names)
         window.closing.connect(self._close)
 
     def rows(self) -> list[Command]:
@@ -49,40 +48,30 @@ class RaceTabs(QObject):
         if blocker is not None:
             self._launching.refused("The race", [blocker])
         elif config is not None:
-            self._launching.when_trusted(config.code_folders(), partial(self._begin, config))
+            self._launching.when_trusted(config.code_folders, partial(self._begin, config))
 
     def _begin(self, config: RunConfig) -> None:
         workspace = self._session.workspace
         title = race_title(config, config.selection.known_count)
-        try:
-            launch = self._session.engine.race(
-                title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
-            )
-        except OSError as error:
-            text = f"The race could not be started: {error}."
-            advice = "Free the disk or choose another folder."
-            self._launching.refused(title, [Problem("launch", text, advice=advice)])
-            return
-        self._launching.show_starting(launch, self.open)
-
-    def open(self, path: Path, *, focus: bool = True) -> None:
-        """Show a race; a toast says when the folder holds none."""
-        if not is_race(path):
-            self._window.toasts.error(f"{path} is not the folder of a race.")
-            return
-        self._window.editor.open(f"{PAGE_KIND}:{path}", focus=focus)
+        launch = self._session.engine.race(
+            title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
+        )
+        self._launching.show_starting(launch, self._tabs.open)
 
     def _make_page(self, page_id: str) -> Page:
         path = Path(page_id.partition(":")[2])
-        if not is_race(path):
+        if self._tabs.kind_of(path) != RACE:
             raise PageUnavailable(f"The race's folder is gone: {path}")
         from rankdeck_app.views.race.page import RacePage
 
-        watch = self._watches.setdefault(path, RaceWatch(path, self))
+        if path not in self._watches:
+            self._watches[path] = RaceWatch(path, self)
+        self._num_shown[path] += 1
+        watch = self._watches[path]
         page = RacePage(page_id, watch, self._window.theme, closed=partial(self._leave, path))
         page.stop_asked.connect(partial(self._stop, watch))
         page.entry_opened.connect(partial(self._open_entry, watch))
-        page.winner_used.connect(self._use)
+        page.winner_used.connect(self.use)
         return page
 
     def _stop(self, watch: RaceWatch) -> None:
@@ -95,18 +84,27 @@ class RaceTabs(QObject):
 
     def _open_entry(self, watch: RaceWatch, entry: RaceEntry) -> None:
         run = entry_run(watch.folder, entry)
-        if entry.state == "waiting" or not run.path.is_dir():
+        if entry.state == "waiting":
             self._window.toasts.info(f"{entry.label} has not raced yet.")
         else:
             self._tabs.open(run.path)
 
-    def _use(self, entry: RaceEntry) -> None:
+    def use(self, entry: RaceEntry) -> None:
         """Make the winner's strategy the draft's, and say so where it is seen."""
         choose(self._session.draft, entry.predicted)
         self._window.show_activity("launch")
 
+    def _follow_names(self) -> None:
+        """A race that was renamed is called so in its tab."""
+        for path, watch in self._watches.items():
+            info = self._session.runs.info_of(path)
+            if info is not None and watch.race is not None and watch.race.title != info.title:
+                watch.look()
+
     def _leave(self, path: Path) -> None:
-        watch = self._watches.pop(path, None)
+        """A tab of a race is gone; the last one of it takes its watch along."""
+        self._num_shown[path] -= 1
+        watch = None if self._num_shown[path] else self._watches.pop(path, None)
         if watch is not None:
             watch.close()
             watch.deleteLater()

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from functools import partial
 
 from rankdeck.base.errors import Problem, cure_in_words
+from rankdeck.config.cures import is_out_of_memory
+from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.memory_whys import MemoryWhys
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
@@ -33,6 +36,8 @@ class Remedies:
         tabs: RunTabs,
         alerts: RunAlerts,
         watch: DeviceWatch,
+        cures: Cures,
+        whys: MemoryWhys,
         show_config: Callable[[int | None], object],
     ) -> None:
         self._window = window
@@ -40,6 +45,8 @@ class Remedies:
         self._tabs = tabs
         self._alerts = alerts
         self._watch = watch
+        self._cures = cures
+        self._whys = whys
         self._show_config = show_config
 
     def of(self, entry: ListedProblem) -> list[Remedy]:
@@ -60,7 +67,10 @@ class Remedies:
             remedies.append(("Dismiss", self._dismiss))
         if owner == DEVICES:
             remedies += [("Show Devices", self._watch.show), ("Dismiss", self._watch.dismiss)]
-        if run is not None and problem.path == "strategy.sync_batchnorm":
+        remedies += self._cures.of(entry)
+        if run is not None and is_out_of_memory(problem):
+            remedies.append(("Why Out of Memory", partial(self._whys.open, run)))
+        if run is not None and problem.path == "strategy.sync_batchnorm" and not problem.cure:
             remedies.append(("Sync Batch Norms", partial(self._alerts.sync_batch_norms, run)))
         if run is not None and problem.code != CODE:
             remedies.append(("Show Output", partial(self._show_output, entry)))

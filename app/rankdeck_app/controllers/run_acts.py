@@ -3,7 +3,7 @@ from it.
 
 `selected_runs` are those of the list that has the keyboard, or had it when the palette or a menu was opened.
 For each act the context says whether it applies ("runsCan.rename"), and "runsComparable" that two to eight
-runs are chosen: the menu offers the command `runs.compare` then.
+runs (and no race) are chosen: the menu offers the command `runs.compare` then.
 """
 
 from __future__ import annotations
@@ -52,21 +52,35 @@ def _every(holds: Callable[[RunInfo], bool]) -> Callable[[Sequence[RunInfo]], bo
     return lambda infos: bool(infos) and all(map(holds, infos))
 
 
+def _is_run(info: RunInfo) -> bool:
+    return info.race is None and info.entry_of is None
+
+
+def _is_kept(info: RunInfo) -> bool:
+    """Of its own, to be named, put away and thrown away; an entry is its race's."""
+    return info.entry_of is None
+
+
 RUN_ACTS = (
     RunAct("open", "Open", 0, lambda infos: 0 < len(infos) <= MOST_OPENED, many="Open {n} Runs"),
-    RunAct("save", "Save Checkpoint Now", 1, _one(lambda info: info.is_alive and not info.is_script)),
-    RunAct("stop", "Stop", 1, _every(lambda info: info.is_alive), many="Stop {n} Runs"),
+    RunAct(
+        "save",
+        "Save Checkpoint Now",
+        1,
+        _one(lambda info: info.is_alive and _is_run(info) and not info.is_script),
+    ),
+    RunAct("stop", "Stop", 1, _every(lambda info: info.is_alive and _is_kept(info)), many="Stop {n} Runs"),
     RunAct("resume", "Resume", 1, _one(lambda info: info.is_resumable)),
-    RunAct("again", "Run Again", 1, _one(lambda info: not info.is_alive)),
+    RunAct("again", "Run Again", 1, _one(lambda info: not info.is_alive and _is_run(info))),
     RunAct("reuse", "Rerun with Changes", 1, _one()),
-    RunAct("rename", "Rename", 2, _one(), ("F2",)),
-    RunAct("tags", "Edit Tags…", 2, _some, ("Ctrl+K T",), "Edit Tags of {n} Runs…"),
-    RunAct("note", "Edit Note…", 2, _one(), ("Ctrl+K N",)),
+    RunAct("rename", "Rename", 2, _one(_is_kept), ("F2",)),
+    RunAct("tags", "Edit Tags…", 2, _every(_is_kept), ("Ctrl+K T",), "Edit Tags of {n} Runs…"),
+    RunAct("note", "Edit Note…", 2, _one(_is_kept), ("Ctrl+K N",)),
     RunAct(
         "archive",
         "Archive",
         2,
-        _every(lambda info: not info.labels.is_archived),
+        _every(lambda info: not info.labels.is_archived and _is_kept(info)),
         ("Ctrl+K A",),
         "Archive {n} Runs",
     ),
@@ -79,7 +93,7 @@ RUN_ACTS = (
     ),
     RunAct("reveal", "Open Its Folder", 4, _one(), ("Shift+Alt+R",)),
     RunAct("copy", "Copy Path", 4, _some, ("Shift+Alt+C",), "Copy {n} Paths"),
-    RunAct("trash", "Delete", 5, _some, ("Delete",), "Delete {n} Runs"),
+    RunAct("trash", "Delete", 5, _every(_is_kept), ("Delete",), "Delete {n} Runs"),
 )
 _COMPARE_GROUP = 3
 
@@ -97,7 +111,9 @@ class RunActs(QObject):
         """These runs are chosen, in a list that has the keyboard."""
         self.selected_runs = list(infos)
         facts: dict[str, object] = {f"runsCan.{act.key}": act.holds(infos) for act in RUN_ACTS}
-        facts["runsComparable"] = LEAST_RUNS <= len(infos) <= MOST_RUNS
+        facts["runsComparable"] = LEAST_RUNS <= len(infos) <= MOST_RUNS and all(
+            info.race is None for info in infos
+        )
         self._window.context.update(facts)
 
     def rows(self) -> list[Command]:

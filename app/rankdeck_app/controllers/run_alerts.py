@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from rankdeck.base.errors import Problem
+from rankdeck.config.cures import EVENLY
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.imbalance_alert import BETTER, ImbalanceAlert
+from rankdeck_app.state.imbalance_alert import ImbalanceAlert
 from rankdeck_app.widgets.run_list import strategy_title
 
 if TYPE_CHECKING:
     from rankdeck_app.state.draft import Draft
     from rankdeck_app.state.live_run import LiveRun
+    from rankdeck_app.state.run_answers import RunAnswers
 
 
 class RunAlerts(QObject):
@@ -39,31 +41,35 @@ class RunAlerts(QObject):
     def _opened(self, run: LiveRun) -> None:
         self._alerts[run.run.path] = ImbalanceAlert()
         run.changed.connect(lambda _what: self._look(run))
+        run.time.arrived.connect(lambda: self._look(run))
 
     def _closed(self, run: LiveRun) -> None:
         self._alerts.pop(run.run.path, None)
         self._session.problems.set(_owner(run.run.path), "", [])
 
     def _look(self, run: LiveRun) -> None:
-        alert = self._alerts.get(run.run.path)
+        """At the moment that is shown of it; a toast speaks of now only."""
+        alert, shown = self._alerts.get(run.run.path), run.shown
         if alert is None:
             return
-        held = {place: run.memory_of(device) for place, device in enumerate(run.devices)}
-        known = {place: memory.peak_by_kind for place, memory in held.items() if memory is not None}
-        kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
-        labels = {place: run.label_of(device) for place, device in enumerate(run.devices)}
-        problem = alert.look(run.imbalance, labels, kinds, _strategy_of(run))
-        shown = [] if problem is None else [problem]
-        self._session.problems.set(_owner(run.run.path), run.title, shown, run.run.path)
+        if shown is not run:
+            self._list(run, _problem_of(shown, ImbalanceAlert()))
+            return
+        problem = _problem_of(run, alert)
+        self._list(run, problem)
         if problem is not None and run.is_live and run.run.path not in self._announced:
             self._announced.add(run.run.path)
             self._say(run, problem)
         elif problem is not None:
             self._window.toasts.restate(_owner(run.run.path), problem.message)
 
+    def _list(self, run: LiveRun, problem: Problem | None) -> None:
+        listed = [] if problem is None else [problem]
+        self._session.problems.set(_owner(run.run.path), run.title, listed, run.run.path)
+
     def _say(self, run: LiveRun, problem: Problem) -> None:
         """Once for a run that trains: what is wrong, and the strategy that does without it."""
-        better = BETTER.get(run.strategy or "")
+        better = EVENLY.get(run.strategy or "")
         if better is None:
             return
         path = run.run.path
@@ -74,7 +80,7 @@ class RunAlerts(QObject):
         """The strategy that does what this run does, without its imbalance."""
         for run in self._tabs.open_runs.all():
             if run.run.path == path:
-                return BETTER.get(run.strategy or "")
+                return EVENLY.get(run.strategy or "")
         return None
 
     def use_strategy(self, path: Path, strategy: str) -> None:
@@ -91,13 +97,25 @@ class RunAlerts(QObject):
         """The run's configuration, changed, as the draft; one that was edited can be brought back."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
-        self._tabs.use_configuration(path)
-        change(draft)
-        undo = ("Bring Mine Back", lambda: draft.bring_back(before))
-        self._window.toasts.show(text, actions=[undo] if was_edited else [])
+
+        def used() -> None:
+            change(draft)
+            undo = ("Bring Mine Back", lambda: draft.bring_back(before))
+            self._window.toasts.show(text, actions=[undo] if was_edited else [])
+
+        self._tabs.use_configuration(path, used)
 
 
-def _strategy_of(run: LiveRun) -> str | None:
+def _problem_of(run: RunAnswers, alert: ImbalanceAlert) -> Problem | None:
+    held = {place: run.memory_of(device) for place, device in enumerate(run.devices)}
+    known = {place: memory.peak_by_kind for place, memory in held.items() if memory is not None}
+    kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
+    labels = {place: run.label_of(device) for place, device in enumerate(run.devices)}
+    can_change = run.config is not None
+    return alert.look(run.imbalance, labels, kinds, _strategy_of(run), can_change=can_change)
+
+
+def _strategy_of(run: RunAnswers) -> str | None:
     """The strategy, or of a script the one that its parallel wrapper is."""
     lead = run.fold.script.lead
     return "dp" if lead is not None and lead.wrapper == "DataParallel" else run.strategy

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject
 
 from rankdeck.run.row import RunInfo
 from rankdeck.rundir import Labels
-from rankdeck_app.controllers.run_tabs import PAGE_KIND
+from rankdeck_app.controllers.run_tabs import PAGE_KIND, RACE_KIND
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.run_keeper import RunKeeper, Trashed
@@ -91,8 +91,11 @@ class RunKeeping(QObject):
 
     def _say_trashed(self, trashed: list[Trashed]) -> None:
         titles = [self._session.runs.title_of(one.path) for one in trashed]
-        for one in trashed:
-            self._window.editor.close_page(f"{PAGE_KIND}:{one.path}")
+        gone, editor = {one.path for one in trashed}, self._window.editor
+        for page_id in [*(page.page_id for page in editor.pages()), *editor.unbuilt()]:
+            kind, _, path = page_id.partition(":")
+            if kind in (PAGE_KIND, RACE_KIND) and gone & {Path(path), *Path(path).parents}:
+                editor.close_page(page_id)
         self._session.runs.rescan()
         what = f"{titles[0]} is" if len(titles) == 1 else f"{len(titles)} runs are"
         undo = ("Undo", lambda: self.keeper.restore(trashed))

@@ -68,7 +68,10 @@ class RunLists(QObject):
         )
         self._tables: dict[str, Any] = {}
         self._kept = KeptFile(
-            window.services.state_folder / "runs_table.json", lambda: {"tables": self._tables}, self
+            window.services.state_folder / "runs_table.json",
+            lambda: {"tables": self._tables},
+            self,
+            disk=window.services.disk,
         )
         self._read_kept()
         window.editor.register_page_kind(PAGE_KIND, self._make_page)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,22 +19,25 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_bytes, format_count, format_loss, format_rate
+from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
-from rankdeck.rundir import RunDir, is_run
+from rankdeck.rundir import RaceDir, RunDir, is_race, is_run
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.unseen_tabs import UnseenTabs
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import EngineCall
 from rankdeck_app.state.open_runs import OpenRuns
 from rankdeck_app.widgets.run_list import outcome_look, strategy_title
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
-PAGE_KIND = "run"
+PAGE_KIND, RACE_KIND = "run", "race"
+RUN, SCRIPT, RACE = "run", "script", "race"
 # Text that changes faster cannot be read.
 FIGURES_EVERY_S = 0.25
 _ENDED = "runs ended"
@@ -51,8 +55,9 @@ class RunTabs(QObject):
         self._session = session
         self.open_runs = OpenRuns(self)
         self.current: LiveRun | None = None
-        self.launched: set[Path] = set()
-        """The runs that this window has started."""
+        self.launched: dict[Path, str] = {}
+        """The runs that this window has started, and what each was called then."""
+        self._kinds: dict[Path, str] = {}
         self._ended: list[RunInfo] = []
         """What the toast about runs that are over, while it is shown, tells of."""
         self._told_s = 0.0
@@ -67,25 +72,53 @@ class RunTabs(QObject):
     # Opening
 
     def open(
-        self, path: Path, *, focus: bool = True, preview: bool = False, beside: Page | None = None
+        self,
+        path: Path,
+        *,
+        focus: bool = True,
+        preview: bool = False,
+        beside: Page | None = None,
+        then: Callable[[], object] = lambda: None,
     ) -> None:
-        """Show a run, as EditorArea.open does; a toast says when the folder holds none."""
+        """Show a run or a race, as EditorArea.open does, and go on; a toast says when the folder holds
+        neither."""
         path = path.absolute()
-        if not is_run(path):
-            self._window.toasts.error(f"{path} is not the folder of a run.")
-            return
-        page_id = f"{PAGE_KIND}:{path}"
-        self._window.editor.open(page_id, focus=focus, preview=preview, beside=beside)
+
+        def show(kind: str) -> None:
+            if kind:
+                page_id = f"{RACE_KIND if kind == RACE else PAGE_KIND}:{path}"
+                self._window.editor.open(page_id, focus=focus, preview=preview, beside=beside)
+            else:
+                self._window.toasts.error(f"{path} is not the folder of a run.")
+            then()
+
+        if self._session.runs.info_of(path) is not None:
+            show(self.kind_of(path))
+        else:
+            self._session.disk.do(partial(self._look, path), show)
+
+    def kind_of(self, path: Path) -> str:
+        """RUN, SCRIPT or RACE; "" where there is none. What a list shows was there a second ago; only of what
+        comes back with the last session the disk is asked here."""
+        info = self._session.runs.info_of(path)
+        if info is not None:
+            self._kinds[path] = RACE if info.race is not None else SCRIPT if info.is_script else RUN
+        return self._kinds.get(path) or self._look(path)
+
+    def _look(self, path: Path) -> str:
+        self._kinds[path] = _kind_on_disk(path)
+        return self._kinds[path]
 
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
-        if not is_run(path):
+        kind = self.kind_of(path)
+        if kind not in (RUN, SCRIPT):
             raise PageUnavailable(f"The run's folder is gone: {path}")
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
-        run = self.open_runs.acquire(path)
+        run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.title_of(path))
         self._session.predictions.follow(run)
-        if _is_of_script(path):
+        if kind == SCRIPT:
             from rankdeck_app.views.dashboard.script_page import ScriptPage
 
             return ScriptPage(
@@ -110,6 +143,8 @@ class RunTabs(QObject):
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
         run.problem_raised.connect(lambda _problem: self._list_problems(run))
+        run.time.arrived.connect(lambda: self._list_problems(run))
+        run.problem_raised.connect(lambda _problem: self._follow(self._window.editor.active_page()))
 
     def _closed(self, run: LiveRun) -> None:
         self._session.predictions.forget(run)
@@ -134,6 +169,7 @@ class RunTabs(QObject):
                 "activeRunScript": is_script,
                 "activeRunResumable": not is_script and outcome in RESUMABLE,
                 "activeRunAgain": run is not None and run.is_over,
+                "activeRunOutOfMemory": run is not None and any(map(is_out_of_memory, run.problems)),
             }
         )
         if run is not None and run is not self.current:
@@ -155,7 +191,8 @@ class RunTabs(QObject):
 
     # Acting on it
 
-    def stop(self, path: Path, *, now: bool = False) -> None:
+    def stop(self, path: Path, *, now: bool = False) -> EngineCall:
+        """Ask a run to end; a toast says where that could not be asked."""
         call = self._session.engine.stop(path, now=now)
         asked = [run for run in self.open_runs.all() if run.run.path == path]
         for run in asked:
@@ -169,6 +206,7 @@ class RunTabs(QObject):
                     run.expect_no_stop()
 
         call.answered.connect(answered)
+        return call
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
@@ -188,16 +226,22 @@ class RunTabs(QObject):
         if run is not None:
             self.stop(run.run.path, now=now)
 
-    def use_configuration(self, path: Path) -> None:
-        """Make the run's resolved configuration the draft."""
-        file = RunDir(path).config_file
-        try:
-            text = files.read_text(file)
-        except OSError as error:
-            self._window.toasts.error(f"{file} cannot be read: {error.strerror}.")
-            return
-        self._session.draft.replace(text, folder=path, stem=path.name, origin=f"run {path.name}")
-        self._window.show_activity("launch")
+    def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
+        """Make the run's resolved configuration the draft, of a race what was asked for, and go on."""
+
+        def read() -> str:
+            return files.read_text(RaceDir(path).asked if is_race(path) else RunDir(path).config_file)
+
+        def use(text: str) -> None:
+            self._session.script.choose(False)
+            self._session.draft.replace(text, folder=path, stem=path.name, origin=f"run {path.name}")
+            self._window.show_activity("launch")
+            then()
+
+        def refuse(error: OSError) -> None:
+            self._window.toasts.error(f"{error.filename or path} cannot be read: {error.strerror}.")
+
+        self._session.disk.do(read, use, refuse)
 
     def reveal(self, path: Path) -> None:
         QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
@@ -211,10 +255,12 @@ class RunTabs(QObject):
     # What the frame shows
 
     def _list_problems(self, run: LiveRun) -> None:
-        problems = list(run.problems)
-        if run.outcome == "lost":
+        """Of the moment that is looked at."""
+        shown = run.shown
+        problems = list(shown.problems)
+        if shown.outcome == "lost":
             problems.append(lost_problem(run.run))
-        elif run.outcome == "failed" and not problems:
+        elif shown.outcome == "failed" and not problems:
             problems.append(failed_problem(run.run))
         self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
 
@@ -290,11 +336,13 @@ def _run_of(page: Page | None) -> LiveRun | None:
     return run
 
 
-def _is_of_script(path: Path) -> bool:
+def _kind_on_disk(path: Path) -> str:
+    if not is_run(path):
+        return RACE if is_race(path) else ""
     try:
-        return RunDir(path).script() is not None
+        return RUN if RunDir(path).script() is None else SCRIPT
     except ConfigError:
-        return False  # what the run was started with cannot be read
+        return RUN  # what it was started with cannot be read
 
 
 def _progress(run: LiveRun) -> list[str]:

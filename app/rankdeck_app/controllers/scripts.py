@@ -14,7 +14,8 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QFileDialog
 
-from rankdeck.base.errors import ConfigError, Problem, RankdeckError
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
@@ -89,19 +90,11 @@ class Scripts(QObject):
         self._session.script.choose(True)
         self._window.show_activity("launch")
 
-    def use_run(self, path: Path) -> bool:
-        """Fill the form with the script of a run; False where the run is none of a script."""
-        try:
-            config = RunDir(path).script()
-        except ConfigError as error:
-            self._window.toasts.error(str(error))
-            return True
-        if config is None:
-            return False
+    def use(self, config: ScriptConfig) -> None:
+        """Fill the form with the script of a run."""
         self._session.script.use(config)
         self._session.script.choose(True)
         self._window.show_activity("launch")
-        return True
 
     # Entries
 
@@ -162,44 +155,55 @@ class Scripts(QObject):
         script, scripts = self._session.script, self._session.scripts
         if self._launching.is_blocked():
             return
-        python = self._python(script.form.python)
-        if python is None:
-            return
-        arguments = script.command(str(python), self._session.workspace.runs_folder)
         form = script.form
 
         def refused(problems: list[Problem]) -> None:
             if script.form == form:
                 script.refuse(problems)
 
-        folders = self.code_folders(script.path, python)
-        if form.python or scripts.is_from_file:
-            folders.append(scripts.folder)
-        self._launching.when_trusted(folders, lambda: self._begin(script.name, arguments, refused))
+        def begin(python: Path) -> None:
+            arguments = script.command(str(python), self._session.workspace.runs_folder)
+            folders = self.code_folders(script.path, python)
+            if form.python or scripts.is_from_file:
+                folders.append(scripts.folder)
+            self._launching.when_trusted(
+                lambda: folders, lambda: self._begin(script.name, arguments, refused)
+            )
+
+        self._with_python(form.python, begin)
 
     def launch_entry(self, name: str) -> None:
         """Start an entry of the folder's rankdeck.toml; the form stays as it is."""
         scripts = self._session.scripts
         entry = scripts.facts.file.entries.get(name)
-        if entry is None or (python := self._python(entry.python or "")) is None:
+        if entry is None:
             return
         runs = str(self._session.workspace.runs_folder)
-        told = ["run", "--detach", "--json", "--runs", runs, "--python", str(python), "--entry", name]
         script = scripts.folder / entry.run if entry.kind == "file" else None
-        folders = [*self.code_folders(script, python), scripts.folder]
-        self._launching.when_trusted(folders, lambda: self._begin(name, told))
+
+        def begin(python: Path) -> None:
+            told = ["run", "--detach", "--json", "--runs", runs, "--python", str(python), "--entry", name]
+            folders = [*self.code_folders(script, python), scripts.folder]
+            self._launching.when_trusted(lambda: folders, lambda: self._begin(name, told))
+
+        self._with_python(entry.python or "", begin)
 
     def run_again(self, path: Path) -> None:
         """The same once more, as a new run, asking first where its code is not trusted."""
-        try:
-            config = RunDir(path).script()
-            if config is None:
-                self._launching.launch(RunDir(path).config())
-                return
-        except ConfigError as error:
+        run = RunDir(path)
+
+        def begin(config: ScriptConfig | RunConfig) -> None:
+            if isinstance(config, RunConfig):
+                self._launching.launch(config)
+            else:
+                self._launching.when_trusted(
+                    partial(_folders_of, config), partial(self._begin_again, path, config)
+                )
+
+        def refuse(error: ConfigError) -> None:
             self._launching.refused(self._session.runs.title_of(path), error.problems)
-            return
-        self._launching.when_trusted(_folders_of(config), lambda: self._begin_again(path, config))
+
+        self._session.disk.do(lambda: run.script() or run.config(), begin, refuse)
 
     def _begin_again(self, path: Path, config: ScriptConfig) -> None:
         workspace = self._session.workspace.folder
@@ -209,12 +213,7 @@ class Scripts(QObject):
         self, name: str, arguments: Sequence[str], refused: Callable[[list[Problem]], object] | None = None
     ) -> None:
         workspace = self._session.workspace.folder
-        try:
-            launch: Launch = self._session.engine.run_script(name, arguments, workspace=workspace)
-        except OSError as error:
-            text = f"The script could not be started: {error}."
-            self._launching.refused(name, [Problem("launch", text, advice="Choose another folder.")])
-            return
+        launch: Launch = self._session.engine.run_script(name, arguments, workspace=workspace)
         if refused is not None:
             launch.refused.connect(refused)
         self._show(launch)
@@ -225,22 +224,26 @@ class Scripts(QObject):
         if self._window.wanted["panel"]:
             self._window.panel.show_tab("output")
 
-    def _python(self, own: str) -> Path | None:
+    def _with_python(self, own: str, begin: Callable[[Path], object]) -> None:
         """The interpreter that an entry or the form names, else the folder's; what is wrong is said."""
-        scripts = self._session.scripts
-        try:
-            if own:
-                return scripts.named(own)
-        except RankdeckError as error:
-            self._session.script.refuse(error.problems)
-            self._launching.refused(self._session.script.name, error.problems)
-            return None
-        if scripts.interpreter is not None:
-            return scripts.interpreter.python
-        advice = "Choose one: Python: Select Interpreter."
-        problem = Problem("no-python", "No Python was found.", path="script.python", advice=advice)
-        self._launching.refused(self._session.script.name, [problem])
-        return None
+        script = self._session.script
+
+        def found(python: Path | None) -> None:
+            if python is not None:
+                begin(python)
+                return
+            advice = "Choose one: Python: Select Interpreter."
+            problem = Problem("no-python", "No Python was found.", path="script.python", advice=advice)
+            self._launching.refused(script.name, [problem])
+
+        def refused(error: ConfigError | OSError) -> None:
+            problems = (
+                error.problems if isinstance(error, ConfigError) else [Problem("no-python", str(error))]
+            )
+            script.refuse(problems)
+            self._launching.refused(script.name, problems)
+
+        self._session.scripts.find(own, found, refused)
 
     def code_folders(self, script: Path | None, python: Path) -> list[Path]:
         """Whose code runs: the opened folder's where it holds script or interpreter, else the script's."""

@@ -14,12 +14,15 @@ from PySide6.QtCore import QObject
 
 from rankdeck.base import home
 from rankdeck.config import presets as engine_presets
+from rankdeck.config.catalog import StrategyCard
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
 from rankdeck_app.state.card_layouts import CardLayouts
+from rankdeck_app.state.cured_plans import CuredPlans
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.plan import DraftPlan
@@ -29,6 +32,7 @@ from rankdeck_app.state.problem_list import ProblemList
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.script_draft import NO_GPUS, ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
+from rankdeck_app.state.step_movement import StepMovement
 from rankdeck_app.state.suggestion import default_devices
 from rankdeck_app.state.toml_writing import Place
 from rankdeck_app.state.trust import Trust
@@ -43,27 +47,29 @@ class Session:
 
     def __init__(self, services: Services, parent: QObject) -> None:
         settings, state_folder = services.settings, services.state_folder
+        self.disk = disk = services.disk
         self.workspace = Workspace(
             state_folder / "workspace.json",
             settings,
             folder=services.workspace,
             runs=services.runs,
             parent=parent,
+            disk=disk,
         )
-        self.engine = Engine(state_folder / "launch", parent)
+        self.engine = Engine(state_folder / "launch", parent, disk=disk)
         _follow_python(settings, self.engine)
         self.trust = Trust(home.config_dir() / "trusted.toml")
         self.gpus = Gpus(self.engine, parent)
         self.runs = Runs(self.workspace.runs_folder, parent)
         self.workspace.changed.connect(lambda: self.runs.set_folder(self.workspace.runs_folder))
-        self.draft = Draft(state_folder / "draft.json", self.workspace.folder, parent)
-        self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent)
+        self.draft = Draft(state_folder / "draft.json", self.workspace.folder, parent, disk=disk)
+        self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent, disk=disk)
         self.workspace.changed.connect(lambda: self.script.set_folder(self.workspace.folder))
-        self.scripts = ScriptFolder(self.workspace, state_folder / "interpreters.json", parent)
+        self.scripts = ScriptFolder(self.workspace, state_folder / "interpreters.json", parent, disk=disk)
         self.gpus.changed.connect(
             lambda: self.script.set_usual_devices("gpu:all" if self.gpus.devices else NO_GPUS)
         )
-        self.layouts = CardLayouts(state_folder / "cards.json", parent)
+        self.layouts = CardLayouts(state_folder / "cards.json", parent, disk=disk)
         self.choice = DeviceChoice(self.draft, self.script, parent)
         self.problems = ProblemList(parent)
         self.presets: Sequence[PresetCard] = engine_presets.all()
@@ -72,7 +78,11 @@ class Session:
         planner = Planner(self.engine, self.trust, self.workspace, is_automatic, timeout_s)
         self.plan = DraftPlan(self.draft, planner, parent)
         self.elsewhere = DraftPlan(self.draft, planner, parent)
-        self.predictions = Predictions(planner, self.plan, parent)
+        self.raced = DraftRace(self.draft, self.runs, parent)
+        self.predictions = Predictions(planner, self.plan, parent, disk=disk)
+        self.cured_plans = CuredPlans(planner, parent)
+        self.planner = planner
+        self._steps: dict[str, StepMovement] = {}
         if not self.draft.is_restored:
             self._begin_draft()
             self._prefer_gpus(self.draft.text)
@@ -83,6 +93,12 @@ class Session:
         self.gpus.ask()
         self.plan.start()
         self.scripts.look()
+
+    def step_of(self, card: StrategyCard) -> StepMovement:
+        """What moves in a step of the draft under that strategy; whoever asks first makes it."""
+        if card.name not in self._steps:
+            self._steps[card.name] = StepMovement(self.draft, self.plan.planner, card, self.plan)
+        return self._steps[card.name]
 
     def use_preset(self, preset: PresetCard) -> None:
         """Make the preset the configuration; where it names no devices, those that make sense here.
@@ -99,7 +115,9 @@ class Session:
         self.draft.is_edited = False
 
     def close(self) -> None:
-        for part in (self.plan, self.elsewhere, self.predictions):
+        for step in self._steps.values():
+            step.close()
+        for part in (self.plan, self.elsewhere, self.raced, self.predictions, self.cured_plans):
             part.close()
         self.draft.close()
         self.layouts.close()

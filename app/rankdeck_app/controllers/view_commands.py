@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from PySide6.QtWidgets import QFileDialog
 
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.presets import PresetCard
+from rankdeck.config.script import ScriptConfig
+from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.launching import Launching
@@ -18,7 +20,7 @@ from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.views import config_page, strategy_page
+from rankdeck_app.views import config_page
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 MAX_FILES = 500
@@ -43,6 +45,8 @@ class AppCommands:
         self.launching = launching
         self.scripts = scripts
         self.watch = watch
+        self._files: dict[Path, list[Path]] = {}
+        """The configurations that were found last, by the folder in which."""
         window.editor.active_page_changed.connect(self._tell_page)
 
     def rows(self) -> list[Command]:
@@ -151,13 +155,12 @@ class AppCommands:
         ]
 
     def file_items(self) -> list[QuickItem]:
-        """Configurations in the workspace: its own folder and the one below it, not the runs."""
-        folder = self.session.workspace.folder
-        try:
-            files = sorted([*folder.glob("*.toml"), *folder.glob("*/*.toml")])[:MAX_FILES]
-        except OSError:
-            return []
-        runs = self.session.workspace.runs_folder
+        """Configurations in the workspace: its own folder and the one below it, not the runs. What was found
+        last is listed, and another look asked for."""
+        folder, runs = self.session.workspace.folder, self.session.workspace.runs_folder
+        self.session.disk.do(
+            partial(_config_files, folder), partial(self._list_files, folder), key="quick open"
+        )
         return [
             QuickItem(
                 path.name,
@@ -166,9 +169,14 @@ class AppCommands:
                 "file",
                 "file-code",
             )
-            for path in files
+            for path in self._files.get(folder, [])
             if runs not in path.parents
         ]
+
+    def _list_files(self, folder: Path, found: list[Path]) -> None:
+        if self._files != {folder: found}:
+            self._files = {folder: found}
+            self.window.palette_box.refresh_quick_open()
 
     # What views ask for
 
@@ -181,21 +189,30 @@ class AppCommands:
 
     def use_configuration(self, path: Path) -> None:
         """What a run was started with becomes what Launch would start: its configuration, or its script."""
-        if not self.scripts.use_run(path):
-            self.session.script.choose(False)
-            self.tabs.use_configuration(path)
+
+        def use(script: ScriptConfig | None) -> None:
+            if script is not None:
+                self.scripts.use(script)
+            else:
+                self.tabs.use_configuration(path)
+
+        refuse = self.window.toasts.error
+        self.session.disk.do(RunDir(path).script, use, lambda error: refuse(str(error)))
 
     def open_dropped(self, paths: list[Path]) -> None:
         """Files that were dropped on the window: a script, a configuration or a folder."""
         for path in paths[:1]:
-            if path.is_dir():
-                self.open_workspace(path)
-            elif path.suffix == ".toml":
-                self.open_config(path)
-            elif path.suffix == ".py":
-                self.scripts.show(path)
-            else:
-                self.window.toasts.warn(f"{path.name} is neither a script (.py) nor a configuration (.toml).")
+            self.session.disk.do(path.is_dir, partial(self._open_one, path))
+
+    def _open_one(self, path: Path, is_folder: bool) -> None:
+        if is_folder:
+            self.open_workspace(path)
+        elif path.suffix == ".toml":
+            self.open_config(path)
+        elif path.suffix == ".py":
+            self.scripts.show(path)
+        else:
+            self.window.toasts.warn(f"{path.name} is neither a script (.py) nor a configuration (.toml).")
 
     def use_preset(self, preset: PresetCard) -> None:
         """Make a preset the configuration; the one before can be brought back."""
@@ -213,13 +230,16 @@ class AppCommands:
             text = f"The configuration is now {preset.name}; the one before had changes of yours."
             self.window.toasts.show(text, actions=[undo])
 
-    def choose_strategy(self, name: str) -> None:
+    def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
+        """Make it the draft's, with options that differ from those that it would keep."""
         self.session.script.choose(False)
         self.session.draft.choose(("strategy",), name)
+        if options:
+            self.session.draft.set_values({("strategy", key): value for key, value in options.items()})
         self.window.show_activity("launch")
 
     def explain_strategy(self, name: str) -> None:
-        self.window.editor.open(strategy_page.page_id(name))
+        self.window.editor.open(f"strategy:{name}")
 
     def show_config(self, line: int | None = None) -> None:
         """The configuration's tab, at a line if one is given."""
@@ -243,13 +263,10 @@ class AppCommands:
 
     def open_config(self, path: Path) -> None:
         """Make a .toml file the configuration, and show it."""
-        try:
-            self.session.draft.open_file(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            self.window.toasts.error(f"{path} cannot be read: {reason}.")
-            return
-        self.show_config()
+        refuse = self.window.toasts.error
+        self.session.draft.open_file(
+            path, self.show_config, lambda error: refuse(f"{path} cannot be read: {error.strerror}.")
+        )
 
     def _open_config(self) -> None:
         workspace = self.session.workspace
@@ -279,10 +296,7 @@ class AppCommands:
             act(Path(chosen))
 
     def open_workspace(self, folder: Path) -> None:
-        try:
-            self.session.workspace.open(folder)
-        except OSError as error:
-            self.window.toasts.warn(f"The folder is open, but will not be remembered: {error}.")
+        self.session.workspace.open(folder)
 
     def _save(self) -> None:
         source = self.session.draft.source
@@ -300,10 +314,8 @@ class AppCommands:
             self.save_config(path if path.suffix else path.with_suffix(".toml"))
 
     def save_config(self, path: Path) -> None:
-        try:
-            self.session.draft.save_as(path)
-        except OSError as error:
-            self.window.toasts.error(f"{path} cannot be written: {error.strerror}.")
+        refuse = self.window.toasts.error
+        self.session.draft.save_as(path, lambda error: refuse(f"{path} cannot be written: {error.strerror}."))
 
     # Helpers
 
@@ -324,3 +336,7 @@ class AppCommands:
             for card in STRATEGIES.values()
         ]
         self.window.palette_box.pick(items, placeholder)
+
+
+def _config_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.toml"), *folder.glob("*/*.toml")])[:MAX_FILES]

@@ -66,7 +66,6 @@ class CodePage(Page):
         self.setFocusProxy(self.editor)
         self._file = Lookup(self)
         self._file.found.connect(self._show)
-        self.destroyed.connect(self._file.close)
         self._strip.hide()
         self.refusal.hide()
 

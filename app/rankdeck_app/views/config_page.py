@@ -71,7 +71,7 @@ class ConfigPage(Page):
             rows.addWidget(label)
             rows.addWidget(form)
         rows.addStretch(1)
-        scroll = scrolled(inside)
+        scroll = scrolled(inside, "Configuration")
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setMinimumWidth(300)
         return scroll

@@ -33,6 +33,10 @@ from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, pa
 ROW_HEIGHT = 16
 TAKE_EVERY_MS = 100
 MAX_LINES_PER_TAKE = 4_000
+_NO_RUN = "Open a run to see what its ranks say."
+_NOTHING_BY_THEN = (
+    "No line of then is kept: Output holds the last lines of a run, and of logs when they were read."
+)
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 
 
@@ -53,7 +57,7 @@ class _LineDelegate(ListRowDelegate):
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(rect, color("selection.background"))
         left, advance = rect.x() + 16, QFontMetrics(chart_font(12, mono=True)).horizontalAdvance("0")
-        source_tone = "rankdeck.rest" if line.rank is not None else "descriptionForeground"
+        source_tone = "editorInfo.foreground" if line.rank is not None else "descriptionForeground"
         for text, tone in (
             (f"{line.clock:12}", "descriptionForeground"),
             (f"[{line.source}]", source_tone),
@@ -115,7 +119,8 @@ class OutputView(QWidget):
         self.list.setSelectionMode(QListView.SelectionMode.ExtendedSelection)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self.empty = text_label("Open a run to see what its ranks say.", "dim", wrap=False)
+        self._is_past = False
+        self.empty = text_label(_NO_RUN, "dim", wrap=False)
         self.empty.setContentsMargins(16, 8, 16, 8)
         delegate.search = LineSearch(self.list, self.model)
         self.find_bar = FindBar(theme, delegate.search)
@@ -134,7 +139,7 @@ class OutputView(QWidget):
         self.model.clear()
         self.model.ranks.clear()
         self.model.set_filter(None, self._text)
-        self.empty.setVisible(path is None)
+        self._say_empty()
         self.set_follow(True)
         if self.isVisible():
             self._start()
@@ -142,6 +147,18 @@ class OutputView(QWidget):
     def follow(self, run: HasRunDir | None) -> None:
         """Show the run that is current now."""
         self.show_run(None if run is None else run.run.path)
+
+    def set_until(self, moment: float | None) -> None:
+        """What was said until then (Unix seconds), of the lines that are kept; None is now."""
+        self.model.set_until(moment)
+        self._is_past = moment is not None
+        self._say_empty()
+        self._to_end()
+
+    def _say_empty(self) -> None:
+        is_nothing = self._is_past and not self.model.rowCount()
+        self.empty.setText(_NOTHING_BY_THEN if is_nothing else _NO_RUN)
+        self.empty.setVisible(self._path is None or is_nothing)
 
     def set_rank(self, rank: int | None) -> None:
         self.rank = rank
@@ -168,6 +185,7 @@ class OutputView(QWidget):
             self.model.append(lines)
             self._moving = False
         if num:
+            self._say_empty()
             self._to_end()
 
     def showEvent(self, event: QShowEvent) -> None:

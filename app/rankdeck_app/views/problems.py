@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QEnterEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.errors import Problem
@@ -29,6 +31,7 @@ _PLACE = re.compile(r" \((?P<file>/[^()]+), line (?P<line>\d+)\)\.?$")
 Remedy = tuple[str, Callable[[], object]]
 FindRemedies = Callable[[ListedProblem], list[Remedy]]
 OpenCode = Callable[[Path, int, str], object]
+LookAt = Callable[[ListedProblem | None], object]
 
 
 def code_of(problem: Problem) -> list[CodeLine]:
@@ -55,7 +58,10 @@ def said_of(problem: Problem) -> str:
 
 
 class ProblemRow(QWidget):
-    """One entry. The buttons stand below the advice that they carry out."""
+    """One entry. The buttons stand below the advice that they carry out. `looked_at`: the pointer or the
+    keyboard is on it, or no longer."""
+
+    looked_at = Signal(bool)
 
     def __init__(
         self, theme: Theme, entry: ListedProblem, remedies: list[Remedy], open_code: OpenCode | None = None
@@ -83,6 +89,7 @@ class ProblemRow(QWidget):
             flow = FlowLayout(place)
             for button in self.buttons:
                 flow.addWidget(button)
+                button.installEventFilter(self)
             words.addSpacing(2)
             words.addWidget(place)
         icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
@@ -90,6 +97,19 @@ class ProblemRow(QWidget):
         row(symbol, (words, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
         self.setAccessibleName(f"{'Warning' if entry.is_warning else 'Error'}: {message}")
         self.setAccessibleDescription(problem.advice or "")
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        super().enterEvent(event)
+        self.looked_at.emit(True)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        super().leaveEvent(event)
+        self.looked_at.emit(False)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
+            self.looked_at.emit(event.type() == QEvent.Type.FocusIn)
+        return super().eventFilter(watched, event)
 
     def _link(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
         """'train.py, line 9', and what is written there."""
@@ -154,7 +174,7 @@ def whose(entry: ListedProblem) -> str:
 
 class ProblemsView(QWidget):
     """Follows a ProblemList; `find_remedies` says what can be done about an entry from here, `open_code`
-    shows a line of a file.
+    shows a line of a file, `look_at` is told of the entry that somebody looks at, or of none.
     """
 
     def __init__(
@@ -163,10 +183,12 @@ class ProblemsView(QWidget):
         problems: ProblemList,
         find_remedies: FindRemedies,
         open_code: OpenCode | None = None,
+        look_at: LookAt | None = None,
     ) -> None:
         super().__init__()
         self._theme = theme
         self._problems = problems
+        self._look_at = look_at
         self._find_remedies = find_remedies
         self._open_code = open_code
         self.rows: list[ProblemRow] = []
@@ -176,9 +198,8 @@ class ProblemsView(QWidget):
         self.more.setContentsMargins(40, 4, 16, 4)
         inside = QWidget()
         self._column = column(self.empty, self.more, None, on=inside, margins=(0, 0, 0, 8), spacing=0)
-        self._scroll = scrolled(inside)
+        self._scroll = scrolled(inside, "Problems")
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._scroll.setAccessibleName("Problems")
         column(self._scroll, on=self)
         self.setFocusProxy(self._scroll)
         problems.changed.connect(self.refresh)
@@ -194,7 +215,7 @@ class ProblemsView(QWidget):
             same = next((one for one in before if one.entry == entry and one.remedies == labels), None)
             if same is not None:
                 before.remove(same)
-            made = same or ProblemRow(self._theme, entry, remedies, self._open_code)
+            made = same or self._make_row(entry, remedies)
             if self._column.indexOf(made) != at:
                 self._column.insertWidget(at, made)
             self.rows.append(made)
@@ -206,8 +227,19 @@ class ProblemsView(QWidget):
         self.more.setText(f"{len(entries) - MAX_ROWS} more are not shown.")
         self.more.setVisible(len(entries) > MAX_ROWS)
 
+    def _make_row(self, entry: ListedProblem, remedies: list[Remedy]) -> ProblemRow:
+        made = ProblemRow(self._theme, entry, remedies, self._open_code)
+        if self._look_at is not None:
+            made.looked_at.connect(partial(self._tell, entry))
+        return made
+
+    def _tell(self, entry: ListedProblem, is_looked_at: bool) -> None:
+        if self._look_at is not None:
+            self._look_at(entry if is_looked_at else None)
+
     def show_entry(self, entry: ListedProblem) -> None:
         """Mark an entry's row and bring it into view."""
+        self._tell(entry, True)
         for shown in self.rows:
             is_it = shown.entry == entry
             set_look(shown, chosen="true" if is_it else "false")

@@ -6,9 +6,10 @@ It only shows and asks, as the page with the table does (runs_page.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtGui import QCursor, QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QListView, QMenu, QWidget
 
 from rankdeck.run.row import RunInfo
@@ -18,7 +19,7 @@ from rankdeck_app.state.runs import Runs, RunsModel
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import MIDDLE, column, row, text_label
 from rankdeck_app.widgets.painting import Index
-from rankdeck_app.widgets.run_list import RunDelegate
+from rankdeck_app.widgets.run_list import INDENT, RunDelegate
 
 
 class _Found(QSortFilterProxyModel):
@@ -27,6 +28,13 @@ class _Found(QSortFilterProxyModel):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.search = RunSearch()
+        self.unfolded: set[Path] = set()
+        """The races whose entries are shown."""
+
+    def unfold(self, race: Path, *, is_open: bool) -> None:
+        self.beginFilterChange()
+        (self.unfolded.add if is_open else self.unfolded.discard)(race)
+        self.endFilterChange(QSortFilterProxyModel.Direction.Rows)
 
     def look_for(self, text: str) -> None:
         self.beginFilterChange()
@@ -34,7 +42,13 @@ class _Found(QSortFilterProxyModel):
         self.endFilterChange(QSortFilterProxyModel.Direction.Rows)
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
-        info: RunInfo = self.sourceModel().index(row, 0).data(RunsModel.InfoRole)
+        source = self.sourceModel()
+        info: RunInfo = source.index(row, 0).data(RunsModel.InfoRole)
+        while info.entry_of is not None:  # shown where its race is, which stands above it
+            if info.entry_of not in self.unfolded:
+                return False
+            row -= 1
+            info = source.index(row, 0).data(RunsModel.InfoRole)
         is_hidden = info.labels.is_archived and not self.search.asks_for_archived
         return not is_hidden and self.search.matches(info)
 
@@ -62,7 +76,7 @@ class RunsView(QWidget):
         self.filter.textChanged.connect(self._filter)
         self.list = QListView()
         self.list.setModel(self.proxy)
-        self.list.setItemDelegate(RunDelegate(theme, self.list))
+        self.list.setItemDelegate(RunDelegate(theme, self.list, self.proxy.unfolded))
         self.list.setAccessibleName("Runs")
         self.list.setUniformItemSizes(True)
         self.list.setMouseTracking(True)
@@ -70,7 +84,7 @@ class RunsView(QWidget):
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
-        self.list.clicked.connect(self._look_at)
+        self.list.clicked.connect(self._click)
         self.list.activated.connect(lambda index: self.opened.emit(index.data(RunsModel.InfoRole)))
         self.list.selectionModel().selectionChanged.connect(lambda *_: self.chosen_changed.emit())
         self.list.installEventFilter(self)
@@ -98,9 +112,23 @@ class RunsView(QWidget):
         self.filter.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.filter.selectAll()
 
-    def _look_at(self, index: Index) -> None:
-        if len(self.selected_runs()) == 1:
-            self.looked_at.emit(index.data(RunsModel.InfoRole))
+    def _click(self, index: Index) -> None:
+        info: RunInfo = index.data(RunsModel.InfoRole)
+        if info.race is not None and self.list.viewport().mapFromGlobal(QCursor.pos()).x() < INDENT:
+            self.proxy.unfold(info.path, is_open=info.path not in self.proxy.unfolded)
+        elif len(self.selected_runs()) == 1:
+            self.looked_at.emit(info)
+
+    def _fold(self, info: RunInfo, key: Qt.Key) -> bool:
+        """Right and Left unfold and fold a race; Left in one of its entries goes to it."""
+        if info.race is not None:
+            self.proxy.unfold(info.path, is_open=key == Qt.Key.Key_Right)
+        elif info.entry_of is not None and key == Qt.Key.Key_Left:
+            at = self.list.currentIndex().row()
+            while self.proxy.index(at, 0).data(RunsModel.InfoRole).entry_of is not None:
+                at -= 1
+            self.list.setCurrentIndex(self.proxy.index(at, 0))
+        return info.race is not None or info.entry_of is not None
 
     def _filter(self, text: str) -> None:
         self.proxy.look_for(text)
@@ -132,7 +160,10 @@ class RunsView(QWidget):
             self.focus_changed.emit()
         if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             info = self.selected()
-            if event.key() == Qt.Key.Key_Space and info is not None:
+            key = Qt.Key(event.key())
+            if info is not None and key in (Qt.Key.Key_Left, Qt.Key.Key_Right) and self._fold(info, key):
+                return True
+            if key == Qt.Key.Key_Space and info is not None:
                 self.looked_at.emit(info)
                 return True
         return False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QWidget
+from shiboken6 import isValid
 
 from rankdeck_app.settings import Setting, Settings, Value
 from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.palette import PREVIEW_AFTER_MS
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
@@ -18,14 +21,19 @@ from rankdeck_app.widgets.layouts import clear, column, push_button, reading_col
 
 PAGE_ID = "settings:"
 MAX_WIDTH = 760
+Preview = Callable[[str], object]
+"""Shows a value without keeping it."""
 
 
 class OptionRow(QWidget):
     """Name, sentence and editor of one option. A refused value is explained below and not kept."""
 
-    def __init__(self, theme: Theme, settings: Settings, option: Setting) -> None:
+    def __init__(
+        self, theme: Theme, settings: Settings, option: Setting, preview: Preview | None = None
+    ) -> None:
         super().__init__()
         self._settings = settings
+        self._preview = preview
         self.option = option
         self.error = text_label(tone="error", wrap=False)
         self.error.hide()
@@ -47,13 +55,44 @@ class OptionRow(QWidget):
             box.clicked.connect(self._set)
             self._show: Callable[[Value], object] = lambda value: box.setChecked(bool(value))
             return box
-        if option.choices:
-            combo = ComboBox(theme)
-            combo.addItems(option.choices)
-            combo.setMaximumWidth(320)
-            combo.activated.connect(lambda _index: self._set(combo.currentText()))
-            self._show = lambda value: combo.setCurrentText(str(value))
-            return combo
+        return self._make_combo(theme) if option.choices else self._make_line()
+
+    def _make_combo(self, theme: Theme) -> ComboBox:
+        combo = ComboBox(theme)
+        combo.addItems(self.option.choices)
+        combo.setMaximumWidth(320)
+        combo.activated.connect(lambda _index: self._set(combo.currentText()))
+        self._show = lambda value: combo.setCurrentText(str(value))
+        line = None
+        if self.option.files:
+            combo.setEditable(True)
+            combo.setInsertPolicy(ComboBox.InsertPolicy.NoInsert)
+            line = combo.lineEdit()
+        if line is not None:
+            line.setAccessibleName(self.option.key)
+            line.editingFinished.connect(lambda: self._typed(line.text()))
+        if self._preview is not None:
+            self._look_ahead(combo, self._preview)
+        return combo
+
+    def _look_ahead(self, combo: ComboBox, preview: Preview) -> None:
+        """What one is on in the list is shown, not for rows that one hurries over; what is set comes back."""
+        soon, at = QTimer(self, singleShot=True, interval=PREVIEW_AFTER_MS), [""]
+        soon.timeout.connect(lambda: preview(at[0]))
+
+        def look(text: str) -> None:
+            at[0] = text
+            soon.start()
+
+        def back() -> None:
+            soon.stop()
+            preview(str(self._settings.value(self.option.key)))
+
+        combo.textHighlighted.connect(look)
+        combo.closed.connect(back)
+
+    def _make_line(self) -> QLineEdit:
+        option = self.option
         line = QLineEdit()
         line.setMaximumWidth(320 if option.kind is not str else MAX_WIDTH)
         line.editingFinished.connect(lambda: self._typed(line.text()))
@@ -70,7 +109,7 @@ class OptionRow(QWidget):
     def _set(self, value: Value) -> None:
         try:
             self._settings.set(self.option.key, value)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             self._say(str(error))
         else:
             self._say(None)
@@ -105,11 +144,11 @@ def _grouped(settings: Settings) -> dict[str, list[Setting]]:
 
 
 class SettingsPage(Page):
-    can_split = False
-
-    def __init__(self, theme: Theme, settings: Settings, trust: Trust) -> None:
+    def __init__(
+        self, theme: Theme, settings: Settings, trust: Trust, previews: Mapping[str, Preview] | None = None
+    ) -> None:
         super().__init__(PAGE_ID, title="Settings", icon="settings-gear")
-        self._trust = trust
+        self._settings, self._trust = settings, trust
         self.rows: dict[str, OptionRow] = {}
         self.filter = QLineEdit(placeholderText="Search settings", clearButtonEnabled=True)
         self.filter.setAccessibleName("Search settings")
@@ -125,7 +164,7 @@ class SettingsPage(Page):
             self.headings[group].setContentsMargins(0, 14, 0, 2)
             inside.addWidget(self.headings[group])
             for option in options:
-                self.rows[option.key] = OptionRow(theme, settings, option)
+                self.rows[option.key] = OptionRow(theme, settings, option, (previews or {}).get(option.key))
                 inside.addWidget(self.rows[option.key])
         self.trusted = QFrame()
         self.trusted.setProperty("kind", "card")
@@ -153,8 +192,12 @@ class SettingsPage(Page):
         self.nothing.setVisible(not groups)
 
     def _list_trusted(self) -> None:
+        self._settings.disk.do(self._trust.folders, self._show_trusted, key=self)
+
+    def _show_trusted(self, folders: list[Path]) -> None:
+        if not isValid(self):
+            return
         clear(self._trusted_column)
-        folders = self._trust.folders()
         self._trusted_column.addWidget(text_label("TRUSTED FOLDERS", "section", wrap=False))
         if not folders:
             none = "None. You are asked before a folder's own Python code runs for the first time."
@@ -165,5 +208,5 @@ class SettingsPage(Page):
             self._trusted_column.addWidget(push_button(f"Forget {folder}", tooltip, forget, kind="link"))
 
     def _forget(self, folder: Path) -> None:
-        self._trust.remove(folder)
+        self._settings.disk.do(partial(self._trust.remove, folder), failed=self._settings.tell)
         self._list_trusted()

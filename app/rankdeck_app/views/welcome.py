@@ -39,8 +39,6 @@ class WelcomePage(Page):
     run_opened = Signal(Path)
     script_asked = Signal()
 
-    can_split = False
-
     def __init__(
         self,
         theme: Theme,

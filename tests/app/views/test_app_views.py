@@ -10,26 +10,22 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QScrollArea, QToolButton
+from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QToolButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.config.catalog import STRATEGIES, option_fields
 from rankdeck.run.row import RunInfo
 from rankdeck_app.composition import App
 from rankdeck_app.state.output import OutputLine
 from rankdeck_app.state.problem_list import LAUNCH
-from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.output import OutputTools, OutputView
 from rankdeck_app.views.problems import ProblemsView
 from rankdeck_app.views.runs import RunsView
-from rankdeck_app.views.settings_page import SettingsPage
-from rankdeck_app.views.strategy_page import StrategyPage
 from rankdeck_app.views.welcome import WelcomePage
-from tests.helpers.app_window import settle
+from tests.helpers.app_window import open_run, settle
 from tests.helpers.written_run import WrittenRun, device_infos
 
 
@@ -65,16 +61,6 @@ def test_the_welcome_page_takes_the_width_that_it_has(app: App) -> None:
         assert len(tops) == (2 if width >= 760 else 3), f"two cards side by side, or all in turn at {width}"
     page.close()
     page.deleteLater()
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_page_names_defaults_where_there_are_some(qtbot: QtBot, name: str) -> None:
-    page = StrategyPage(f"strategy:{name}", Theme())
-    qtbot.addWidget(page)
-    texts = [label.text() for label in page.findChildren(QLabel)]
-    assert not [text for text in texts if "Default: ." in text or "  " in text]
-    known = [field for field in option_fields(page.card.options) if field.default is not None]
-    assert sum("Default: " in text for text in texts) == len(known)
 
 
 def test_nothing_is_made_in_the_workspace_before_the_first_launch(app: App) -> None:
@@ -180,6 +166,7 @@ def test_runs_are_listed_filtered_opened_and_reused(
     app.window.commands.run("run.copyPath")
     assert QGuiApplication.clipboard().text() == str(written.path)
     app.window.commands.run("run.reuse")
+    app.session.disk.settle()
     assert app.session.draft.origin == f"run {written.path.name}" and app.session.draft.config is not None
 
 
@@ -189,7 +176,7 @@ def test_device_cards_show_what_is_in_use_and_nothing_of_a_run_that_is_over(
     written.begin(devices=device_infos(4))
     written.memory(0, 1, {device: {"parameters": 3 << 20} for device in range(4)})
     written.steps(0, 1, [4.0])
-    app.tabs.open(written.path)
+    open_run(app, written.path)
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)
     cards = view.devices.grid.cards
@@ -203,7 +190,7 @@ def test_a_living_run_is_saved_and_stopped_by_the_buttons_beside_its_tab(
     qtbot: QtBot, written: WrittenRun, app: App
 ) -> None:
     written.begin()
-    app.tabs.open(written.path)
+    open_run(app, written.path)
 
     def names() -> list[str]:
         buttons = app.window.editor.active_group.findChildren(QToolButton)
@@ -235,7 +222,7 @@ def test_the_ends_of_runs_that_were_launched_here_are_one_toast(app: App, tmp_pa
     for info in infos:
         app.session.runs.ended.emit(info)
     assert toasts.history == [], "a terminal started them"
-    app.tabs.launched.update(info.path for info in infos)
+    app.tabs.launched.update((info.path, info.title) for info in infos)
     app.session.runs.ended.emit(infos[0])
     assert [notice.text for notice in toasts.history] == ["run 0: completed"]
     app.session.runs.ended.emit(replace(infos[1], outcome="failed"))
@@ -249,7 +236,7 @@ def test_the_ends_of_runs_that_were_launched_here_are_one_toast(app: App, tmp_pa
 
 
 def test_a_folder_that_is_no_run_is_refused_in_words(app: App, tmp_path: Path) -> None:
-    app.tabs.open(tmp_path)
+    open_run(app, tmp_path)
     assert app.window.toasts.history[-1].text == f"{tmp_path} is not the folder of a run."
     assert app.window.context.get("activePage") == "welcome"
 
@@ -263,10 +250,12 @@ def test_quick_open_finds_runs_presets_and_files(
     (folder / "mine.toml").write_text("")
     qtbot.waitUntil(lambda: bool(app.session.runs.infos), timeout=5000)
     app.window.palette_box.show_quick_open()
+    app.session.disk.settle()
     labels = [row.item.label for row in app.window.palette_box.model.rows]
     assert {app.session.runs.infos[0].title, "gpt-ddp", "mine.toml"} <= set(labels)
     app.window.palette_box.input.setText("mine.toml")
     qtbot.keyClick(app.window.palette_box.input, Qt.Key.Key_Return)
+    app.session.disk.settle()
     assert app.session.draft.source == folder / "mine.toml"
 
 
@@ -299,51 +288,6 @@ def test_output_filters_by_rank_and_follows_the_end(qtbot: QtBot, app: App) -> N
 # Pages
 
 
-def test_every_strategy_has_a_page_that_explains_and_offers_it(qtbot: QtBot, app: App) -> None:
-    app.actions.explain_strategy("ddp")
-    page = app.window.editor.active_page()
-    assert isinstance(page, StrategyPage) and page.title == "DDP"
-    page.use_button.click()
-    assert app.session.draft.value(("strategy", "use")) == "ddp"
-    app.actions.explain_strategy("nonsense")
-    assert app.window.editor.active_page() is not page
-
-
-def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
-    app.window.commands.run("preferences.settings")
-    page = app.window.editor.active_page()
-    assert isinstance(page, SettingsPage) and set(page.rows) == set(app.window.settings.options)
-    row = page.rows["window.frame_rate"]
-    row.editor.setText("99")  # type: ignore[attr-defined]
-    row.editor.editingFinished.emit()  # type: ignore[attr-defined]
-    assert row.error.isVisible() and app.window.settings.get("window.frame_rate", int) == 30
-    row.editor.setText("20")  # type: ignore[attr-defined]
-    row.editor.editingFinished.emit()  # type: ignore[attr-defined]
-    assert not row.error.isVisible() and app.window.settings.get("window.frame_rate", int) == 20
-    row.reset.click()
-    assert app.window.settings.get("window.frame_rate", int) == 30
-    page.filter.setText("engine")
-    assert page.rows["engine.python"].isVisible() and not row.isVisible()
-    assert page.headings["engine"].isVisible() and not page.headings["window"].isVisible()
-    page.filter.setText("seconds NOTIFICATION")
-    assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
-    page.filter.setText("no such thing")
-    assert page.nothing.isVisible()
-    page.filter.clear()
-    assert not page.nothing.isVisible() and all(one.isVisible() for one in page.rows.values())
-
-
-def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:
-    app.session.trust.add(tmp_path)
-    app.window.commands.run("preferences.settings")
-    page = app.window.editor.active_page()
-    assert isinstance(page, SettingsPage)
-    qtbot.waitUntil(lambda: any(b.isVisible() for b in page.trusted.findChildren(QPushButton)))
-    (button,) = [b for b in page.trusted.findChildren(QPushButton) if b.isVisible()]
-    button.click()
-    assert not app.session.trust.is_trusted(tmp_path)
-
-
 def test_the_trust_question_names_the_folder_and_no_is_the_default(qtbot: QtBot, tmp_path: Path) -> None:
     question = TrustQuestion([tmp_path])
     qtbot.addWidget(question)
@@ -371,7 +315,7 @@ def test_the_draft_and_the_tabs_come_back_at_the_next_start(
 ) -> None:
     first = make_app()
     first.session.draft.set_value(("train", "steps"), 77)
-    first.tabs.open(written.path)
+    open_run(first, written.path)
     first.window.close()
     second = make_app()
     assert second.session.draft.value(("train", "steps")) == 77
@@ -386,13 +330,14 @@ def test_batch_norms_of_a_run_are_synced_by_one_click(qtbot: QtBot, app: App) ->
     for path in ("strategy.use", "strategy.sync_batchnorm"):
         note = Problem("batch-norm-differs", "Other weights.", path=path, severity="info")
         written.writer("rank-0").write(events.ProblemRaised(problem=note))
-    app.tabs.open(written.path)
+    open_run(app, written.path)
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     qtbot.waitUntil(lambda: len(view.rows) == 2, timeout=10_000)
     buttons = [[button for button in row.buttons if button.text() == "Sync Batch Norms"] for row in view.rows]
     assert [len(found) for found in buttons] == [0, 1]
     buttons[1][0].click()
+    app.session.disk.settle()
     draft = app.session.draft
     assert draft.value(("strategy", "use")) == "ddp" and draft.value(("strategy", "sync_batchnorm")) is True
     assert not draft.problems

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard.page import RunPage
+from tests.helpers.app_window import open_run
 from tests.helpers.written_run import WrittenRun, device_infos
 
 NAMES = [
@@ -29,23 +30,23 @@ def test_cards_are_reached_by_keys_and_commands(
     run = WrittenRun(tmp_path / "runs")
     run.begin(devices=device_infos(2))
     run.steps(0, 1, [4.0, 3.9, 3.8])
-    app.tabs.open(run.path)
+    open_run(app, run.path)
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page.run.step == 3 and page._layout_kind == "dp")
     assert all(commands.enabled(f"chart.{name}") for name in NAMES)
-    page._loss.setFocus()
+    page.cards["loss"].body.setFocus()
     assert page.grid.in_hand == "loss"
     with qtbot.waitActive(app.window):
         app.window.activateWindow()
     for key in (Qt.Key.Key_K, Qt.Key.Key_M):
-        qtbot.keyClick(page._loss, key, Qt.KeyboardModifier.ControlModifier)
+        qtbot.keyClick(page.cards["loss"].body, key, Qt.KeyboardModifier.ControlModifier)
     assert page.grid.shown == ["loss"]
     qtbot.keyClick(page.cards["loss"], Qt.Key.Key_Escape)
     assert len(page.grid.shown) == 6
     for name in ("log", "smoother", "xAxis"):
         commands.run(f"chart.{name}")
-    assert page._loss.style.words() == ["log", "smoothed 0.98", "by time"]
+    assert page.cards["loss"].body.style.words() == ["log", "smoothed 0.98", "by time"]
     commands.run("chart.moveBack")
     assert page.grid.shown.index("loss") == 3
     commands.run("chart.copy")
@@ -58,5 +59,5 @@ def test_cards_are_reached_by_keys_and_commands(
     commands.run("chart.hide")
     assert "loss" not in page.grid.shown and "loss" in page.grid.hidden
     commands.run("chart.resetLayout")
-    assert page.grid.layout_state() == {} and not page._loss.style.words()
+    assert page.grid.layout_state() == {} and not page.cards["loss"].body.style.words()
     run.lose()

@@ -20,7 +20,7 @@ from rankdeck_app.composition import App
 from rankdeck_app.views.compare.page import ComparePage
 from rankdeck_app.views.compare.side_bar import CompareView
 from rankdeck_app.widgets.side_by_side import SideFigure
-from tests.helpers.app_window import settle, wait_for
+from tests.helpers.app_window import open_run, settle, wait_for
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 MakeApp = Callable[[], App]
@@ -214,7 +214,7 @@ def test_a_run_that_is_over_offers_to_compare_it(make_app: MakeApp, tmp_path: Pa
     over, other = written("over", over=False), written("other")
     over.end("stopped")
     wait_for(lambda: len(app.session.runs.infos) == 2, 10, "two runs in the list")
-    app.tabs.open(over.path)
+    open_run(app, over.path)
     tab = app.window.editor.active_page()
     assert tab is not None
 

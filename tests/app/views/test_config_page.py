@@ -106,10 +106,12 @@ def test_saving_writes_the_text_and_the_title_tells_of_changes(
 ) -> None:
     target = tmp_path / "mine.toml"
     app.actions.save_config(target)
+    app.session.disk.settle()
     assert target.read_text() == TEXT and page.title == "mine.toml"
     app.session.draft.set_value(("train", "steps"), 9)
     assert page.title == "mine.toml ●"
     app.window.commands.run("config.save")
+    app.session.disk.settle()
     assert "steps = 9" in target.read_text()
     page.refresh()
     assert page.title == "mine.toml"
@@ -118,8 +120,10 @@ def test_saving_writes_the_text_and_the_title_tells_of_changes(
 def test_opening_a_file_replaces_the_draft(app: App, page: ConfigPage, tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text('name = "Other"\n')
     app.actions.open_config(tmp_path / "other.toml")
+    app.session.disk.settle()
     assert page.editor.toPlainText() == 'name = "Other"\n' and app.session.draft.name == "Other"
     app.actions.open_config(tmp_path / "missing.toml")
+    app.session.disk.settle()
     assert app.session.draft.name == "Other" and "cannot be read" in app.window.toasts.history[-1].text
 
 

@@ -90,7 +90,9 @@ def test_a_dp_run_reaches_every_card(
     assert page._bars.figure.imbalance is not None and page._bars.figure.imbalance.device == 0
     assert stat(page, "Virtual 0 vs median") == "+208.0 MiB  (3.7×)"
     assert stat(page, "Step") == "40 / 100"
-    assert page._band.figure.is_notable and page._band.figure.labels[0] == "Virtual 0"
+    assert (
+        page.cards["band"].body.figure.is_notable and page.cards["band"].body.figure.labels[0] == "Virtual 0"
+    )
     assert page._heat.figure.values == [0.5] * 4
     assert page.title == "gpt-dp"
     assert not page._banner.isVisible()
@@ -115,11 +117,11 @@ def test_the_prediction_stands_beside_what_is_measured(
     write_dp(written)
     page = opened(written.path)
     qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
-    assert not page._bars.figure.has_prediction and page._band.figure.limits == ()
+    assert not page._bars.figure.has_prediction and page.cards["band"].body.figure.limits == ()
     page.run.predict(prediction(4, 300 * MIB))
     qtbot.waitUntil(lambda: page._bars.figure.has_prediction)
     assert [bar.predicted_bytes for bar in page._bars.figure.bars] == [300 * MIB] + [78 * MIB] * 3
-    (limit,) = page._band.figure.limits
+    (limit,) = page.cards["band"].body.figure.limits
     assert limit.name == "predicted peak 300.0 MiB" and limit.num_bytes == 300 * MIB and not limit.is_hard
     assert "predicted 300.0 MiB (+4.9 %)" in page._bars.tooltip_of(0)
     written.end("completed")
@@ -193,7 +195,8 @@ def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
     qtbot.waitUntil(lambda: page._anatomy.figure.end_s > 0 and page.run.bubble is not None)
     assert [row.label for row in page._anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
     assert page._anatomy.figure.is_pipeline
-    assert run_figures.anatomy_subtitle(page.run)[0].startswith("bubble 0.50 measured, 0.50 theory; sampled")
+    words = run_figures.anatomy_subtitle(page.run)[0]
+    assert words.startswith("step 3, bubble 0.50 measured, 0.50 theory; sampled ")
     assert "simulated time" in page.cards["anatomy"].toolTip()
     assert "simulated" not in page.cards["bars"].toolTip()
     rows = list(run_figures.anatomy_rows(page.run))
@@ -318,7 +321,7 @@ def test_a_step_repaints_no_memory(qtbot: QtBot, written: WrittenRun, opened: Ca
     qtbot.waitUntil(lambda: page._heat.figure.shares is not None and page.run.outcome == "running")
     qtbot.waitUntil(lambda: not page.run.has_more)
     qtbot.wait(300)  # the frames that are already under way
-    bars, curve = Paints(page._bars), Paints(page._loss.viewport())
+    bars, curve = Paints(page._bars), Paints(page.cards["loss"].body.viewport())
     written.steps(0, 41, [3.0] * 20)
     qtbot.waitUntil(lambda: curve.count > 0 and page.run.step == 60)
     assert bars.count == 0
@@ -330,7 +333,7 @@ def test_a_frame_draws_one_plot_and_none_waits_behind_another(
     write_dp(written)
     page = opened(written.path)
     qtbot.waitUntil(lambda: page.run.outcome == "running" and not page.run.has_more)
-    plots = (page._band, page._loss, page._rate)
+    plots = [page.cards[name].body for name in ("band", "loss", "rate")]
     for plot in plots:
         plot.request_draw()
         plot.drawn_at = 0.0
@@ -349,24 +352,49 @@ def test_what_is_shown_grows_old_and_charts_over_time_show_the_same_minute(
     written.started -= 200
     write_dp(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and len(page._band.figure.histories) == 4)
-    x0, x1 = page._band.figure.x_range
-    assert x1 - x0 == 60 and x1 >= 200 and page._band.figure.is_live, "now is at the right"
+    band = page.cards["band"].body
+    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and len(band.figure.histories) == 4)
+    x0, x1 = band.figure.x_range
+    assert x1 - x0 == 60 and x1 >= 200 and band.figure.is_live, "now is at the right"
     assert page._heat.figure.span_s == 60 and page._heat.figure.moment(1.0) == "now"
     assert "last 60 s" in page.cards["band"].subtitle and "sampled" in page.cards["band"].subtitle
-    qtbot.waitUntil(lambda: page._band._held.getData()[0] is not None)
+    qtbot.waitUntil(lambda: band._held.getData()[0] is not None)
     before = page.cards["band"].subtitle
     qtbot.waitUntil(lambda: page.cards["band"].subtitle != before)
-    page._band.zoom_by(0.25)
+    band.zoom_by(0.25)
     qtbot.waitUntil(lambda: page._heat.figure.began_s is not None)
     assert page._heat.figure.span_s == pytest.approx(15) and "zoomed" in page.cards["band"].subtitle
-    assert page._band._reset.isVisible()
-    qtbot.keyClick(page._band, Qt.Key.Key_Escape)
-    assert page._band.follows and "last 60 s" in page.cards["band"].subtitle
-    assert not page._band._reset.isVisible() and page._heat.figure.began_s is None
+    assert band._reset.isVisible()
+    qtbot.keyClick(band, Qt.Key.Key_Escape)
+    assert band.follows and "last 60 s" in page.cards["band"].subtitle
+    assert not band._reset.isVisible() and page._heat.figure.began_s is None
     written.end()
-    qtbot.waitUntil(lambda: page.run.is_over and page._band.figure.x_range[0] == 0.0)
+    qtbot.waitUntil(lambda: page.run.is_over and band.figure.x_range[0] == 0.0)
     assert page.cards["band"].subtitle == "whole run" and "whole run" in page.cards["heat"].subtitle
+
+
+def test_what_a_model_logs_has_a_card_of_curves(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: len(page.run.losses) == 40)
+    assert "metrics" not in page.grid.shown, "nothing was logged yet"
+    steps = [10, 20, 30]
+    told = events.Metrics(
+        rank=0, through="rankdeck", steps=list(steps), times=[written.started + step for step in steps],
+        after=steps, values={"spread": [0.1, 0.2, 0.4]},
+    )  # fmt: skip
+    written.writer("rank-0").write(told)
+    qtbot.waitUntil(lambda: "metrics" in page.grid.shown)
+    (curve,) = page._logged.curves.figure.curves
+    assert (curve.name, curve.last, curve.step) == ("spread", 0.4, 30)
+    loss = page.cards["loss"]
+    page._logged.curves.select("spread")
+    assert loss.title == "spread" and loss.body._series[2] is None, "no held-out loss on it"
+    page._logged.curves.select("")
+    assert loss.title == "Training loss"
+    assert loss.body._series == (page.run.losses, page.run.loss_ema, page.run.held_out)
 
 
 def test_the_cards_of_a_strategy_stay_as_they_were_arranged(
@@ -382,7 +410,7 @@ def test_the_cards_of_a_strategy_stay_as_they_were_arranged(
     assert layouts.of("dp") == {"hidden": ["heat", "norm"], "charts": {"loss": {"is_log": True}}}
     again = opened(written.path, layouts=layouts)
     qtbot.waitUntil(lambda: again.grid.shown == ["bars", "anatomy", "band", "loss", "rate", "lr"])
-    assert again._loss.style.is_log
+    assert again.cards["loss"].body.style.is_log
     qtbot.waitUntil(lambda: again.run.fold.lrs.last_y == pytest.approx(1e-3))
     steps, seconds = again.run.along("time") or ([], [])
     assert steps[-1] == 40 and seconds[-1] == pytest.approx(0.4, abs=0.02)
@@ -422,3 +450,16 @@ def test_the_csv_exports_hold_the_figures(
     assert rows["bars"][1].startswith(f"Virtual 0,{286 * MIB},{21 * MIB}")
     assert rows["loss"][1].startswith("1,4,") and len(rows["loss"]) == 41
     assert len(rows["band"]) == len(rows["heat"]) == 5 and len(rows["rate"]) == 41
+
+
+def test_a_tab_opens_before_its_plots_are_made_and_what_is_not_shown_never_is(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    plots = [page.cards[name] for name in ("band", "loss", "rate")]
+    assert [card.made_body for card in plots] == [None] * 3
+    qtbot.waitUntil(lambda: all(card.made_body is not None for card in plots))
+    assert page.cards["lr"].made_body is None and page.cards["norm"].made_body is None
+    page.grid.show_card("lr")
+    qtbot.waitUntil(lambda: page.cards["lr"].made_body is not None)

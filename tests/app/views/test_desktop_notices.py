@@ -29,7 +29,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_that_ends_behind_a_hidden_window_is_told(app: App, told: Path) -> None:
     ended = app.session.runs.ended
-    app.tabs.launched.add(_RUN.path)
+    app.tabs.launched[_RUN.path] = "run"
     ended.emit(_RUN)
     assert not app.notices._timer.isActive(), "somebody is looking"
     app.window.hide()
@@ -50,7 +50,7 @@ def test_runs_that_end_together_are_told_together(app: App, told: Path) -> None:
     app.window.hide()
     for number in range(7):
         path = Path(f"/runs/{number}")
-        app.tabs.launched.add(path)
+        app.tabs.launched[path] = "run"
         app.session.runs.ended.emit(replace(_RUN, path=path, title=f"--run {number}"))
     wait_for(told.exists, 10, "the notice")
     lines = told.read_text().splitlines()
@@ -59,7 +59,7 @@ def test_runs_that_end_together_are_told_together(app: App, told: Path) -> None:
 
 def test_a_desktop_without_that_program_is_left_alone(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    app.tabs.launched.add(_RUN.path)
+    app.tabs.launched[_RUN.path] = "run"
     app.window.hide()
     app.session.runs.ended.emit(_RUN)
     wait_for(lambda: not app.notices._timer.isActive(), 5, "the notice's time")

@@ -16,6 +16,7 @@ from rankdeck_app.views.devices.page import DevicesPage
 from rankdeck_app.views.problems import ProblemsView
 from tests.app.conftest import settle
 from tests.helpers import device_lines
+from tests.helpers.app_window import open_run
 from tests.helpers.card_grids import check_grid
 from tests.helpers.device_lines import GIB, ProcessUse, feed_machine
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -159,7 +160,7 @@ def test_a_run_that_is_open_shows_its_part_by_kind(qtbot: QtBot, app: App) -> No
     info = DeviceInfo(0, "NVIDIA H100 80GB HBM3", "gpu", uuid, 80 * GIB)
     written.begin(devices=[info], strategy="ddp")
     written.memory(0, 5, {0: {"parameters": 3 * GIB, "activations": 5 * GIB}})
-    app.tabs.open(written.path)
+    open_run(app, written.path)
     rank = ProcessUse(7, "python", 10 * GIB)
     app.session.gpus.take(device_lines.processes({uuid: [rank]}, run=str(written.path)))
     redraw(page)
@@ -278,7 +279,7 @@ def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbo
     written.begin(devices=device_infos(3))
     kinds = {"parameters": 10 * MIB}
     written.memory(0, 5, {0: kinds | {"gathered": 70 * MIB, "optimizer": 20 * MIB}, 1: kinds, 2: kinds})
-    app.tabs.open(written.path)
+    open_run(app, written.path)
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     qtbot.waitUntil(lambda: bool(view.rows), timeout=10_000)
@@ -287,6 +288,7 @@ def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbo
     (button,) = [button for button in row.buttons if button.text() == "Use DDP"]
     assert isinstance(button, QPushButton)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    app.session.disk.settle()
     assert app.session.draft.value(("strategy", "use")) == "ddp" and app.session.draft.config is not None
     written.lose()
     app.window.editor.close_page(f"run:{written.path}")

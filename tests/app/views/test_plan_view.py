@@ -16,7 +16,9 @@ from rankdeck.base.errors import Problem
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
 from rankdeck_app.composition import App
 from rankdeck_app.settings import Settings
+from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan
+from rankdeck_app.state.runs import Runs
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.plan import plan_figures
@@ -40,7 +42,8 @@ def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def page(qtbot: QtBot, world: PlanWorld, tmp_path: Path) -> Iterator[PlanPage]:
     elsewhere = DraftPlan(world.draft, world.planner, world.parent)
     settings = Settings(tmp_path / "settings.toml")
-    page = PlanPage(Theme(), world.draft, world.plan, elsewhere, settings)
+    raced = DraftRace(world.draft, Runs(tmp_path / "runs", world.parent), world.parent)
+    page = PlanPage(Theme(), world.draft, world.plan, elsewhere, raced, settings)
     qtbot.addWidget(page)
     page.resize(1091, 601)
     yield page
@@ -274,7 +277,7 @@ def test_bars_can_be_fitted_to_the_data_and_the_axis_says_so(
     qtbot.mouseClick(page.fit_button, Qt.MouseButton.LeftButton)
     assert page.table.itemDelegate().scale == fitted  # type: ignore[attr-defined]
     page.grab()
-    again = PlanPage(Theme(), world.draft, world.plan, world.plan, page.settings)
+    again = PlanPage(Theme(), world.draft, world.plan, world.plan, page._raced, page.settings)
     qtbot.addWidget(again)
     again.show()
     assert again.fit_button.isChecked(), "it is remembered"

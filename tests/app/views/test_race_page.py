@@ -16,9 +16,11 @@ from rankdeck.base.errors import Problem
 from rankdeck.run.race import RUNNING, WAITING, LeftOut, Race
 from rankdeck_app.composition import App
 from rankdeck_app.state.race import RaceSeen
+from rankdeck_app.views.plan.page import PlanPage
 from rankdeck_app.views.race import race_figures
 from rankdeck_app.views.race.page import RacePage
 from rankdeck_app.views.race.row_delegate import RaceColumns
+from tests.helpers.app_window import open_run
 from tests.helpers.told_race import WrittenRace, entry, judged, off
 
 WAIT_MS = 10_000
@@ -90,7 +92,7 @@ def test_losses_are_told_in_words_and_what_differs_says_why(
     assert any("not those of single" in said for said in race_figures.notes(race)) is (words == "differ")
 
 
-@pytest.mark.parametrize("width", [660, 699, 700, 899, 900, 1300, 2000])
+@pytest.mark.parametrize("width", [230, 300, 439, 519, 560, 619, 660, 699, 700, 899, 900, 1300, 2000])
 def test_columns_stand_beside_each_other_at_every_width(width: int) -> None:
     columns = RaceColumns(width)
     parts = [
@@ -116,7 +118,7 @@ def written(tmp_path: Path) -> Iterator[WrittenRace]:
 
 
 def opened(qtbot: QtBot, app: App, written: WrittenRace) -> RacePage:
-    app.races.open(written.folder.path)
+    open_run(app, written.folder.path)
     page = app.window.editor.active_page()
     assert isinstance(page, RacePage)
     qtbot.waitUntil(lambda: bool(page.table.rows.figures), timeout=WAIT_MS)
@@ -157,6 +159,7 @@ def test_enter_opens_the_run_of_an_entry_and_one_that_has_none_is_said(
     assert app.window.editor.active_page() is page
     qtbot.keyClick(page.table, Qt.Key.Key_Up)
     qtbot.keyClick(page.table, Qt.Key.Key_Return)
+    app.session.disk.settle()
     active = app.window.editor.active_page()
     assert active is not None and active.page_id == f"run:{run}"
 
@@ -182,3 +185,22 @@ def test_a_race_is_asked_for_by_command_and_what_stands_in_its_way_is_said(
     app.races.race_draft()
     (toast,) = app.window.toasts.all_shown
     assert not asked and "The race did not start" in toast.accessibleName() + toast.accessibleDescription()
+
+
+def test_a_race_of_the_folder_is_beside_the_plan_of_the_app(
+    qtbot: QtBot, app: App, written: WrittenRace
+) -> None:
+    config = app.session.draft.config
+    assert config is not None
+    written.folder.asked.write_text(config.to_toml())
+    written.write(entry(1, "single", 0.3), kind="virtual", outcome="completed")
+    app.actions.show_plan()
+    raced = app.session.raced
+    qtbot.waitUntil(lambda: raced.race is not None, timeout=WAIT_MS)
+    page = app.window.editor.page("plan:")
+    assert isinstance(page, PlanPage)
+    qtbot.waitUntil(lambda: "in rehearsal" in page.race_words.text(), timeout=WAIT_MS)
+    assert not page.winner_button.isVisible()
+    page._open_race()
+    active = app.window.editor.active_page()
+    assert active is not None and active.page_id == f"race:{written.folder.path}"

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QPushButton
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App, alive_in_words
-from tests.helpers.app_window import settle, wait_for
+from tests.helpers.app_window import open_run, settle, wait_for
 from tests.helpers.written_run import WrittenRun
 
 MakeApp = Callable[[], App]
@@ -50,7 +50,7 @@ def closed_with(make_app: MakeApp, *runs: WrittenRun) -> None:
     """A session that ends with tabs of these runs, the welcome page in front."""
     app = make_app()
     for run in runs:
-        app.tabs.open(run.path)
+        open_run(app, run.path)
     app.window.commands.run("welcome.show")
     app.window.close()
 
@@ -103,7 +103,7 @@ def test_problems_and_marks_of_tabs_are_back_without_a_click(make_app: MakeApp, 
     wait_for(lambda: marks(app).get("alive") == "rankdeck.rest", 5, "the mark of the living")
     alive.end("completed")
     wait_for(lambda: marks(app).get("alive") == "rankdeck.ok", 5, "its end")
-    app.tabs.open(bad.path)
+    open_run(app, bad.path)
     assert app.session.problems.num_errors == 1
     app.window.editor.close_page(f"run:{bad.path}")
     settle()
@@ -125,7 +125,7 @@ def test_a_closed_tab_that_nobody_saw_takes_its_problems_along(make_app: MakeApp
 def test_the_marks_of_before_stand_before_anything_is_read(make_app: MakeApp, make_run: MakeRun) -> None:
     bad = failed(make_run("bad"))
     first = make_app()
-    first.tabs.open(bad.path)
+    open_run(first, bad.path)
     wait_for(lambda: marks(first).get("bad") == "errorForeground", 5, "the mark")
     first.window.commands.run("welcome.show")
     first.window.close()

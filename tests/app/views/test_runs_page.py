@@ -18,6 +18,8 @@ from rankdeck_app.controllers.run_acts import RUN_ACTS
 from rankdeck_app.views.run_note import RunNote
 from rankdeck_app.views.runs import RunsView
 from rankdeck_app.views.runs_page import RunsPage
+from tests.helpers.app_window import open_run
+from tests.helpers.told_race import WrittenRace, entry
 from tests.helpers.written_run import WrittenRun, device_infos
 
 NAMES = ("one", "two", "three", "four")
@@ -196,7 +198,7 @@ def test_runs_are_deleted_with_their_tabs_and_come_back(
     qtbot: QtBot, page: RunsPage, runs: dict[str, WrittenRun], tmp_path: Path
 ) -> None:
     app = app_of(page)
-    app.tabs.open(runs["two"].path)
+    open_run(app, runs["two"].path)
     app.window.editor.open("runs:")
     choose(qtbot, page, "two", "three")
     qtbot.keyClick(page.table, Qt.Key.Key_Delete)
@@ -207,6 +209,52 @@ def test_runs_are_deleted_with_their_tabs_and_come_back(
     assert toast.notice.text == "2 runs are in the trash."
     toast.findChildren(QPushButton)[0].click()
     qtbot.waitUntil(lambda: len(titles(page)) == 4, timeout=10_000)
+
+
+def test_a_race_is_one_row_that_is_opened_labelled_thrown_away_and_brought_back(
+    qtbot: QtBot, make_app: Callable[[], App], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    raced = WrittenRace(Path(os.environ["RANKDECK_RUNS"]))
+    raced.write(entry(1, "single", 0.3), entry(2, "ddp", 0.1), outcome="completed", ended=1.0)
+    path = raced.folder.path
+    page = open_page(qtbot, make_app(), 1)
+    app = app_of(page)
+    choose(qtbot, page, "Race · GPT · 2")
+    menu = app.lists.acts.menu(page.selected_runs(), page)
+    offered = {action.text().split("\t")[0] for action in menu.actions()}
+    menu.deleteLater()
+    assert {"Open", "Rename", "Archive", "Delete", "Rerun with Changes"} <= offered
+    assert not {"Run Again", "Resume", "Stop"} & offered
+    qtbot.keyClick(page.table, Qt.Key.Key_Right)
+    assert titles(page) == ["Race · GPT · 2", "single", "ddp"]
+    app.lists.acts.choose([page.model.rows[1], page.model.rows[2]])  # type: ignore[list-item]
+    assert app.window.context.get("runsComparable") and not app.window.context.get("runsCan.trash")
+    app.lists.keeping.rename(path, "Which one")
+    qtbot.waitUntil(lambda: titles(page)[0] == "Which one", timeout=5000)
+    view = app.window.show_activity("runs")
+    assert isinstance(view, RunsView) and view.proxy.rowCount() == 1
+    view.list.setCurrentIndex(view.proxy.index(0, 0))
+    qtbot.keyClick(view.list, Qt.Key.Key_Right)
+    assert view.proxy.rowCount() == 3
+    open_run(app, path)
+    opened = app.window.editor.active_page()
+    assert opened is not None and opened.page_id == f"race:{path}"
+    qtbot.waitUntil(lambda: opened.title == "Which one", timeout=5000)
+    infos = [info for info in app.session.runs.infos if info.race is not None]
+    app.lists.keeping.trash(infos)
+    said = app.window.toasts.history
+    qtbot.waitUntil(lambda: any("is running" in notice.text for notice in said), timeout=5000)
+    assert path.is_dir()
+    raced.lose()
+    app.lists.keeping.trash(infos)
+    qtbot.waitUntil(lambda: not app.session.runs.infos, timeout=10_000)
+    assert not path.exists() and app.window.editor.page(f"race:{path}") is None
+    (toast,) = [one for one in app.window.toasts.all_shown if "trash" in one.notice.text]
+    toast.findChildren(QPushButton)[0].click()
+    qtbot.waitUntil(lambda: len(app.session.runs.infos) == 1, timeout=10_000)
+    assert (path / "race.json").is_file() and (path / "entries").is_dir()
 
 
 def test_a_run_that_goes_on_is_not_deleted(qtbot: QtBot, make_app: Callable[[], App]) -> None:

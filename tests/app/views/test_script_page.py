@@ -105,25 +105,26 @@ def test_a_script_that_tells_everything_fills_every_card(
     write_all(run)
     page = opened(run, size)
     known = set(page.cards) - {"lr", "norm"}  # hidden until somebody asks for them
-    qtbot.waitUntil(lambda: shown(page) == known and len(page._metrics.figure.curves) == 1)
+    qtbot.waitUntil(lambda: shown(page) == known and len(page._logged.curves.figure.curves) == 1)
     assert page.title == "train.py"
     assert {"Step": "40", "Loader wait": "10.0%"}.items() <= stats(page).items()
     assert not {"ETA", "Held-out loss"} & set(stats(page)), "nobody knows where it ends"
     assert [bar.total_bytes for bar in page._bars.figure.bars] == [80 * MIB] * 2
     assert page.cards["bars"].source == events.OWNERS_SEEN
     assert page._heat.figure.labels == ["CPU 0", "CPU 1"] and page._heat.figure.values == [0.5, 0.5]
-    (curve,) = page._metrics.figure.curves
+    (curve,) = page._logged.curves.figure.curves
     assert (curve.name, curve.last, curve.step) == ("accuracy", 0.9, 30)
-    assert "accuracy 0.9" in page._metrics.accessibleDescription()
-    assert "step 30: 0.9" in page._metrics.tooltip_at(page._metrics.box_of(0).right() - 1, 30)
-    qtbot.mouseClick(page._metrics, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
-    assert page.cards["loss"].title == "accuracy" and page._loss._series[0] is not page.run.losses
-    qtbot.keyClick(page._metrics, Qt.Key.Key_Escape)
-    assert page.cards["loss"].title == "Training loss" and page._loss._series[0] is page.run.losses
+    assert "accuracy 0.9" in page._logged.curves.accessibleDescription()
+    assert "step 30: 0.9" in page._logged.curves.tooltip_at(page._logged.curves.box_of(0).right() - 1, 30)
+    qtbot.mouseClick(page._logged.curves, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
+    loss = page.cards["loss"]
+    assert loss.title == "accuracy" and loss.body._series[0] is not page.run.losses
+    qtbot.keyClick(page._logged.curves, Qt.Key.Key_Escape)
+    assert loss.title == "Training loss" and loss.body._series[0] is page.run.losses
     words = page._facts.accessibleDescription()
     for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
         assert word in words
-    qtbot.waitUntil(lambda: page._rate._series[0] is page.run.rates)
+    qtbot.waitUntil(lambda: page.cards["rate"].body._series[0] is page.run.rates)
     boxes = [page.cards[name].geometry() for name in known]
     for index, box in enumerate(boxes):
         assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])
@@ -137,12 +138,12 @@ def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
     run, commands = make(), list[str]()
     run.launch()
     page = opened(run, commands=commands)
-    qtbot.waitUntil(lambda: page._loss.awaited == "waiting for the first optimizer step")
+    qtbot.waitUntil(lambda: page.cards["loss"].body.awaited == "waiting for the first optimizer step")
     assert shown(page) == {"loss", "rate"} and page._banner.isVisible()
     qtbot.waitUntil(lambda: [action.command for action in page.tab_actions()] == ["run.stop"])
     run.finish(3, reason="train.py exited with 3")
     qtbot.waitUntil(lambda: bool(page._banner.buttons))
-    assert page._loss.awaited == "no optimizer step was seen" and shown(page) == {"loss"}
+    assert page.cards["loss"].body.awaited == "no optimizer step was seen" and shown(page) == {"loss"}
     assert stats(page)["Exit status"] == "3" and "Step" not in stats(page)
     assert [action.command for action in page.tab_actions()] == ["run.again", "run.compare"]
     page._banner.buttons[0].click()
@@ -155,14 +156,14 @@ def test_what_is_not_observed_says_so(
     blind = make(observe="none")
     blind.launch()
     page = opened(blind)
-    qtbot.waitUntil(lambda: page._loss.awaited == "not observed: it runs with --observe none")
+    qtbot.waitUntil(lambda: page.cards["loss"].body.awaited == "not observed: it runs with --observe none")
     assert not page._banner.isVisible() and set(stats(page)) == {"Elapsed"}
     half = make()
     half.launch()
     half.see(parts={"loss": "AttributeError: no backward"})
     half.step(0, 1, [None] * 5)
     page = opened(half)
-    qtbot.waitUntil(lambda: page._loss.awaited == "not observed: AttributeError: no backward")
+    qtbot.waitUntil(lambda: page.cards["loss"].body.awaited == "not observed: AttributeError: no backward")
     assert "not observed: loss" in page._facts.accessibleDescription()
     assert stats(page)["Step"] == "5" and "Samples/s" not in stats(page)
     assert page.cards["rate"].subtitle == "steps/s"

@@ -14,6 +14,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.composition import App
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.runs import RunsView
+from tests.helpers.app_window import open_run
 from tests.helpers.own_scripts import environment, project
 from tests.helpers.written_script import WrittenScript
 
@@ -103,7 +104,7 @@ def test_entries_fill_the_form_and_have_commands_while_they_are_there(qtbot: QtB
 def test_the_interpreter_stands_in_the_status_bar_and_is_picked_from_a_list(
     qtbot: QtBot, opened: App, tmp_path: Path
 ) -> None:
-    item = opened.window.status.item("python")
+    item, disk = opened.window.status.item("python"), opened.session.disk
     assert item.text() == "Python 3.10.4 ('.venv')" and "torch 2.4.1" in item.toolTip()
     other = environment(tmp_path / "workspace" / "other", "3.12.1", None)
     qtbot.mouseClick(item, Qt.MouseButton.LeftButton)
@@ -111,13 +112,16 @@ def test_the_interpreter_stands_in_the_status_bar_and_is_picked_from_a_list(
     box = opened.window.palette_box
     box.input.setText("3.12.1 other")
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
+    disk.settle()
     assert item.text() == "Python 3.12.1 ('other')"
     view = launch_view(opened)
     opened.session.script.choose(True)
     assert "No torch" in view.script.python_line.problem_label.text()
     opened.picker._enter("nowhere/at/all")
+    disk.settle()
     assert "nowhere/at/all" in opened.window.toasts.history[-1].text
     opened.picker._enter(str(other.parent.parent.parent / ".venv"))
+    disk.settle()
     assert item.text() == "Python 3.10.4 ('.venv')"
     assert opened.session.scripts.is_chosen
     opened.window.commands.run("python.select")
@@ -135,6 +139,7 @@ def test_a_dropped_script_is_in_the_form_and_other_files_are_refused_in_words(op
             QDropEvent(at, copy, data, left, none),
         ):
             QApplication.sendEvent(opened.window, event)
+        opened.session.disk.settle()
 
     folder = opened.session.workspace.folder
     drop(folder / "models" / "large.py")
@@ -169,9 +174,10 @@ def test_a_run_of_a_script_can_be_run_again_and_used_but_not_resumed(qtbot: QtBo
     texts = [action.text() for action in view.build_menu(info).actions()]
     assert "Run Again" in texts and not {"Resume", "Save Checkpoint Now"} & set(texts)
     opened.actions.use_configuration(written.path)
+    opened.session.disk.settle()
     form = opened.session.script.form
     assert form.run == "train.py" and form.arguments == "--lr 'two words'" and form.ranks == 3
-    opened.tabs.open(written.path)
+    open_run(opened, written.path)
     qtbot.waitUntil(lambda: opened.window.commands.enabled("run.again"), timeout=10_000)
     assert not opened.window.commands.enabled("run.resume")
     page = opened.window.editor.active_page()

@@ -52,7 +52,7 @@ class ComparePage(Page):
     ) -> None:
         super().__init__(page_id, title="Compare", icon="git-compare")
         self._acts = acts
-        self.comparing = Comparing()
+        self.comparing = Comparing(is_known=lambda path: bool(acts["is_known"](path)))
         self._known: list[RunAt] = []
         self.chips = ChipRow(
             theme,
@@ -107,8 +107,7 @@ class ComparePage(Page):
         return lambda: of(self.comparing.comparison)
 
     def _scroll(self) -> QScrollArea:
-        area = scrolled(self._body)
-        area.setAccessibleName("Comparison")
+        area = scrolled(self._body, "Comparison")
         area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # arrow keys scroll
         return area
 

@@ -54,6 +54,15 @@ class _RecentDelegate(ListRowDelegate):
         paint_text(painter, room, second, ink("descriptionForeground"), 11, elide=_PLAIN)
 
 
+class _Comparable(QSortFilterProxyModel):
+    """The runs that are looked for, without races and their entries."""
+
+    def filterAcceptsRow(self, row: int, parent: Index) -> bool:
+        info = self.sourceModel().index(row, 0).data(RunsModel.InfoRole)
+        is_run = info.race is None and info.entry_of is None
+        return is_run and super().filterAcceptsRow(row, parent)
+
+
 class CompareView(SideBarView):
     """`acts`: add a run, open (a list of runs), pick. `comparing` of what is on show is given to `follow`."""
 
@@ -89,7 +98,7 @@ class CompareView(SideBarView):
         self.chosen, self.recents = QListWidget(), QListWidget()
         self.filter = QLineEdit(placeholderText="Name, strategy or outcome", clearButtonEnabled=True)
         self.filter.setAccessibleName("Find runs to compare")
-        self.proxy = QSortFilterProxyModel(self)
+        self.proxy = _Comparable(self)
         self.proxy.setSourceModel(self._runs.model)
         self.proxy.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
         self.filter.textChanged.connect(self.proxy.setFilterFixedString)
@@ -99,7 +108,7 @@ class CompareView(SideBarView):
         self.found.setUniformItemSizes(True)
         lists: Sequence[tuple[QListView, str, ListRowDelegate]] = (
             (self.chosen, "Compared runs", _ChosenDelegate(theme, self.chosen, _CHOSEN_HEIGHT)),
-            (self.found, "Runs to add", RunDelegate(theme, self.found)),
+            (self.found, "Runs to add", RunDelegate(theme, self.found, ())),
             (self.recents, "Recent comparisons", _RecentDelegate(theme, self.recents, _RECENT_HEIGHT)),
         )
         for one, name, delegate in lists:

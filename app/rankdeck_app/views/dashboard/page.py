@@ -5,24 +5,30 @@ Read run_tab.py first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from PySide6.QtWidgets import QWidget
+
+from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
 from rankdeck_app.shell.page import PageAction
+from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
-from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard.logged_card import LoggedCard
+from rankdeck_app.views.dashboard.run_tab import Curves, RunTab
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
-from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.curve_plot import LOSS_WORDS, CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.stat_strip import Stat
 from rankdeck_app.widgets.vram_bars import VramBars
-from rankdeck_app.widgets.zoom_plot import ZoomPlot
+
+RunRows = Callable[[RunAnswers], Iterable[Sequence[object]]]
 
 
 class RunPage(RunTab):
@@ -30,49 +36,47 @@ class RunPage(RunTab):
 
     def _make_cards(self, theme: Theme) -> ArrangedGrid:
         """Every chart in its card, and the cards in their grid."""
-        run = self.run
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._anatomy = StepAnatomyChart(theme)
-        self._band = BandChart(theme, "Memory over time")
-        along = run.along
-        self._loss = CurvePlot(
-            theme, run.losses, run.loss_ema, run.held_out, name="Training loss", along=along
-        )
-        self._lr, self._norm = (
-            CurvePlot(theme, curve, curve, name=name, words=(word, "", ""), digits=5, along=along)
-            for curve, name, word in (
-                (run.fold.lrs, "Learning rate", "lr"),
-                (run.fold.grad_norms, "Gradient norm", "norm"),
-            )
-        )
-        self._norm.awaited = "no gradient was clipped: train.clip_norm tells their norms"
-        self._rate = CurvePlot(
-            theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
-            digits=0, along=along,
-        )  # fmt: skip
-        self.cards = {
-            name: ChartCard(title, theme, body, partial(rows, run))
-            for name, title, body, rows in (
-                ("bars", "VRAM per device", self._bars, run_figures.bars_rows),
-                ("anatomy", "Step anatomy", self._anatomy, run_figures.anatomy_rows),
-                ("heat", "Utilisation", self._heat, run_figures.heat_rows),
-                ("band", "VRAM over time", self._band, run_figures.band_rows),
-                ("loss", "Training loss", self._loss, run_figures.loss_rows),
-                ("rate", "Throughput", self._rate, run_figures.rate_rows),
-                ("lr", "Learning rate", self._lr, run_figures.lr_rows),
-                ("norm", "Gradient norm", self._norm, run_figures.norm_rows),
-            )
+        make = partial(partial, self._make_curve, theme)
+        bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget], RunRows]] = {
+            "bars": ("VRAM per device", self._bars, run_figures.bars_rows),
+            "anatomy": ("Step anatomy", self._anatomy, run_figures.anatomy_rows),
+            "heat": ("Utilisation", self._heat, run_figures.heat_rows),
+            "band": ("VRAM over time", lambda: BandChart(theme, "Memory over time"), run_figures.band_rows),
+            "loss": ("Training loss", make("loss"), run_figures.loss_rows),
+            "rate": (
+                "Throughput",
+                make("rate", words=("now", "smoothed", ""), from_zero=True, digits=0),
+                run_figures.rate_rows,
+            ),
+            "lr": ("Learning rate", make("lr", words=("lr", "", ""), digits=5), run_figures.lr_rows),
+            "norm": ("Gradient norm", make("norm", words=("norm", "", ""), digits=5), run_figures.norm_rows),
         }
+        for name, (title, body, rows) in bodies.items():
+            self.cards[name] = ChartCard(title, theme, body, partial(self._rows, rows))
+        self.cards["metrics"] = self._logged = LoggedCard(
+            "Logged by the model", theme, lambda: self.shown, self.cards["loss"], self._show_loss
+        )
         return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr", "norm"))
 
-    def _plots(self) -> Sequence[ZoomPlot]:
-        return (self._band, self._loss, self._rate, self._lr, self._norm)
+    def _rows(self, rows: RunRows) -> Iterable[Sequence[object]]:
+        return rows(self.shown)
+
+    def _curves(self, run: RunAnswers) -> Mapping[str, Curves]:
+        lrs, norms = run.fold.lrs, run.fold.grad_norms
+        return {
+            "loss": (run.losses, run.loss_ema, run.held_out),
+            "rate": (run.rates, run.rate_ema, None),
+            "lr": (lrs, lrs, None),
+            "norm": (norms, norms, None),
+        }
 
     def _stats(self) -> tuple[Stat, ...]:
-        return run_figures.stats(self.run)
+        return run_figures.stats(self.shown)
 
     def _headline(self) -> tuple[str, str, str] | None:
-        return run_figures.headline(self.run)
+        return run_figures.headline(self.shown)
 
     def _live_actions(self) -> list[PageAction]:
         save = PageAction("save", "Save a checkpoint now", "run.checkpoint")
@@ -82,10 +86,14 @@ class RunPage(RunTab):
         resume = PageAction("debug-continue", "Resume", "run.resume")
         again = PageAction("debug-rerun", "Run Again", "run.again")
         compare = PageAction("git-compare", "Compare", "run.compare")
-        return [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
+        actions = [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
+        if any(map(is_out_of_memory, self.run.problems)):
+            # A banner has room for three beside its words.
+            actions = [PageAction("lightbulb", "Why Out of Memory", "run.why"), *actions[:-1]]
+        return actions
 
     def _refresh_cards(self, pending: Changed) -> None:
-        run = self.run
+        run = self.shown
         if pending & (Changed.STATE | Changed.EVALUATION):
             self._show_devices()
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
@@ -96,32 +104,44 @@ class RunPage(RunTab):
             self._anatomy.set_figure(run_figures.anatomy(run))
             self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
-            for plot in (self._loss, self._rate, self._lr, self._norm):
-                plot.set_last_step(run.steps)
-                plot.request_draw()
+            for name, curves in self._curves(run.charted).items():
+                if isinstance(plot := self._plot(name), CurvePlot):
+                    if name != "loss" or not self._logged.is_large:
+                        plot.set_curves(*curves)
+                    plot.set_last_step(run.steps)
+                    plot.request_draw()
+            if isinstance(norm := self._plot("norm"), CurvePlot):
+                norm.awaited = "no gradient was clipped: train.clip_norm tells their norms"
+        if self._logged.take(pending) or pending & Changed.STATE:
+            self.grid.show_only({name for name in self.cards if name != "metrics" or self._logged.is_filled})
+
+    def _show_loss(self) -> None:
+        """Also after a curve that the model logs stood in its place."""
+        run, card = self.shown, self.cards["loss"]
+        held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
+        card.set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
+        if isinstance(plot := card.made_body, CurvePlot):
+            plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)
 
     def _show_memory(self, pending: Changed) -> None:
-        run = self.run
-        bars, band = run_figures.bars(run), run_figures.band(run)
+        run = self.shown
+        bars = run_figures.bars(run)
         if pending & (Changed.MEMORY | Changed.STATE):
             self._bars.set_figure(bars)
         self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
-        self._band.set_figure(band)
-        self.cards["band"].set_subtitle(*run_figures.band_subtitle(run))
+        self._show_band()
 
     def _show_heat(self) -> None:
-        """Of the time that memory is shown of, also where a person zooms there."""
-        seen = None if self._band.follows else self._band.visible_x()
-        self._heat.set_figure(run_figures.heat(self.run, seen))
-        what = "thread busy" if self.run.is_rehearsal else "% SM"
-        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.run, what))
+        self._heat.set_figure(run_figures.heat(self.shown, self._seen_moments()))
+        what = "thread busy" if self.shown.is_rehearsal else "% SM"
+        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.shown, what))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""
-        run = self.run
+        run = self.shown
         of_memory, of_others = run_figures.sources(run)
         for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
-        held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
-        self.cards["loss"].set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
+        if not self._logged.is_large:
+            self._show_loss()
         self.cards["rate"].set_subtitle(*run_figures.rate_subtitle(run))

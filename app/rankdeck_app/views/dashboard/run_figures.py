@@ -6,7 +6,6 @@ Everything that is not known yet becomes a dash or an empty row here, never a ze
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +17,7 @@ from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.left_out import left_out_in_words, training_data
 from rankdeck.run.problems import failed_problem, lost_problem
-from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart import UNKNOWN
@@ -26,7 +25,7 @@ from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.time_words import age_words
-from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
+from rankdeck_app.widgets.vram_bars import PREDICTED, BarsFigure, DeviceBar, prediction_text
 
 REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
 REHEARSAL = "CPU rehearsal"
@@ -39,7 +38,7 @@ Moments = tuple[float, float]
 """From and to, in seconds since the start of the run."""
 
 
-def stats(run: LiveRun) -> tuple[Stat, ...]:
+def stats(run: RunAnswers) -> tuple[Stat, ...]:
     """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
@@ -56,18 +55,18 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     )
 
 
-def loss_stat(run: LiveRun) -> Stat:
+def loss_stat(run: RunAnswers) -> Stat:
     text = UNKNOWN if run.loss is None else format_loss(run.loss)
     is_lost = run.loss is not None and not math.isfinite(run.loss)
     return Stat("Loss (EMA)", text, text if is_lost else "88.8888", is_hot=is_lost)
 
 
-def rate_subtitle(run: LiveRun) -> tuple[str, str]:
+def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
     left_out = left_out_in_words(**training_data(run.fold) or {})
     return f"samples/s{left_out and f'; {left_out}'}", "samples/s"
 
 
-def _outlook(run: LiveRun) -> Stat:
+def _outlook(run: RunAnswers) -> Stat:
     evaluation = run.evaluation
     if not run.is_over or evaluation is None:
         return Stat("ETA", UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
@@ -78,7 +77,7 @@ def _outlook(run: LiveRun) -> Stat:
     return Stat("Held-out loss, accuracy", accuracy, "88.8888  88.8%", short="Held-out, accuracy")
 
 
-def _balance(run: LiveRun) -> Stat:
+def _balance(run: RunAnswers) -> Stat:
     """The lead device against the median of the others; alone, a device shows its peak."""
     if len(run.devices) == 1:
         total_bytes = run.total_bytes_of(run.devices[0])
@@ -89,24 +88,33 @@ def _balance(run: LiveRun) -> Stat:
     return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])
 
 
-def bars(run: LiveRun) -> BarsFigure:
+def bars(run: RunAnswers) -> BarsFigure:
     labels = SCRIPT_KIND_LABELS if run.is_script else KIND_LABELS
     found = tuple(_bar(run, device) for device in run.devices)
-    return BarsFigure(found, run.imbalance, run.capacity_bytes, labels)
+    has_ghosts = any(bar.ghost_bytes is not None for bar in found)
+    ghost = f"with {run.cured.words}, {PREDICTED}" if run.cured is not None and has_ghosts else ""
+    return BarsFigure(found, run.imbalance, run.capacity_bytes, labels, ghost)
 
 
-def _bar(run: LiveRun, device: DeviceFigures) -> DeviceBar:
-    memory, predicted, label = run.memory_of(device), run.predicted_bytes_of(device), run.label_of(device)
+def _bar(run: RunAnswers, device: DeviceFigures) -> DeviceBar:
+    memory, label = run.memory_of(device), run.label_of(device)
+    predicted, ghost = run.predicted_bytes_of(device), run.cured_bytes_of(device)
     if memory is None:
-        return DeviceBar(label, device.used_bytes, note="in use now", predicted_bytes=predicted)
+        return DeviceBar(
+            label, device.used_bytes, note="in use now", predicted_bytes=predicted, ghost_bytes=ghost
+        )
     note = f"live at the end of the step: {format_bytes(memory.live_bytes)}"
     if memory.reserved_bytes is not None:
         note += f"<br>reserved: {format_bytes(memory.reserved_bytes)}"
-    return DeviceBar(label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted)
+    return DeviceBar(
+        label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted, ghost_bytes=ghost
+    )
 
 
-def bars_subtitle(run: LiveRun, figure: BarsFigure) -> tuple[str, ...]:
+def bars_subtitle(run: RunAnswers, figure: BarsFigure) -> tuple[str, ...]:
     """Which moment the bars show, of how much, and what was predicted; in ever fewer words."""
+    if run.cured is not None:
+        return run.cured.in_words(max((bar.ghost_bytes or 0 for bar in figure.bars), default=0))
     if not figure.largest_bytes:
         return ("",)
     of = "" if run.capacity_bytes is None else f", of {format_bytes(run.capacity_bytes, 0)}"
@@ -122,7 +130,7 @@ def _aged(words: Sequence[str], age: str) -> tuple[str, ...]:
     return *(f"{text}; sampled {age}" for text in words), *(f"{text}, {age}" for text in words), *words
 
 
-def _moment(run: LiveRun) -> str:
+def _moment(run: RunAnswers) -> str:
     if all(run.memory_of(device) is None for device in run.devices):
         return "in use now"
     step = format_count(max(device.memory_step or 0 for device in run.devices))
@@ -142,27 +150,32 @@ def _beside(figure: BarsFigure) -> str:
     return f"; {prediction_text(fullest.total_bytes, fullest.predicted_bytes)}"
 
 
-def moments(run: LiveRun) -> Moments:
-    """What every chart over time shows: the last minute, now at its right; once the run is over all of it.
+def moments(run: RunAnswers) -> Moments:
+    """What every chart over time shows: the last minute, now at its right; all of the run once it is over, or
+    while somebody looks back.
 
     It moves once a second: an axis that is laid out anew in every frame costs more than its curves.
     """
+    if _shows_all(run):
+        return 0.0, max(1.0, run.whole_s or 0.0)
     now_s = run.elapsed_s or 0.0
-    if run.is_over:
-        return 0.0, max(1.0, now_s)
     return math.ceil(now_s) - _SPAN_S, float(math.ceil(now_s))
 
 
-def memory_age(run: LiveRun) -> str:
+def _shows_all(run: RunAnswers) -> bool:
+    return run.is_over or run.looked_back_at is not None
+
+
+def memory_age(run: RunAnswers) -> str:
     """How old the newest known memory of any device is, while the run lives."""
     last = [device.memory_history.last_x for device in run.devices]
     known = [at for at in last if at is not None]
     return "" if not known or run.is_over else age_words((run.elapsed_s or 0.0) - max(known))
 
 
-def band(run: LiveRun) -> BandFigure:
+def band(run: RunAnswers) -> BandFigure:
     """Memory over time."""
-    histories = [device.memory_history for device in run.devices]
+    charted = run.charted
     limits = []
     if run.capacity_bytes is not None:
         limits.append(MemoryLimit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
@@ -172,31 +185,33 @@ def band(run: LiveRun) -> BandFigure:
         short = f"predicted {format_bytes(predicted_bytes, 0)}"
         limits.append(MemoryLimit(name, predicted_bytes, is_hard=False, short=short))
     return BandFigure(
-        labels=[run.label_of(device) for device in run.devices],
-        histories=histories,
+        labels=[run.label_of(device) for device in charted.devices],
+        histories=[device.memory_history for device in charted.devices],
         lead=lead_of(run.imbalance),
         limits=tuple(limits),
         x_range=moments(run),
-        is_live=not run.is_over,
+        is_live=not _shows_all(run),
     )
 
 
-def _predicted_peak(run: LiveRun) -> int | None:
+def _predicted_peak(run: RunAnswers) -> int | None:
     """Of the fullest device, in what the history is of: the driver's readings or sampled steps."""
     known = [run.predicted_bytes_of(device, as_read=bool(len(device.used_history))) for device in run.devices]
     return max((value for value in known if value is not None), default=None)
 
 
-def band_subtitle(run: LiveRun) -> tuple[str, ...]:
+def band_subtitle(run: RunAnswers) -> tuple[str, ...]:
     if not any(len(device.memory_history) for device in run.devices):
         return ("",)
     if run.is_over:
         return ("whole run",)
     age = memory_age(run)
+    if run.looked_back_at is not None:
+        return f"whole run; sampled {age}", f"sampled {age}", age
     return f"last {_SPAN_S:.0f} s; sampled {age}", f"sampled {age}", age
 
 
-def heat(run: LiveRun, seen: Moments | None = None) -> HeatFigure:
+def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
     """Utilisation over the same time as memory; `seen` is what a person chose there."""
     histories = [device.utilisation_history for device in run.devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
@@ -204,19 +219,20 @@ def heat(run: LiveRun, seen: Moments | None = None) -> HeatFigure:
     if newest is None:
         return HeatFigure(labels, None, [None] * len(labels))
     readings = [
-        (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.devices
+        (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.charted.devices
     ]
     x0, x1 = seen or moments(run)
     column_s = (x1 - x0) / _HEAT_COLUMNS
     readings = [(history, max(reach_s, 2.5 * column_s)) for history, reach_s in readings]
     shares = shares_of(readings, x1, x1 - x0, column_s)
     values = [_value_now(device, newest) for device in run.devices]
-    began_s = x0 if seen is not None or run.is_over else None
-    return HeatFigure(labels, shares, values, x1 - x0, lead_of(run.imbalance), began_s)
+    began_s = x0 if seen is not None or _shows_all(run) else None
+    lead, at_s = lead_of(run.imbalance), run.looked_back_at
+    return HeatFigure(labels, shares, values, x1 - x0, lead, began_s, at_s)
 
 
-def heat_subtitle(run: LiveRun, what: str) -> tuple[str, str]:
-    return f"{what}, {'whole run' if run.is_over else f'last {_SPAN_S:.0f} s'}", what
+def heat_subtitle(run: RunAnswers, what: str) -> tuple[str, str]:
+    return f"{what}, {'whole run' if _shows_all(run) else f'last {_SPAN_S:.0f} s'}", what
 
 
 def _value_now(device: DeviceFigures, newest: float) -> float | None:
@@ -228,7 +244,7 @@ def _value_now(device: DeviceFigures, newest: float) -> float | None:
     return float(np.nanmean(window.high))
 
 
-def anatomy(run: LiveRun) -> AnatomyFigure:
+def anatomy(run: RunAnswers) -> AnatomyFigure:
     """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
     labels = [run.label_of(device) for device in run.devices]
     sampled = run.anatomy
@@ -241,39 +257,39 @@ def anatomy(run: LiveRun) -> AnatomyFigure:
     return AnatomyFigure(rows, start_s, end_s, is_pipeline=sampled.is_pipeline)
 
 
-def _flushes(run: LiveRun) -> bool:
+def _flushes(run: RunAnswers) -> bool:
     return run.bubble is None or bool(run.bubble[1])
 
 
-def anatomy_subtitle(run: LiveRun) -> tuple[str, ...]:
-    """The step and how long it took, or of a pipeline its bubble; and how old that is."""
+def anatomy_subtitle(run: RunAnswers) -> tuple[str, ...]:
+    """The step and how long it took, or of a pipeline the run's bubble; and how old that is."""
     sampled = run.anatomy
     if sampled is None:
         return ("",)
     words = _of_step(run, sampled)
     if run.is_over:
         return words
-    return _aged(words, age_words(time.time() - sampled.began - sampled.seconds))
+    return _aged(words, age_words(run.now - sampled.began - sampled.seconds))
 
 
-def _of_step(run: LiveRun, sampled: StepAnatomy) -> tuple[str, ...]:
+def _of_step(run: RunAnswers, sampled: StepAnatomy) -> tuple[str, ...]:
     seconds = sampled.seconds
     took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-    step = f"step {format_count(sampled.step)}, {took}"
-    bubble = run.bubble
+    step, bubble = f"step {format_count(sampled.step)}", run.bubble
     if bubble is None or bubble[0] is None:
-        return step, f"step {format_count(sampled.step)}"
+        return f"{step}, {took}", step
     measured, theory = bubble
     if theory is None:
-        return f"bubble {measured:.2f} measured", f"bubble {measured:.2f}"
+        return f"{step}, bubble {measured:.2f} measured", f"{step}, bubble {measured:.2f}", step
     return (
-        f"bubble {measured:.2f} measured, {theory:.2f} theory",
-        f"bubble {measured:.2f}, theory {theory:.2f}",
-        f"bubble {measured:.2f}",
+        f"{step}, bubble {measured:.2f} measured, {theory:.2f} theory",
+        f"{step}, bubble {measured:.2f}, theory {theory:.2f}",
+        f"{step}, bubble {measured:.2f}",
+        step,
     )
 
 
-def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def anatomy_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
     sampled = run.anatomy
     for row in () if sampled is None else sampled.rows:
@@ -285,7 +301,7 @@ def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
             yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
 
 
-def headline(run: LiveRun) -> tuple[str, str, str] | None:
+def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     """(tone, message, what next) of the state, or None where the figures say it all.
 
     Tones: info, error.
@@ -309,14 +325,14 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
     return "error", f"{where}{problem.message}", problem.advice or ""
 
 
-def _awaited(run: LiveRun) -> str:
+def _awaited(run: RunAnswers) -> str:
     phase = run.phase()
     if phase is not None:
         return f"{phase[0].upper()}{phase[1:]}"
     return "Waiting for the ranks to report." if run.strategy is not None else "Waiting for the supervisor."
 
 
-def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
+def sources(run: RunAnswers) -> tuple[tuple[str, str], tuple[str, str]]:
     """(text, short text) of what the figures are: for the cards of memory, and for the others."""
     if run.is_script:
         source = run.source or ""
@@ -328,7 +344,7 @@ def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
     return (REHEARSAL_BYTES, REHEARSAL), (simulated if run.is_simulated else (REHEARSAL, REHEARSAL))
 
 
-def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def bars_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     """CSV of the bars, in bytes."""
     figure = bars(run)
     yield ("device", "peak_bytes", *figure.labels, "predicted_bytes")
@@ -337,21 +353,21 @@ def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:
         yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in figure.labels), bar.predicted_bytes)
 
 
-def band_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def band_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("device", "seconds", "bytes")
     for device in run.devices:
         for x, y in zip(*device.memory_history.points(), strict=True):
             yield (run.label_of(device), f"{x:.3f}", round(float(y)))
 
 
-def heat_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def heat_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("device", "seconds", "busy")
     for device in run.devices:
         for x, y in zip(*device.utilisation_history.points(), strict=True):
             yield (run.label_of(device), f"{x:.3f}", f"{y:.4f}")
 
 
-def loss_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def loss_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     """Training losses, then held-out ones: a step has one row for each that it has."""
     yield ("step", "loss", "ema", "held_out")
     for step, loss, average in zip(*run.losses.points(), run.loss_ema.points()[1], strict=True):
@@ -360,19 +376,19 @@ def loss_rows(run: LiveRun) -> Iterator[Sequence[object]]:
         yield (int(step), "", "", f"{loss:.6g}")
 
 
-def lr_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def lr_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("step", "lr")
     for step, lr in zip(*run.fold.lrs.points(), strict=True):
         yield (int(step), f"{lr:.6g}")
 
 
-def norm_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def norm_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("step", "grad_norm")
     for step, norm in zip(*run.fold.grad_norms.points(), strict=True):
         yield (int(step), f"{norm:.6g}")
 
 
-def rate_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def rate_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("step", "samples_per_s", "smoothed")
     for step, rate, smooth in zip(*run.rates.points(), run.rate_ema.points()[1], strict=True):
         yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")

@@ -1,4 +1,5 @@
-"""What every tab of a run is: the strip of figures, the banner, a grid of cards, and what drives them.
+"""What every tab of a run is: the strip of figures, the banner, the summary of its end, a grid of cards, and
+what drives them.
 
 Every frame takes what the reader thread has (at most 4 ms of it), and then repaints only the cards whose
 figures changed, and only while somebody can see them. page.py has the cards of a configured run,
@@ -8,26 +9,37 @@ script_page.py those of a person's own script.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from PySide6.QtGui import QShowEvent
+from PySide6.QtGui import QResizeEvent, QShowEvent
 
 from rankdeck.run.batch import Changed
+from rankdeck.run.series import Curve, Floats
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.card_layouts import SCRIPT, CardLayouts
+from rankdeck_app.state.ended_run import EndedRun
 from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.banner import Banner
+from rankdeck_app.views.dashboard.summary import SummaryPanel
+from rankdeck_app.views.dashboard.time_bar import TimeBar, looking_back
+from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
+from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.layouts import Part, column
 from rankdeck_app.widgets.run_list import OUTCOME_TONES
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 PAGE_KIND = "run"
+Curves = tuple[Curve, Curve, Curve | None]
+"""Raw, their average, and single points."""
 # Figures that change faster cannot be read.
 _STATS_EVERY_S = 0.25
 
@@ -51,7 +63,7 @@ class RunTab(Page):
         closed: Callable[[], object] | None = None,
         layouts: CardLayouts | None = None,
     ) -> None:
-        super().__init__(page_id(run.run.path), title=run.name, icon="pulse")
+        super().__init__(page_id(run.run.path), title=run.title, icon="pulse")
         self.run = run
         self._can_act = run_command is not None
         self._shown_actions: list[PageAction] = []
@@ -60,22 +72,32 @@ class RunTab(Page):
         self._aged_at = 0
         self._known_devices = 0
         self._strip = StatStrip(theme)
-        self._banner = Banner(theme)
+        self._banner, self._summary = Banner(theme), SummaryPanel(theme)
+        self._ended = EndedRun(run, self)
+        self._ended.changed.connect(self._show_summary)
         if run_command is not None:
             self._banner.acted.connect(run_command)
+            self._summary.acted.connect(run_command)
         self.cards: dict[str, ChartCard] = {}
         self.grid = self._make_cards(theme)
+        self.time_bar = TimeBar(run, theme)
         self._layouts, self._layout_kind = layouts, ""
         self.grid.arranged.connect(self._keep_layout)
-        column(*self._parts(theme), on=self, margins=(16, 2, 16, 12), spacing=10)
+        column(*self._parts(theme), on=self, margins=(16, 0, 16, 2), spacing=4)
         for card in self.cards.values():
-            if isinstance(card.body, ZoomPlot):
-                card.body.zoom_changed.connect(partial(self._show_zoom, card, card.body))
+            card.made.connect(partial(self._take_body, card))
         run.changed.connect(self._note)
+        run.time.moved.connect(self._show_moment)
+        run.time.arrived.connect(self._note_all)
         if closed is not None:
             self.destroyed.connect(lambda *_: closed())
         clock.subscribe(self._frame)
         self._refresh()
+
+    @property
+    def shown(self) -> RunAnswers:
+        """The run at the moment that one looks at."""
+        return self.run.shown
 
     # What the kinds of tabs differ in
 
@@ -83,13 +105,23 @@ class RunTab(Page):
         """Every chart in its card, and the cards in their grid."""
         raise NotImplementedError
 
+    def _curves(self, run: RunAnswers) -> Mapping[str, Curves]:
+        """What the plots of curves show of a run, by card."""
+        raise NotImplementedError
+
     def _parts(self, theme: Theme) -> Sequence[Part]:
         """What stands under each other."""
-        return (self._strip, self._banner, (self.grid, 1))
+        return (self._strip, self._banner, self._summary, (self.grid, 1), self.time_bar)
 
-    def _plots(self) -> Sequence[ZoomPlot]:
-        """Those of which one is drawn a frame."""
-        raise NotImplementedError
+    def _plot(self, name: str) -> ZoomPlot | None:
+        """The plot of a card, once it is made."""
+        plot = self.cards[name].made_body
+        return plot if isinstance(plot, ZoomPlot) else None
+
+    @property
+    def _plots(self) -> list[ZoomPlot]:
+        """Those that are made."""
+        return [plot for name in self.cards if (plot := self._plot(name)) is not None]
 
     def _stats(self) -> tuple[Stat, ...]:
         raise NotImplementedError
@@ -126,6 +158,41 @@ class RunTab(Page):
             return []
         return self._ended_actions() if self.run.is_over else self._live_actions()
 
+    def _state_in_words(self) -> tuple[tuple[str, str, str] | None, list[PageAction]]:
+        """What the banner says, and what one can do about it."""
+        if self.run.time.moment is None:
+            return self._headline(), self._banner_actions()
+        back = [PageAction("history", "Back to Now", "time.now")] if self._can_act else []
+        return looking_back(self.run), back
+
+    def _summary_actions(self) -> list[PageAction]:
+        """What can be taken along; and of a completed run, which has no banner, what else can be done."""
+        if not self._can_act:
+            return []
+        weights = [] if self.run.is_script else [PageAction("save", "Export Weights…", "run.weights")]
+        report = PageAction("file-code", "Save a Report…", "run.report")
+        rest = self._ended_actions() if self.run.outcome == "completed" else []
+        return [*weights, report, *rest]
+
+    def _show_summary(self) -> None:
+        run = self.run
+        title = (run.outcome or "").capitalize()
+        is_usually_open = run.outcome == "completed"
+        actions = self._summary_actions()
+        report = self._ended.report if run.time.moment is None else None
+        self._summary.show_report(title, report, actions, is_usually_open=is_usually_open)
+
+    def save_state(self) -> dict[str, Any]:
+        return {} if self._summary.wanted is None else {"summary": self._summary.wanted}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        wanted = state.get("summary")
+        self._summary.set_wanted(wanted if isinstance(wanted, bool) else None)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._summary.fit(self.height())
+
     def _banner_actions(self) -> list[PageAction]:
         if self.run.ending == "stopping" and self._can_act:
             return [PageAction("debug-stop", "Stop Now", "run.stopNow")]
@@ -134,6 +201,26 @@ class RunTab(Page):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._pending = ~Changed.NOTHING
+
+    def _note_all(self) -> None:
+        self._pending = ~Changed.NOTHING
+
+    def _show_moment(self) -> None:
+        """Another one is asked for: said and marked at once, the figures follow when they are read."""
+        self._pending |= Changed.STATE
+        self.time_bar.show_moment()
+        self._mark_plots()
+        self._show_summary()
+
+    def _mark_plots(self) -> None:
+        """The moment on every axis of time and of steps."""
+        at_s, step = self.time_bar.marks()
+        for name in self.cards:
+            if (plot := self._plot(name)) is not None:
+                plot.mark(at_s if isinstance(plot, BandChart) else self._step_marked(name, step))
+
+    def _step_marked(self, _card: str, step: float | None) -> float | None:
+        return step
 
     def _note(self, changed: Changed) -> None:
         self._pending |= changed
@@ -146,12 +233,41 @@ class RunTab(Page):
         if self.isVisible():
             self._grow_old()
             self._refresh()
-            # One plot a frame, the one that waited longest: all together would make a slow one.
-            any(plot.tick() for plot in sorted(self._plots(), key=lambda plot: plot.drawn_at))
+            # One plot a frame is made, or drawn, the one that waited longest: all together would make a slow
+            # frame, and a click on a run has to answer at once.
+            unmade = [name for name in self.grid.shown if self.cards[name].made_body is None]
+            if unmade:
+                self.cards[unmade[0]].make_body()
+            else:
+                any(plot.tick() for plot in sorted(self._plots, key=lambda plot: plot.drawn_at))
+
+    def _make_curve(self, theme: Theme, name: str, **look: Any) -> CurvePlot:
+        """The plot of a card, as `_curves` names it."""
+        curves, title = self._curves(self.shown.charted)[name], self.cards[name].title
+        return CurvePlot(theme, *curves, name=title, along=self._along, **look)
+
+    def _along(self, axis: str) -> tuple[Floats, Floats] | None:
+        return self.shown.charted.along(axis)
+
+    def _show_band(self) -> None:
+        card = self.cards["band"]
+        if isinstance(card.made_body, BandChart):
+            card.made_body.set_figure(run_figures.band(self.shown))
+        card.set_subtitle(*run_figures.band_subtitle(self.shown))
+
+    def _seen_moments(self) -> run_figures.Moments | None:
+        """What a person chose to see of memory over time."""
+        band = self._plot("band")
+        return None if band is None or band.follows else band.visible_x()
 
     def _show_heat(self) -> None:
         """The strip of utilisation shows the time that memory does."""
         raise NotImplementedError
+
+    def _take_body(self, card: ChartCard, body: object) -> None:
+        self._pending = ~Changed.NOTHING
+        if isinstance(body, ZoomPlot):
+            body.zoom_changed.connect(partial(self._show_zoom, card, body))
 
     def _show_zoom(self, card: ChartCard, plot: ZoomPlot) -> None:
         words = plot.zoom_words
@@ -177,8 +293,8 @@ class RunTab(Page):
             self.grid.restore(self._layouts.of(kind))
 
     def _show_state(self) -> None:
-        self._find_layout()
         """Tab, title and buttons: they are seen even while the page is not."""
+        self._find_layout()
         color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title
         if (title, color) != (self.title, self.icon_color):
@@ -193,10 +309,13 @@ class RunTab(Page):
         if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
             self._stats_at = now
             self._strip.set_figure(self._stats())
+            self.time_bar.show_moment()
         if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
-            self._banner.say(self._headline(), self._banner_actions())
+            self._banner.say(*self._state_in_words())
+            self._ended.look()
         self._refresh_cards(pending)
-        if len(self.run.devices) != self._known_devices:
-            self._known_devices = len(self.run.devices)
+        self._mark_plots()
+        if len(self.shown.devices) != self._known_devices:
+            self._known_devices = len(self.shown.devices)
             self.grid.lay_out()
         self._pending = Changed.NOTHING

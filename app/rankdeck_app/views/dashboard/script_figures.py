@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from rankdeck import events
 from rankdeck.base.units import format_count, format_duration, format_rate, format_setting
 from rankdeck.run.script_words import without_steps
-from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.facts_line import Fact
@@ -23,16 +22,16 @@ from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 _LOSS_WORDS = ("what backward ran on, sampled", "sampled")
 
 
-def is_stepless(run: LiveRun) -> bool:
+def is_stepless(run: RunAnswers) -> bool:
     """Whether no step was seen and none will be."""
     return run.step is None and (run.is_over or not _is_observed(run))
 
 
-def _is_observed(run: LiveRun) -> bool:
+def _is_observed(run: RunAnswers) -> bool:
     return run.script is None or run.script.script.observe != "none"
 
 
-def stats(run: LiveRun) -> tuple[Stat, ...]:
+def stats(run: RunAnswers) -> tuple[Stat, ...]:
     """The cells of the strip: those that this script can fill."""
     cells = [] if is_stepless(run) else _of_steps(run)
     if run.samples_per_s is not None:
@@ -46,7 +45,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     return (*cells, *_balance(run))
 
 
-def _of_steps(run: LiveRun) -> list[Stat]:
+def _of_steps(run: RunAnswers) -> list[Stat]:
     step = UNKNOWN if run.step is None else format_count(run.step)
     cells = [Stat("Step", step, "8" * max(5, len(step)))]
     if run.loss is not None or not run.is_over:
@@ -55,7 +54,7 @@ def _of_steps(run: LiveRun) -> list[Stat]:
     return [*cells, Stat("Steps/s", UNKNOWN if pace is None else format_rate(pace), "88 888")]
 
 
-def _balance(run: LiveRun) -> list[Stat]:
+def _balance(run: RunAnswers) -> list[Stat]:
     if all(run.total_bytes_of(device) is None for device in run.devices):
         return []
     if len(run.devices) == 1 or run.imbalance is None:
@@ -66,7 +65,7 @@ def _balance(run: LiveRun) -> list[Stat]:
 # What runs
 
 
-def facts(run: LiveRun) -> tuple[Fact, ...]:
+def facts(run: RunAnswers) -> tuple[Fact, ...]:
     """What was started and what was seen of it, the most telling first."""
     found = [*_started(run)]
     seen = run.fold.script.lead
@@ -83,7 +82,7 @@ def facts(run: LiveRun) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _started(run: LiveRun) -> Iterator[Fact]:
+def _started(run: RunAnswers) -> Iterator[Fact]:
     if run.script is None:
         return
     table = run.script.script
@@ -102,7 +101,7 @@ def _short_python(python: str) -> str:
     return parts[1] if len(parts) == 4 and parts[2] == "bin" and parts[1] not in ("usr", "local") else python
 
 
-def _versions(run: LiveRun, seen: events.Observed) -> Fact | None:
+def _versions(run: RunAnswers, seen: events.Observed) -> Fact | None:
     if not seen.versions:
         return None
     words = [f"{name} {version}" for name, version in seen.versions.items()]
@@ -110,7 +109,7 @@ def _versions(run: LiveRun, seen: events.Observed) -> Fact | None:
     return Fact("versions", "Versions", " · ".join(first or words[:1]), "\n".join(words))
 
 
-def _parallel(run: LiveRun, seen: events.Observed) -> Fact | None:
+def _parallel(run: RunAnswers, seen: events.Observed) -> Fact | None:
     script = run.fold.script
     worlds = [rank.world_size for rank in script.ranks.values() if rank.world_size]
     ranks = max([len(script.ranks), *worlds])
@@ -120,7 +119,7 @@ def _parallel(run: LiveRun, seen: events.Observed) -> Fact | None:
     return Fact("type-hierarchy", "Parallel", text, options)
 
 
-def _model(run: LiveRun, seen: events.Observed) -> Fact | None:
+def _model(run: RunAnswers, seen: events.Observed) -> Fact | None:
     size = None if seen.num_parameters is None else f"{_short_count(seen.num_parameters)} parameters"
     words = [_class_name(seen.model), size, _class_name(seen.optimizer)]
     known = [word for word in words if word]
@@ -132,7 +131,7 @@ def _model(run: LiveRun, seen: events.Observed) -> Fact | None:
     return Fact("layers", "Model", " · ".join(known), told) if known else None
 
 
-def _work(run: LiveRun, seen: events.Observed) -> Fact | None:
+def _work(run: RunAnswers, seen: events.Observed) -> Fact | None:
     words = [
         None if seen.batch is None else f"batch {seen.batch}",
         None if seen.accumulate in (None, 1) else f"{seen.accumulate} backwards a step",
@@ -165,7 +164,7 @@ def _short_count(count: int) -> str:
 # Why there is nothing
 
 
-def absence(run: LiveRun, part: str = "") -> str:
+def absence(run: RunAnswers, part: str = "") -> str:
     """Why there are no steps, or nothing of a part of what is observed (loss, memory, …)."""
     seen = run.fold.script.lead
     if not _is_observed(run):
@@ -177,11 +176,11 @@ def absence(run: LiveRun, part: str = "") -> str:
     return "none was seen" if run.is_over else "none was seen yet"
 
 
-def _without_steps(run: LiveRun) -> str:
+def _without_steps(run: RunAnswers) -> str:
     return without_steps(began=bool(run.fold.script.ranks), is_over=True)
 
 
-def headline(run: LiveRun) -> tuple[str, str, str] | None:
+def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     """As run_figures.headline; a script that is under way and has not stepped yet is not starting."""
     if not run.is_over and run.ending is None:
         if run.step is not None or not _is_observed(run):
@@ -189,15 +188,13 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
         return "info", "Running; no optimizer step was seen yet.", "Its output is below."
     if run.outcome == "completed" and run.step is None:
         return "info", f"Completed; {_without_steps(run)}.", "Its output is below."
-    if run.outcome == "completed":
-        return "info", "Completed.", ""
     return run_figures.headline(run)
 
 
 # The cards
 
 
-def shown_cards(run: LiveRun) -> set[str]:
+def shown_cards(run: RunAnswers) -> set[str]:
     """The cards that have something to show, or say why they have not; what is logged is not looked at."""
     shown = {"loss"} if is_stepless(run) else {"loss", "rate"}
     if any(len(device.memory_history) > 1 for device in run.devices):
@@ -213,19 +210,19 @@ def shown_cards(run: LiveRun) -> set[str]:
     return shown
 
 
-def loss_subtitle(run: LiveRun) -> tuple[str, ...]:
+def loss_subtitle(run: RunAnswers) -> tuple[str, ...]:
     return _LOSS_WORDS if len(run.losses) else ("",)
 
 
-def rate_subtitle(run: LiveRun) -> str:
+def rate_subtitle(run: RunAnswers) -> str:
     return "samples/s" if run.samples_per_s is not None else "steps/s"
 
 
-def wait_subtitle(run: LiveRun) -> str:
+def wait_subtitle(run: RunAnswers) -> str:
     return "" if run.fold.script.wait_share is None else "% of a step"
 
 
-def metrics(run: LiveRun) -> MetricsFigure:
+def metrics(run: RunAnswers) -> MetricsFigure:
     return MetricsFigure(
         tuple(
             MetricCurve(name, one.curve, one.last, one.step, f"logged through {one.through}")
@@ -234,7 +231,7 @@ def metrics(run: LiveRun) -> MetricsFigure:
     )
 
 
-def metrics_subtitle(run: LiveRun) -> str:
+def metrics_subtitle(run: RunAnswers) -> str:
     """Whose words the names are, and how many are not kept."""
     through = dict.fromkeys(one.through for one in run.fold.metrics.values())
     cut = run.fold.script.num_names_cut
@@ -245,21 +242,21 @@ def metrics_subtitle(run: LiveRun) -> str:
 # CSV
 
 
-def metrics_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def metrics_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("name", "through", "step", "value")
     for name, one in run.fold.metrics.items():
         for step, value in zip(*one.curve.points(), strict=True):
             yield (name, one.through, int(step), f"{value:.6g}")
 
 
-def rate_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def rate_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     script = run.fold.script
     yield ("step", "steps_per_s", "smoothed")
     for step, rate, smooth in zip(*script.step_rates.points(), script.step_rate_ema.points()[1], strict=True):
         yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")
 
 
-def wait_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+def wait_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
     yield ("step", "wait_share")
     for step, share in zip(*run.fold.script.waits.points(), strict=True):
         yield (int(step), value_text(float(share)))
@@ -276,8 +273,3 @@ csv_rows = {
     "wait": wait_rows,
     "metrics": metrics_rows,
 }
-
-
-def rows_of(run: LiveRun, card: str) -> partial[Iterator[Sequence[object]]]:
-    """What the card exports."""
-    return partial(csv_rows[card], run)

@@ -41,8 +41,6 @@ _DRAW_EVERY_S = 0.2
 class DevicesPage(Page):
     """A tab that shows the machine's GPUs. `memory_of`: what an open run reports of one that it holds."""
 
-    can_split = False
-
     def __init__(
         self, gpus: Gpus, theme: Theme, clock: FrameClock, memory_of: memory_holders.MemoryOf
     ) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QDialog, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
-
-TITLE = "Do you trust the authors of the files in this folder?"
 
 
 class TrustQuestion(QDialog):
@@ -21,18 +20,22 @@ class TrustQuestion(QDialog):
     def __init__(self, folders: Sequence[Path], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.folders = list(folders)
-        self.setWindowTitle("Trust")
+        self.setWindowTitle(tr("Trust"))
         self.setModal(True)
         self.setMinimumWidth(460)
-        heading = TITLE if len(folders) == 1 else TITLE.replace("this folder", "these folders")
+        heading = tr(
+            "Do you trust the authors of the files in these folders?",
+            "Do you trust the authors of the files in this folder?",
+            len(folders),
+        )
         places = "\n".join(map(str, folders))
-        why = (
+        why = tr(
             "This run imports Python code from there: it can do whatever you can do on this machine. "
             "The answer holds for the folder and everything below it."
         )
-        remembered = "Remember this folder and launch (Enter)"
-        self.yes = push_button("Yes, I trust the authors", remembered, self.accept, kind="primary")
-        self.no = push_button("No, do not launch", "Nothing runs (Escape)", self.reject)
+        remembered = tr("Remember this folder and launch (Enter)")
+        self.yes = push_button(tr("Yes, I trust the authors"), remembered, self.accept, kind="primary")
+        self.no = push_button(tr("No, do not launch"), tr("Nothing runs (Escape)"), self.reject)
         self.no.setDefault(True)
         self.setAccessibleName(heading)
         self.setAccessibleDescription(places)

@@ -7,6 +7,7 @@ button alone. Read state/plan.py before, then table.py.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from PySide6.QtCore import Signal
@@ -18,6 +19,7 @@ from rankdeck_app.settings import Settings
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, can_choose, choose
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
@@ -41,19 +43,28 @@ _NO_CAPACITY = "No capacity is named, so the bars fit the data already"
 
 class PlanPage(Page):
     """There is one draft, so one page. `trust_asked`: the draft's own code would have to run.
-    `race_asked`: what fits is to be raced on the draft's own devices."""
+    `race_asked`: what fits is to be raced on the draft's own devices. `race_opened` carries a race's folder,
+    `winner_used` the entry that won it."""
 
     trust_asked = Signal()
     race_asked = Signal()
+    race_opened = Signal(object)
+    winner_used = Signal(object)
     can_split = False
 
     def __init__(
-        self, theme: Theme, draft: Draft, plan: DraftPlan, elsewhere: DraftPlan, settings: Settings
+        self,
+        theme: Theme,
+        draft: Draft,
+        plan: DraftPlan,
+        elsewhere: DraftPlan,
+        raced: DraftRace,
+        settings: Settings,
     ) -> None:
-        """`plan` is for the draft's devices, `elsewhere` for those that are named on the page."""
+        """`plan` and `raced` are for the draft's devices, `elsewhere` for those that the page names."""
         super().__init__(PAGE_ID, title="VRAM Plan", icon="layers")
         self._draft, self.settings = draft, settings
-        self._here, self._elsewhere = plan, elsewhere
+        self._here, self._elsewhere, self._raced = plan, elsewhere, raced
         self.strip = StatStrip(theme)
         self.strip.setAccessibleName("The plan in figures")
         self.table = PlanTable(theme)
@@ -75,14 +86,34 @@ class PlanPage(Page):
             self._head(theme),
             row((self.problem, 1), self.trust_button),
             self.reason,
+            self._race_line(),
             (self._card, 1),
             self._advice_card,
         )
         column(*parts, on=self, margins=(16, 2, 16, 12), spacing=10)
         self.setFocusProxy(self.table)
-        for one in (plan, elsewhere):
+        for one in (plan, elsewhere, raced):
             one.changed.connect(self.refresh)
         draft.changed.connect(self.refresh)
+
+    def _race_line(self) -> QWidget:
+        """Which race has measured what stands below the predictions."""
+        self.race_words = text_label(tone="dim")
+        look = "What it measured, and whether losses agree"
+        open_race = push_button("Open the Race", look, self._open_race, height=24)
+        make = "Make its strategy the configuration's"
+        self.winner_button = push_button("Use the Winner", make, self._use_winner, height=24)
+        self._raced_box = QWidget()
+        row((self.race_words, 1), open_race, self.winner_button, on=self._raced_box, spacing=8, align=MIDDLE)
+        return self._raced_box
+
+    def _open_race(self) -> None:
+        if self._raced.path is not None:
+            self.race_opened.emit(self._raced.path)
+
+    def _use_winner(self) -> None:
+        if self._raced.winner is not None:
+            self.winner_used.emit(self._raced.winner)
 
     def _head(self, theme: Theme) -> QHBoxLayout:
         self.target = TargetBox(theme)
@@ -142,6 +173,7 @@ class PlanPage(Page):
         """Only the plan on show follows the form with all strategies."""
         for one in (self._here, self._elsewhere):
             one.want_all(one is self.plan and self.isVisible())
+        self._raced.want(self.plan is self._here and self.isVisible())
 
     def _plan_for(self, devices: str | None) -> None:
         self._elsewhere.set_devices(devices)
@@ -177,7 +209,13 @@ class PlanPage(Page):
         self._names.show_axis(plan_figures.axis(scale) if lines else "")
         self.strip.set_figure(plan_figures.stats(plan))
         self.race_button.setEnabled(plan is self._here)
-        self.table.set_rows(plan_figures.rows(plan), scale)
+        raced = self._raced if plan is self._here else None
+        self.table.set_rows(plan_figures.rows(plan, raced), scale)
+        self.race_words.setText("" if raced is None else plan_figures.race_words(raced, time.time()))
+        self.winner_button.setVisible(raced is not None and raced.winner is not None)
+        is_raced = bool(self.race_words.text())
+        self._raced_box.setVisible(is_raced)
+        self._card.set_source(f"{PREDICTED}, measured below" if is_raced else PREDICTED)
         kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
         self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.shows_capacity))
         self._card.set_subtitle(*plan_figures.subtitle(plan))

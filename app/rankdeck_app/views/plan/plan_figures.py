@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run import race as races
 from rankdeck.run.imbalance import imbalance_of, lead_of
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike, words_of
+from rankdeck.run.race import Race, RaceEntry
+from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
     device_label,
@@ -18,10 +22,12 @@ from rankdeck_app.state.plan_words import (
     room_text,
     step_text,
     strategy_name,
+    time_text,
 )
 from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.time_words import age_words
 
 RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
 # In the order in which the segments of a bar are drawn.
@@ -31,6 +37,7 @@ SEGMENT_LABELS: Mapping[str, str] = {
     CONSTANTS: "driver and NCCL",
     OTHERS: "other processes",
 }
+FASTEST = "Fastest"
 RECOMMENDED, LEAST_MEMORY = "Recommended", "Least memory"
 _MOST_OVERSHOOT = 1.3
 _EXPECTED_DEVICES = 4
@@ -67,6 +74,8 @@ class RowFigure:
     is_hot: bool = False
     step: str = UNKNOWN
     step_note: str = ""
+    measured_peak: str = ""
+    measured_step: str = ""
     verdict: str = ""
     verdict_word: str = ""
     verdict_note: str = ""
@@ -77,7 +86,9 @@ class RowFigure:
     def description(self) -> str:
         """For a screen reader."""
         verdict = (self.verdict_word, self.verdict_note)
-        parts = (self.title, self.options, self.peak, *verdict, *self.marks, self.words)
+        measured = (self.measured_peak, self.measured_step and f"{self.measured_step} a step")
+        told = [f"measured {text}" for text in measured if text]
+        parts = (self.title, self.options, self.peak, *told, *verdict, *self.marks, self.words)
         return ", ".join(part for part in parts if part and part != UNKNOWN)
 
 
@@ -118,13 +129,60 @@ def round_bytes(num_bytes: int) -> str:
     return format_bytes(num_bytes).replace(".0 ", " ")
 
 
-def rows(plan: DraftPlan) -> list[RowFigure]:
+def rows(plan: DraftPlan, raced: DraftRace | None = None) -> list[RowFigure]:
+    """`raced`: what was measured stands below what is predicted."""
     cheapest, recommended, _ = plan.marks
     marks = ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
-    return [
+    figures = [
         _row(plan, row, tuple(word for word, line in marks if line is not None and line is row.line))
         for row in plan.rows
     ]
+    if raced is None or raced.race is None:
+        return figures
+    race = raced.race
+    entries = [None if row.line is None else raced.entry_of(row.line) for row in plan.rows]
+    return [
+        figure if entry is None else _with_measured(figure, entry, race)
+        for figure, entry in zip(figures, entries, strict=True)
+    ]
+
+
+def _with_measured(figure: RowFigure, entry: RaceEntry, race: Race) -> RowFigure:
+    measured, running = entry.measured, race.outcome == races.RUNNING
+    is_fastest = entry.number == race.verdicts.fastest and not running
+    peaks = [] if measured is None else [size for size in measured.peak_bytes if size is not None]
+    agreement = entry.agreement
+    said = []
+    if measured is not None and entry.median_s is not None:
+        peak = f", {format_bytes(max(peaks))} at its peak" if peaks else ""
+        said.append(f"measured: {time_text(entry.median_s)} a step{peak}")
+    if agreement is not None and agreement.reason:
+        said.append(agreement.reason)
+    if entry.problem is not None:
+        said.append(f"raced, and failed: {entry.problem.message}")
+    states = {races.FAILED: "failed in the race", **({races.RUNNING: "racing…"} if running else {})}
+    return replace(
+        figure,
+        measured_peak=format_bytes(max(peaks)) if peaks else "",
+        measured_step="" if entry.median_s is None else time_text(entry.median_s),
+        verdict_note=states.get(entry.state, figure.verdict_note),
+        marks=(*figure.marks, FASTEST) if is_fastest else figure.marks,
+        tooltip="<br>".join([figure.tooltip, *map(html.escape, said)]),
+    )
+
+
+def race_words(raced: DraftRace, now_s: float) -> str:
+    """Whose figures stand below the predictions, and how old they are; "" where there are none."""
+    race = raced.race
+    if race is None:
+        return ""
+    where = "in rehearsal, on this CPU" if race.is_rehearsal else "on GPUs (memory of live tensors)"
+    done, count = sum(entry.is_over for entry in race.field), len(race.field)
+    if raced.is_running:
+        return f"{race.title} goes on: {done} of {count} raced. Below each prediction: measured {where}."
+    age = age_words(max(0.0, now_s - (race.ended or race.began)))
+    note = "" if race.outcome == races.COMPLETED else f"; it is {race.outcome}, {done} of {count} raced"
+    return f"Below each prediction: measured by {race.title}, {age}, {where}{note}."
 
 
 def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:

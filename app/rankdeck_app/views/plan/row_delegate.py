@@ -41,7 +41,7 @@ INDEX_WIDTH = 36
 INDEX_PX = 9
 INDEX_HEIGHT = 9
 """From one index to the next, in pixels: digits have no descent."""
-_VERDICT_LOOKS = {
+VERDICT_LOOKS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
     DOES_NOT_FIT: ("error", "errorForeground"),
@@ -52,7 +52,7 @@ _VERDICT_LOOKS = {
 ICON_WIDTH = 21
 # From which width on: name, peak, step time, verdict.
 _SIZES = (
-    (900, (188, 96, 104, 114)),
+    (900, (180, 116, 112, 114)),
     (700, (150, 84, 84, 114)),
     (560, (120, 78, 76, 114)),
     (440, (110, 78, 0, 104)),
@@ -105,7 +105,11 @@ class PlanRowDelegate(FigureDelegate):
         figure: RowFigure = index.data(DATA_ROLE)
         num_bars = max(len(figure.bars), figure.num_tracks)
         height, gap = bar_sizes(num_bars)
-        num_lines = 1 + bool(figure.options) + bool(figure.marks)
+        num_lines = max(
+            1 + bool(figure.options) + bool(figure.marks),
+            1 + bool(figure.peak_note) + bool(figure.measured_peak),
+            1 + bool(figure.step_note) + bool(figure.measured_step),
+        )
         return QSize(300, max(MIN_ROW, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
@@ -214,13 +218,14 @@ class PlanRowDelegate(FigureDelegate):
 
     def _paint_numbers(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
         colors = self.colors
-        for left, width, text, note, is_hot in (
-            (columns.peak, columns.peak_width, figure.peak, figure.peak_note, figure.is_hot),
-            (columns.step, columns.step_width, figure.step, figure.step_note, False),
-        ):
+        peak = (columns.peak, columns.peak_width, figure.peak, figure.peak_note, figure.measured_peak)
+        step = (columns.step, columns.step_width, figure.step, figure.step_note, figure.measured_step)
+        for left, width, text, note, measured in (peak, step):
+            is_hot = figure.is_hot and left == columns.peak
             if not width:
                 continue
-            top = rect.y() + (rect.height() - (32 if note else 16)) // 2
+            num_lines = 1 + bool(note) + bool(measured)
+            top = rect.y() + (rect.height() - 16 * num_lines) // 2
             is_peak = left == columns.peak
             ink = colors.muted if figure.is_awaited or not is_peak else colors.foreground
             room = QRect(left, top, width, 16)
@@ -228,9 +233,22 @@ class PlanRowDelegate(FigureDelegate):
             if note:
                 ink = colors.lead_text if is_hot else colors.muted
                 paint_text(painter, room.translated(0, 16), note, ink, 11, RIGHT, bold=is_hot)
+            if measured:
+                self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
+
+    def _paint_measured(self, painter: QPainter, room: QRect, text: str) -> None:
+        """A measured figure, and that it is one where there is room for the word; the line above the table
+        says it too.
+        """
+        word = "measured"
+        word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
+        if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():
+            paint_text(painter, room, word, self.colors.muted, 10, RIGHT)
+            room = room.adjusted(0, 0, -word_width, 0)
+        paint_text(painter, room, text, self.colors.rest, 11, RIGHT, mono=True)
 
     def _paint_verdict(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
-        icon, key = _VERDICT_LOOKS.get(figure.verdict, ("", "descriptionForeground"))
+        icon, key = VERDICT_LOOKS.get(figure.verdict, ("", "descriptionForeground"))
         if figure.verdict == FITS and self.scale.capacity_bytes is None:
             key = "descriptionForeground"  # there was nothing to fit in
         ink = self.theme.color(key)

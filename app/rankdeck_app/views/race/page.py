@@ -21,8 +21,6 @@ from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
 from rankdeck_app.widgets.stat_strip import StatStrip
 
-PAGE_KIND = "race"
-
 
 class RacePage(Page):
     """`stop_asked`; `entry_opened` carries an entry; `winner_used` the entry that won."""
@@ -30,7 +28,6 @@ class RacePage(Page):
     stop_asked = Signal()
     entry_opened = Signal(object)
     winner_used = Signal(object)
-    can_split = False
 
     def __init__(self, page_id: str, watch: RaceWatch, theme: Theme, closed: Callable[[], object]) -> None:
         super().__init__(page_id, title="Race", icon="versions")

@@ -9,7 +9,7 @@ from rankdeck.base.units import format_bytes, format_rate
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
 from rankdeck.run.race import Race, RaceEntry
-from rankdeck_app.state.plan_words import options_text, strategy_name
+from rankdeck_app.state.plan_words import options_text, strategy_name, time_text
 from rankdeck_app.state.race import RaceSeen
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
@@ -183,10 +183,6 @@ def _fullest(sizes: Sequence[int | None]) -> str:
 def _predicted(entry: RaceEntry) -> str:
     devices = entry.predicted.devices
     return f"plan {format_bytes(max(device.active_bytes for device in devices))}" if devices else ""
-
-
-def time_text(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
 def share_text(difference: float) -> str:

@@ -18,11 +18,15 @@ from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, paint_text, p
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
 _LINE = 16
+_ICON_WIDTH, _LEAST_BAR = 21, 40
 _SELECTED = QStyle.StateFlag.State_Selected
 
 
 class RaceColumns:
-    """Left edges and widths for a row of some width, in pixels."""
+    """Left edges and widths for a row of some width, in pixels. A column that has no room is 0 wide: what is
+    sent goes first, then the peak, the words of the losses beside their icon, the bar and the time in the
+    end; all of it is in the tooltip.
+    """
 
     def __init__(self, width: int) -> None:
         is_narrow = width < 900
@@ -30,17 +34,20 @@ class RaceColumns:
         self.place, self.place_width = 8, 30
         self.icon = self.place + self.place_width + 8
         self.name = self.icon + 24
-        self.name_width = 150 if is_narrow else 196
-        self.losses_width = 106 if is_narrow else 138
+        self.name_width = 110 if width < 440 else 150 if is_narrow else 196
+        self.losses_width = _ICON_WIDTH if width < 520 else 106 if is_narrow else 138
         self.losses = width - 12 - self.losses_width
         self.sent_width = 0 if width < 700 else 78
         self.sent = self.losses - gap - self.sent_width
-        self.peak_width = 96 if is_narrow else 122
+        self.peak_width = 0 if width < 620 else 96 if is_narrow else 122
         self.peak = self.sent - (gap if self.sent_width else 0) - self.peak_width
-        self.step_width = 92 if is_narrow else 108
-        self.step = self.peak - gap - self.step_width
+        self.step_width = 0 if width < 360 else 76 if width < 440 else 92 if is_narrow else 108
+        self.step = self.peak - (gap if self.peak_width else 0) - self.step_width
         self.bar = self.name + self.name_width + gap
-        self.bar_width = max(40, self.step - gap - self.bar)
+        bar_width = self.step - gap - self.bar
+        self.bar_width = bar_width if bar_width >= _LEAST_BAR else 0
+        if not self.bar_width:
+            self.bar = min(self.bar, self.step)
 
 
 class RaceRowDelegate(FigureDelegate):
@@ -99,7 +106,8 @@ class RaceRowDelegate(FigureDelegate):
         painter.fillRect(done, self.theme.color("button.background"))
         words = f"{share * 100:.0f} %" if share else "starting"
         room = QRect(columns.step, 0, columns.step_width, rect.height())
-        paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
+        if columns.step_width:
+            paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
 
     def _track(self, rect: QRect, columns: RaceColumns) -> QRectF:
         return QRectF(columns.bar, (rect.height() - _BAR_HEIGHT) // 2, columns.bar_width, _BAR_HEIGHT)
@@ -107,7 +115,7 @@ class RaceRowDelegate(FigureDelegate):
     def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         box, colors = self._track(rect, columns), self.colors
         painter.fillRect(box, colors.track)
-        if figure.step_s is None:
+        if figure.step_s is None or not columns.bar_width:
             return
         scale = box.width() / self.end_s
         painter.fillRect(QRectF(box.x(), box.y(), figure.step_s * scale, box.height()), colors.rest)
@@ -140,8 +148,12 @@ class RaceRowDelegate(FigureDelegate):
         if not figure.losses:
             return
         ink, elide = self._ink(figure.tone), Qt.TextElideMode.ElideRight
-        room = _lines(rect, columns.losses + 21, columns.losses_width - 21, 1 + bool(figure.losses_note))
+        words_width = columns.losses_width - _ICON_WIDTH
+        num_lines = 1 + bool(figure.losses_note and words_width)
+        room = _lines(rect, columns.losses + _ICON_WIDTH, words_width, num_lines)
         draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE), ink)
+        if not words_width:
+            return
         is_bold = figure.tone == "error"
         paint_text(painter, room, figure.losses, ink, 12, bold=is_bold, elide=elide)
         if figure.losses_note:

@@ -1,0 +1,68 @@
+"""Commands that look back at the run of the active tab, and what the panel shows meanwhile.
+
+Output and Problems follow the current run (run_tabs.py), and so the moment of it that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.shell.window import MainWindow
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.live_run import LiveRun
+    from rankdeck_app.state.time_machine import TimeMachine
+
+
+class TimeTravel(QObject):
+    """`moved` carries the moment of the current run that is looked at, in Unix seconds; None is now."""
+
+    moved = Signal(object)
+
+    def __init__(self, window: MainWindow, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window, self._tabs = window, tabs
+        self._followed: TimeMachine | None = None
+        tabs.current_changed.connect(self._follow)
+        window.editor.active_page_changed.connect(self._show_page)
+
+    @property
+    def moment(self) -> float | None:
+        return self._followed.moment if self._followed is not None else None
+
+    def rows(self) -> list[Command]:
+        def row(name: str, title: str, act: Callable[[TimeMachine], object], keys: str, when: str) -> Command:
+            def run() -> None:
+                if (active := self._tabs.active()) is not None:
+                    act(active.time)
+
+            return Command(f"time.{name}", f"Time: {title}", run, (keys,), when, "Run/6_time")
+
+        return [
+            row("back", "Step Back", lambda one: one.step_by(-1), "Alt+Left", "activeRun"),
+            row("forward", "Step Forward", lambda one: one.step_by(1), "Alt+Right", "lookingBack"),
+            row("start", "Go to the Start", lambda one: one.go_to_start(), "Alt+Home", "activeRun"),
+            row("now", "Back to Now", lambda one: one.back_to_now(), "Alt+End", "lookingBack"),
+            row("play", "Play or Pause", lambda one: one.toggle_play(), "Ctrl+K Ctrl+P", "activeRun"),
+        ]
+
+    def _follow(self, run: LiveRun | None) -> None:
+        if self._followed is not None:
+            self._followed.moved.disconnect(self._tell)
+        self._followed = None if run is None else run.time
+        if self._followed is not None:
+            self._followed.moved.connect(self._tell)
+        self._tell()
+
+    def _show_page(self, _page: object) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        active = self._tabs.active()
+        self._window.context.set("lookingBack", active is not None and active.time.moment is not None)
+        self.moved.emit(self.moment)

@@ -1,0 +1,243 @@
+"""What an ended run came to, above its cards: the figures of its report, and what to do next.
+
+    one line, always: how it ended, the key figures, buttons
+    below it, unless it is folded: figures · memory beside its prediction · time by phase · what to try next
+
+The words are those of the page that `rankdeck report` writes (rankdeck/compare/reported.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from PySide6.QtCore import QRectF, Qt, QTimer, Signal
+from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
+
+from rankdeck.compare.reported import PhaseTable, Reported
+from rankdeck.compare.suggesting import NextStep
+from rankdeck_app.shell.page import PageAction
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ElidedLabel, tool_button
+from rankdeck_app.widgets.flow import FlowLayout
+from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row, scrolled, text_label
+from rankdeck_app.widgets.painting import chart_font
+
+HEADER = 36
+_MOST_SHARE = 0.42
+"""Of the page's height, so that the cards stay in sight."""
+_LEAST_OPEN = 480
+"""Height of a page from which a summary is open until somebody folds it, in pixels."""
+_MOST_DEVICES = 4
+"""Of more, the phases tell the median and the longest."""
+_NEXT_WIDTH, _LEAST_NOTE = 280, 190
+_BUTTONS = ((900, 4), (560, 2), (0, 0))
+"""(least width, most buttons)"""
+_IN_ONE_LINE = ("best_held_out", "loss", "samples_per_s", "steps_per_s")
+Cells = Sequence[str]
+
+
+class SummaryPanel(QWidget):
+    """`acted` brings the id of the command of the button that was pressed."""
+
+    acted = Signal(str)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._report: Reported | None = None
+        self._actions: list[PageAction] = []
+        self._wanted: bool | None = None
+        """Whether a person wants it open; None as long as nobody has said so."""
+        self._is_usually_open = True
+        self._page_height = 0
+        self.fold_button = tool_button(theme, "chevron-down", "Fold the summary", self._turn)
+        self.title, self.line = text_label(wrap=False), ElidedLabel("")
+        self.title.setFont(chart_font(12, bold=True))
+        self.line.setProperty("tone", "small")
+        self.buttons: list[QPushButton] = []
+        self._head = row(self.fold_button, self.title, (self.line, 1), spacing=8, align=MIDDLE)
+        self._head.setContentsMargins(8, 6, 8, 6)
+        self._inside = QWidget()
+        self._flow = FlowLayout(self._inside, gap=24)
+        self._body = scrolled(self._inside, "Summary")
+        self._body.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        below = row((self._body, 1), margins=(14, 0, 6, 0))
+        column(self._head, (below, 1), on=self, margins=(1, 0, 1, 8), spacing=0)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName("Summary of the run")
+        theme.changed.connect(self.update)
+        self.hide()
+
+    def show_report(
+        self, title: str, report: Reported | None, actions: Sequence[PageAction], *, is_usually_open: bool
+    ) -> None:
+        """None hides it."""
+        self.setVisible(report is not None)
+        self._is_usually_open = is_usually_open
+        self.title.setText(title)
+        if list(actions) != self._actions:
+            self._show_actions(list(actions))
+        if report is not None and report != self._report:
+            self._report = report
+            self.line.setText(in_one_line(report))
+            self._fill(report)
+            QTimer.singleShot(0, self, self._fit)  # what was just put together has no size before
+        self._fit()
+
+    @property
+    def is_open(self) -> bool:
+        if self._wanted is not None:
+            return self._wanted
+        return self._is_usually_open and self._page_height >= _LEAST_OPEN
+
+    @property
+    def wanted(self) -> bool | None:
+        return self._wanted
+
+    def set_wanted(self, wanted: bool | None) -> None:
+        self._wanted = wanted
+        self._fit()
+
+    def fit(self, page_height: int) -> None:
+        """Take no more than its share of a page that is so high."""
+        self._page_height = page_height
+        self._fit()
+
+    def _turn(self) -> None:
+        self.set_wanted(not self.is_open)
+
+    def _fit(self) -> None:
+        is_open = self.is_open
+        self._body.setVisible(is_open)
+        self.fold_button.setIcon(self._theme.icon("chevron-down" if is_open else "chevron-right"))
+        words = "Fold the summary" if is_open else "Unfold the summary"
+        self.fold_button.setToolTip(words)
+        self.fold_button.setAccessibleName(words)
+        height = HEADER
+        if is_open:
+            wanted = self._flow.heightForWidth(self._body.viewport().width())
+            height += min(wanted, int(_MOST_SHARE * self._page_height)) + 10
+        self.setFixedHeight(height)
+
+    # What it shows
+
+    def _show_actions(self, actions: list[PageAction]) -> None:
+        self._actions = actions
+        for button in self.buttons:
+            button.deleteLater()
+        self.buttons = [
+            push_button(action.tooltip, "", partial(self.acted.emit, action.command), height=24)
+            for action in actions
+        ]
+        for button in self.buttons:
+            self._head.addWidget(button)
+        self._show_buttons()
+
+    def _fill(self, report: Reported) -> None:
+        clear(self._flow)
+        figures = [(one.label, one.text, one.more) for one in report.figures]
+        self._add("Figures", "", _table((), figures, right=(1,)))
+        if report.devices:
+            count = 4 if report.is_predicted else 2
+            devices = [(one.label, one.measured, one.predicted, one.error)[:count] for one in report.devices]
+            names = ("", "measured", "predicted", "error")[:count]
+            self._add("VRAM per device", report.memory_source or "", _table(names, devices, right=(1, 2, 3)))
+        if report.phases is not None:
+            head, rows = _phases(report.phases)
+            note = f"step {report.phases.step}, the last sampled"
+            note = " · ".join(filter(None, (note, report.phases.note)))
+            self._add("Time by phase", note, _table(head, rows, right=range(1, len(head))))
+        if report.next_steps:
+            steps = QWidget()
+            column(*map(_next_step, report.next_steps), on=steps, spacing=8)
+            steps.setFixedWidth(_NEXT_WIDTH)
+            self._add("What to try next", "", steps)
+
+    def _add(self, heading: str, note: str, body: QWidget) -> None:
+        part, parts = QWidget(), [text_label(heading.upper(), "section", wrap=False), body]
+        if note:
+            below = text_label(note, "small")
+            below.setFixedWidth(max(_LEAST_NOTE, body.sizeHint().width()))
+            parts.append(below)
+        column(*parts, None, on=part, spacing=4)
+        self._flow.addWidget(part)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._show_buttons()
+        self._fit()
+
+    def _show_buttons(self) -> None:
+        """As many as there is room for; what they do can be done from the tab and the palette, too."""
+        most = next(most for least, most in _BUTTONS if self.width() >= least)
+        for place, button in enumerate(self.buttons):
+            button.setVisible(place < most)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, color = QPainter(self), self._theme.color
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(color("rankdeck.card.border"))
+        painter.setBrush(color("rankdeck.card.background"))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
+        painter.end()
+
+
+def in_one_line(report: Reported) -> str:
+    """'150 steps in 21 s · best held-out loss 1.8312 at step 100 · samples/s 1,230'."""
+    told = {one.key: one for one in report.figures}
+    steps, trained = told.get("step"), told.get("trained_s")
+    parts = [] if steps is None else [f"{steps.text} steps" + (f" in {trained.text}" if trained else "")]
+    left_out = "loss" if "best_held_out" in told else ""
+    for one in (told[key] for key in _IN_ONE_LINE if key in told and key != left_out):
+        name = f"{one.label[0].lower()}{one.label[1:]}"
+        parts.append(f"{name} {one.text}" + (f" {one.more}" if one.more.startswith("at step") else ""))
+    return " · ".join(parts)
+
+
+def _phases(table: PhaseTable) -> tuple[Cells, list[Cells]]:
+    if len(table.devices) <= _MOST_DEVICES:
+        return ("", *table.devices), [(name, *cells) for name, cells in table.rows]
+    return ("", "median", "longest"), [(name, *cells) for name, cells in table.summed]
+
+
+def _table(head: Cells, rows: Iterable[Cells], right: Iterable[int]) -> QWidget:
+    """Words and numbers in columns; those of `right` are numbers, of one width."""
+    body = QWidget()
+    grid = QGridLayout(body)
+    grid.setContentsMargins(0, 0, 0, 0)
+    grid.setHorizontalSpacing(16)
+    grid.setVerticalSpacing(2)
+    numbers = frozenset(right)
+    for at, cells in enumerate(([head] if head else []) + list(rows)):
+        is_head = bool(head) and at == 0
+        for place, cell in enumerate(cells):
+            grid.addWidget(_cell(cell, place in numbers, is_head or place == 0), at, place)
+    grid.setColumnStretch(grid.columnCount(), 1)
+    return body
+
+
+def _cell(text: str, is_number: bool, is_dim: bool) -> QLabel:
+    label = text_label(text, "small" if is_dim or not is_number else "", wrap=False, selectable=True)
+    if is_number:
+        label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        if not is_dim:
+            label.setFont(chart_font(11, mono=True))
+    return label
+
+
+def _next_step(step: NextStep) -> QWidget:
+    """What, why, and its command to take along."""
+    part = QWidget()
+    what, why = text_label(step.what, selectable=True), text_label(step.why, "small", selectable=True)
+    parts: list[QWidget] = [what, why]
+    if step.command:
+        copy: Callable[[], object] = partial(QGuiApplication.clipboard().setText, step.command)
+        button = push_button("Copy Its Command", step.command, copy, kind="link")
+        button.setAccessibleName(f"Copy {step.command}")
+        parts.append(button)
+    for label in (what, why):
+        label.setFixedWidth(_NEXT_WIDTH)
+    column(*parts, on=part, spacing=1)
+    return part

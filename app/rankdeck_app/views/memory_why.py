@@ -1,0 +1,206 @@
+"""Why out of memory: what stood on the device when an allocation failed, by kind and by module, which one it
+was and in whose line, and what the planner says would need less, each with the button that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QGridLayout, QPushButton, QWidget
+
+from rankdeck.base.units import format_bytes
+from rankdeck.diagnose.why import HeldPart, Way, Why
+from rankdeck.run.out_of_memory import short_moment
+from rankdeck.run.plan_lines import PREDICTED
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import Page
+from rankdeck_app.state.memory_why import MemoryWhy
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.controls import ElidedLabel
+from rankdeck_app.widgets.holder_list import Holder, HolderList, HoldersFigure
+from rankdeck_app.widgets.layouts import MIDDLE, TOP, clear, column, push_button, row, text_label
+
+PAGE_KIND = "why"
+_WIDE = 760
+_NOT_OUT = "This run did not run out of memory."
+_OWN_ALONE = (
+    "when it failed: weights, gradients and optimizer; activations belong to no module",
+    "when it failed, without activations",
+    "without activations",
+)
+_NOBODY = "nobody told"
+_FRAME, _LINE, _WAY = 100, 18, 32
+"""In pixels: of a card all but its lines, a line, and the row of a way out."""
+
+Acts = Mapping[str, Callable[..., Any]]
+"""label (of a cure), take (a cure), open_code (a line of a file), save (the page) and closed."""
+
+
+def page_id(run: Path) -> str:
+    return f"{PAGE_KIND}:{run}"
+
+
+class MemoryWhyPage(Page):
+    """Follows a MemoryWhy; frames of the clock bring it up to date while the page is seen."""
+
+    can_split = False
+
+    def __init__(
+        self, wanted_id: str, theme: Theme, clock: FrameClock, memory_why: MemoryWhy, acts: Acts
+    ) -> None:
+        super().__init__(wanted_id, title="Why Out of Memory", icon="lightbulb")
+        self.memory_why, self._acts, self._theme = memory_why, acts, theme
+        self.headline = text_label("Reading what the run told…", "title", selectable=True)
+        self.tipped = text_label(selectable=True)
+        self.link = push_button("", "", self._open_code, kind="link")
+        self.link.setProperty("flush", "true")
+        self.code = ElidedLabel("")
+        self.code.setProperty("tone", "mono")
+        self.save_button = push_button(
+            "Save as a Page…", "One HTML file with all of this, for an issue report", acts["save"]
+        )
+        self.kinds, self.modules = HolderList(theme), HolderList(theme)
+        self.kinds.setAccessibleName("What stood on the device, by kind")
+        self.modules.setAccessibleName("What stood on the device, by module")
+        self.kinds_card = ChartCard("By kind", theme, self.kinds, self._csv_of_kinds)
+        self.modules_card = ChartCard("By module", theme, self.modules, self._csv_of_modules)
+        self.ways = WayList(acts)
+        self._ways_card = ChartCard("Ways out", theme, self.ways)
+        self._ways_card.set_source(PREDICTED)
+        head = row((self.headline, 1), self.save_button, spacing=12, align=TOP)
+        self._cards = row((self.kinds_card, 1), (self.modules_card, 1), spacing=10)
+        column(
+            head, self.tipped, row(self.link, (self.code, 1), spacing=12, align=MIDDLE), (self._cards, 100),
+            self._ways_card, None, on=self, margins=(16, 14, 16, 12), spacing=8,
+        )  # fmt: skip
+        self.setFocusProxy(self.save_button)
+        memory_why.changed.connect(self.refresh)
+        clock.subscribe(self._frame)
+        self.destroyed.connect(lambda: acts["closed"]())
+        self.refresh()
+
+    def breadcrumbs(self) -> list[str]:
+        return ["runs", self.memory_why.run.title, "Why out of memory"]
+
+    def tooltip(self) -> str:
+        return str(self.memory_why.run.run.path)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
+        self._cards.setDirection(right if self.width() >= _WIDE else down)
+
+    def _frame(self) -> None:
+        self.memory_why.look()
+
+    def refresh(self) -> None:
+        """Show what is known by now."""
+        why = self.memory_why.why
+        if why is None:
+            if self.memory_why.run.outcome is not None:
+                self.headline.setText(_NOT_OUT)
+            self.link.hide()
+            return
+        title = f"Why · {self.memory_why.run.title}"
+        if title != self.title:
+            self.set_title(title)
+        self.headline.setText(why.headline)
+        self.tipped.setText(why.tipped)
+        self._show_code(why)
+        self.kinds.set_figure(_holders(why.kinds, lambda part: part.name))
+        self.kinds_card.set_title(f"By kind on {why.device}" if why.device else "By kind")
+        self.kinds_card.set_subtitle(why.moment, short_moment(why.ran))
+        self.kinds_card.set_source(why.source if why.kinds else "")
+        self.modules.set_figure(_holders(why.modules, lambda _part: "run"))
+        self.modules_card.set_subtitle(*(_OWN_ALONE if why.modules else (_NOBODY,)))
+        for card in (self.kinds_card, self.modules_card):
+            card.setMaximumHeight(_FRAME + _LINE * max(3, len(why.kinds), len(why.modules)))
+        words = self.memory_why.state or ("" if why.ways else why.no_ways)
+        self.ways.show_ways(why.ways, words)
+        self._ways_card.setFixedHeight(self._ways_card.natural_height)
+
+    def _show_code(self, why: Why) -> None:
+        code = why.code
+        self.link.setVisible(code is not None)
+        self.code.setVisible(code is not None)
+        if code is not None:
+            self.link.setText(f"{Path(code.file).name}, line {code.line}")
+            self.link.setToolTip(f"Open {code.file} at line {code.line}")
+            self.code.setText(code.text)
+
+    def _open_code(self) -> None:
+        why = self.memory_why.why
+        if why is not None and why.code is not None:
+            self._acts["open_code"](Path(why.code.file), why.code.line, why.tipped)
+
+    def _csv_of_kinds(self) -> Iterator[Sequence[object]]:
+        yield ("kind", "bytes")
+        why = self.memory_why.why
+        for part in () if why is None else why.kinds:
+            yield (part.name, part.num_bytes)
+
+    def _csv_of_modules(self) -> Iterator[Sequence[object]]:
+        yield ("module", "bytes", "of which")
+        why = self.memory_why.why
+        for part in () if why is None else why.modules:
+            yield (part.name, part.num_bytes, part.more)
+
+
+def _holders(parts: Sequence[HeldPart], kind_of: Callable[[HeldPart], str]) -> HoldersFigure:
+    total = sum(part.num_bytes for part in parts)
+    holders = tuple(Holder(kind_of(part), part.name, part.num_bytes, part.more) for part in parts)
+    facts = (("together", format_bytes(total)),) if parts else ()
+    return HoldersFigure(holders, total or None, facts)
+
+
+class WayList(QWidget):
+    """A way out per row: what, the predicted headroom, whether it fits, and the button that takes it."""
+
+    def __init__(self, acts: Acts) -> None:
+        super().__init__()
+        self._acts = acts
+        self._ways: list[tuple[Way, str]] = []
+        self.buttons: list[QPushButton] = []
+        self.words = text_label(tone="dim")
+        self._grid = QGridLayout()
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(16)
+        self._grid.setVerticalSpacing(0)
+        self._grid.setColumnStretch(1, 1)
+        column(self._grid, self.words, on=self, margins=(4, 0, 4, 2), spacing=6)
+
+    def show_ways(self, ways: Sequence[Way], words: str) -> None:
+        """Rows stay while they say the same: one of their buttons may have the keyboard."""
+        self.words.setText(words)
+        self.words.setVisible(bool(words))
+        labelled = [(way, str(self._acts["label"](way.cure))) for way in ways]
+        if labelled == self._ways:
+            return
+        self._ways = labelled
+        clear(self._grid)
+        self.buttons = []
+        for at, (way, label) in enumerate(labelled):
+            self._add(at, way, label)
+
+    def sizeHint(self) -> QSize:
+        words = self.words.sizeHint().height() + 6 if self.words.text() else 0
+        return QSize(400, _WAY * len(self._ways) + words + 2)
+
+    def _add(self, at: int, way: Way, label: str) -> None:
+        def take() -> None:
+            self._acts["take"](way.cure)
+
+        verdict = f", {way.verdict}" if way.verdict else ""
+        name = ElidedLabel(way.words)
+        figure = text_label(f"{way.headroom}{verdict}", "mono", wrap=False)
+        button = push_button(label, f"{label}: predicted {way.headroom}{verdict}", take)
+        button.setAccessibleName(f"{label}: {way.headroom}{verdict}, {PREDICTED}")
+        self.buttons.append(button)
+        for place, part in enumerate((text_label(f"{at + 1}.", "mono", wrap=False), name, figure, button)):
+            align = Qt.AlignmentFlag(0) if part is name else MIDDLE
+            self._grid.addWidget(part, at, place, align)

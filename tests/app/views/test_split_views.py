@@ -1,0 +1,82 @@
+"""Ctrl+\\ shows a page a second time beside itself; both follow the same thing, and each closes alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.composition import App
+from rankdeck_app.views.dashboard.page import RunPage
+from rankdeck_app.views.race.page import RacePage
+from tests.helpers.app_window import open_run, settle, wait_for
+from tests.helpers.every_view import EveryView
+
+
+@pytest.fixture
+def every(tmp_path: Path) -> Iterator[EveryView]:
+    Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
+    made = EveryView()
+    yield made
+    made.end()
+
+
+def test_two_dashboards_of_a_run_follow_one_live_run(qtbot: QtBot, app: App, every: EveryView) -> None:
+    open_run(app, every.alive.path)
+    qtbot.keyClick(app.window, Qt.Key.Key_Backslash, Qt.KeyboardModifier.ControlModifier)
+    settle()
+    first, second = (page for page in app.window.editor.pages() if isinstance(page, RunPage))
+    assert first.isVisible() and second.isVisible() and first.run is second.run
+    every.alive.steps(0, 31, [0.5, 0.4])
+    told = [lambda page=page: page._strip.describe() for page in (first, second)]
+    wait_for(lambda: all("32 / 40" in one() for one in told), 10, "both at step 32")
+    app.window.editor.close_page()
+    settle()
+    every.alive.steps(0, 33, [0.3])
+    wait_for(lambda: "33 / 40" in first._strip.describe(), 10, "the other follows on")
+
+
+def test_two_tabs_of_a_race_read_it_once_and_the_last_one_stops_that(app: App, every: EveryView) -> None:
+    open_run(app, every.race.folder.path)
+    app.window.commands.run("editor.splitRight")
+    pages = [page for page in app.window.editor.pages() if isinstance(page, RacePage)]
+    assert len(pages) == 2
+    wait_for(lambda: all(page.table.rows.figures for page in pages), 10, "both tables")
+    assert len(app.races._watches) == 1
+    app.window.editor.close_page()
+    settle()
+    assert len(app.races._watches) == 1
+    app.window.editor.close_all()
+    settle()
+    assert not app.races._watches
+
+
+@pytest.mark.parametrize("page_id", ["settings:", "keys:", "devices:", "notifications:", "welcome:"])
+def test_these_pages_are_doubled(app: App, page_id: str) -> None:
+    app.window.editor.close_all()
+    app.window.editor.open(page_id)
+    app.window.commands.run("editor.splitDown")
+    assert [page.page_id for page in app.window.editor.pages()] == [page_id, page_id]
+
+
+def test_settings_in_two_tabs_show_the_same(app: App) -> None:
+    app.window.editor.open("settings:")
+    app.window.commands.run("editor.splitRight")
+    first, second = (page for page in app.window.editor.pages() if page.page_id == "settings:")
+    first.rows["window.density"].editor.setCurrentText("compact")  # type: ignore[attr-defined]
+    first.rows["window.density"].editor.activated.emit(1)  # type: ignore[attr-defined]
+    assert second.rows["window.density"].editor.currentText() == "compact"  # type: ignore[attr-defined]
+    app.window.settings.reset("window.density")
+
+
+@pytest.mark.parametrize("page_id", ["config:", "plan:"])
+def test_one_form_is_moved_and_not_doubled(app: App, page_id: str) -> None:
+    """Two would fight over one draft."""
+    app.window.editor.open(page_id)
+    app.window.commands.run("editor.splitRight")
+    assert [page.page_id for page in app.window.editor.pages()].count(page_id) == 1
+    assert len(app.window.editor.groups()) == 2

@@ -1,0 +1,181 @@
+"""What a run came to stands above its cards once it is over, as its report has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog, QLabel, QPushButton
+from pytestqt.qtbot import QtBot
+from safetensors.numpy import load_file, save_file
+
+from rankdeck import events
+from rankdeck.compare.naming import RunAt
+from rankdeck.compare.reading import read
+from rankdeck.compare.report import report_of
+from rankdeck.compare.reported import PhaseTable
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.prediction import prediction_file
+from rankdeck_app.composition import App
+from rankdeck_app.views.dashboard import summary
+from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard.summary import SummaryPanel, in_one_line
+from tests.helpers.app_window import open_run
+from tests.helpers.hostile_run import Seen
+from tests.helpers.observed_run import observed_run
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+WAIT_MS = 10_000
+
+
+def write_run(name: str, num_devices: int = 2, outcome: str | None = "completed") -> WrittenRun:
+    run = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name, config={"strategy": {"use": "dp"}})
+    run.begin(num_devices, device_infos(num_devices), steps=40, strategy="dp")
+    for rank in range(num_devices):
+        run.steps(rank, 1, [3.0 - at / 100 for at in range(40)])
+    for step, loss in ((20, 1.5), (40, 2.25)):
+        run.writer("rank-0").write(events.Evaluation(step=step, loss=loss, samples=9, seconds=0.1))
+    run.memory(0, 40, {at: {"parameters": (40 if at == 0 else 10) * MIB} for at in range(num_devices)})
+    for rank in range(num_devices):
+        run.writer(f"rank-{rank}").write(
+            events.Spans(
+                rank=rank, step=40, began=run.started, seconds=0.02, names=["forward", "backward"],
+                name=[0, 1], device=[rank] * 2, start_us=[0, 8000], duration_us=[8000, 12500],
+            )
+        )  # fmt: skip
+    devices = [
+        PlannedDevice(device=at, active_bytes=44 * MIB, total_bytes=44 * MIB) for at in range(num_devices)
+    ]
+    line = PlanLine(strategy="dp", options={}, label="dp", verdict=FITS, devices=devices)
+    prediction_file(run.dir).write_bytes(plan_lines.encode(line))
+    if outcome is not None:
+        run.end(outcome)
+    return run
+
+
+def opened(qtbot: QtBot, app: App, run: Path) -> SummaryPanel:
+    open_run(app, run)
+    page = app.window.editor.active_page()
+    assert isinstance(page, RunTab)
+    qtbot.waitUntil(lambda: page._ended.report is not None, timeout=WAIT_MS)
+    return page._summary
+
+
+def words_of(panel: SummaryPanel) -> set[str]:
+    return {label.text() for label in panel.findChildren(QLabel)}
+
+
+def test_a_completed_run_says_what_its_report_does(qtbot: QtBot, app: App) -> None:
+    run = write_run("done")
+    panel = opened(qtbot, app, run.path)
+    assert panel.isVisible() and panel.is_open and panel.title.text() == "Completed"
+    assert panel.line.text().startswith("40 steps in ")
+    assert "best held-out loss 1.5000 at step 20" in panel.line.text()
+    qtbot.waitUntil(lambda: panel.height() > 100, timeout=WAIT_MS)
+    told, page = words_of(panel), Seen(report_of(read(RunAt(run.path)), "step")).text
+    for words in ("40.0 MiB", "44.0 MiB", "+10.00 %", "+340.00 %", "8.00 ms", "12.5 ms", "1.5000"):
+        assert words in told, words
+        assert words in page, words
+    assert any(text.startswith("Train under DistributedDataParallel") for text in told)
+    copy = next(button for button in panel.findChildren(QPushButton) if "Copy" in button.text())
+    copy.click()
+    assert "--strategy ddp" in QGuiApplication.clipboard().text()
+
+
+def test_it_is_folded_by_a_key_and_stays_so(qtbot: QtBot, app: App) -> None:
+    panel = opened(qtbot, app, write_run("done").path)
+    qtbot.waitUntil(lambda: panel.height() > 100, timeout=WAIT_MS)
+    assert panel.fold_button.accessibleName() == "Fold the summary"
+    panel.fold_button.setFocus()
+    qtbot.keyClick(panel.fold_button, Qt.Key.Key_Space)
+    assert not panel.is_open and panel.height() == summary.HEADER
+    page = app.window.editor.active_page()
+    assert page is not None and page.save_state() == {"summary": False}
+    page.restore_state({"summary": "odd"})
+    assert panel.wanted is None and panel.is_open
+    page.restore_state({"summary": False})
+    assert not panel.is_open
+
+
+@pytest.mark.parametrize("outcome", ["failed", "stopped", None])
+def test_of_other_ends_the_banner_speaks_and_the_summary_is_folded(
+    qtbot: QtBot, app: App, outcome: str | None
+) -> None:
+    run = write_run("other", outcome=outcome)
+    if outcome is None:
+        run.lose()
+    panel = opened(qtbot, app, run.path)
+    page = app.window.editor.active_page()
+    assert isinstance(page, RunTab) and page._banner.isVisible() and panel.isVisible() and not panel.is_open
+    assert [button.text() for button in panel.buttons] == ["Export Weights…", "Save a Report…"]
+
+
+def test_a_run_that_goes_on_and_one_without_steps_have_none(qtbot: QtBot, app: App) -> None:
+    alive = write_run("alive", outcome=None)
+    empty = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "empty")
+    empty.begin()
+    empty.end()
+    for run, outcome in ((alive, "running"), (empty, "completed")):
+        open_run(app, run.path)
+        page = app.window.editor.active_page()
+        assert isinstance(page, RunTab)
+        qtbot.waitUntil(lambda page=page, outcome=outcome: page.run.outcome == outcome, timeout=WAIT_MS)
+        assert page._ended.report is None and not page._summary.isVisible()
+    alive.end()
+    open_run(app, alive.path)
+    page = app.window.editor.active_page()
+    assert isinstance(page, RunTab)
+    qtbot.waitUntil(lambda: page._summary.isVisible(), timeout=WAIT_MS)
+
+
+def test_of_a_script_it_says_what_is_known(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    run = observed_run(Path(os.environ["RANKDECK_RUNS"]), tmp_path / "own.py")
+    panel = opened(qtbot, app, run.path)
+    assert panel.title.text() == "Lost" and "Steps done" in words_of(panel)
+    assert "Export Weights…" not in [button.text() for button in panel.buttons]
+
+
+def test_weights_are_exported_into_the_file_that_is_chosen(
+    qtbot: QtBot, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run("done")
+    save_file({"w": np.arange(3.0)}, run.dir.weights, metadata={"step": "40"})
+    panel = opened(qtbot, app, run.path)
+    target = tmp_path / "out"
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
+    next(button for button in panel.buttons if button.text() == "Export Weights…").click()
+    file = target.with_suffix(".safetensors")
+    qtbot.waitUntil(file.exists, timeout=60_000)
+    assert load_file(file)["w"].tolist() == [0.0, 1.0, 2.0]
+    said = app.window.toasts.history
+    qtbot.waitUntil(lambda: any("safetensors of" in notice.text for notice in said), timeout=WAIT_MS)
+
+
+def test_of_many_devices_the_phases_are_summed_up() -> None:
+    names = [f"Virtual {at}" for at in range(16)]
+    rows = [("forward", [f"{at} ms" for at in range(16)])]
+    table = PhaseTable(3, names, rows, [("forward", ["8.00 ms", "15.0 ms"])], "")
+    assert summary._phases(table) == (("", "median", "longest"), [("forward", "8.00 ms", "15.0 ms")])
+    few = PhaseTable(3, names[:2], [("forward", ["1 ms", "2 ms"])], [], "")
+    assert summary._phases(few) == (("", *names[:2]), [("forward", "1 ms", "2 ms")])
+
+
+@pytest.mark.parametrize("num_devices", [1, 16])
+@pytest.mark.parametrize("size", [(1440, 900), (1280, 720), (900, 700)])
+def test_it_fits_at_every_size(qtbot: QtBot, app: App, num_devices: int, size: tuple[int, int]) -> None:
+    app.window.resize(*size)
+    panel = opened(qtbot, app, write_run("done", num_devices).path)
+    panel.set_wanted(True)
+    qtbot.waitUntil(lambda: panel.height() > 60, timeout=WAIT_MS)
+    page = app.window.editor.active_page()
+    assert page is not None and panel.height() <= 0.42 * page.height() + 46
+    assert panel.geometry().right() < page.width()
+    for button in panel.buttons:
+        assert not button.isVisible() or button.geometry().right() <= panel.width()
+    app.window.grab()
+    assert in_one_line(page._ended.report)  # type: ignore[attr-defined]
