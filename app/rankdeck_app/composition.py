@@ -339,8 +339,9 @@ class App:
             self.window.editor.open(welcome.PAGE_ID)
 
     def _close(self) -> None:
-        if self.launching.num_pending:
-            self.window.hide()  # a launch that has begun reaches its guard first: up to some seconds
+        # A launch that was asked for reaches its guard first, which may take the disk and the engine seconds.
+        self.window.hide()
+        self.session.disk.settle()
         self.lists.close()
         self.comparisons.close()
         self.tabs.close()

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,19 @@ def test_closing_the_window_ends_no_run_and_the_next_start_names_it(
         wait_for(lambda: run.is_live and (run.step or 0) > 0, 30, "the living run in a tab")
     finally:
         close_app(again)
+
+
+def test_a_launch_that_waits_for_the_disk_while_the_window_closes_becomes_a_run(
+    app: App, tmp_path: Path
+) -> None:
+    configure(app, tmp_path, steps=1_000_000)
+    app.session.disk.settle()
+    app.session.disk.do(partial(time.sleep, 0.5))
+    app.launching.launch_draft()
+    assert not app.launching.num_pending
+    close_app(app)
+    (run,) = list_runs(runs_folder())
+    assert run.is_alive()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ were forked without exec keep their parent's old environment and are found throu
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,7 +75,9 @@ def end(processes: list[psutil.Process]) -> None:
 def named(process: psutil.Process) -> str:
     """One line about a process, for a failure message."""
     try:
-        return f"{process.pid} {process.status()}: {' '.join(process.cmdline())[:200]}"
+        age_s = time.time() - process.create_time()
+        words = " ".join(process.cmdline())
+        return f"{process.pid} of {process.ppid()}, {process.status()}, {age_s:.1f} s old: {words[:600]}"
     except psutil.Error:
         return f"{process.pid}: gone"
 
