@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
@@ -11,7 +10,8 @@ from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.layouts import column, push_button, row, text_label
+from rankdeck_app.views.dashboard.action_buttons import ActionButtons
+from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.painting import chart_font
 
 _MOST_MESSAGE = 600
@@ -29,10 +29,9 @@ class Banner(QWidget):
         self._theme = theme
         self._tone = "info"
         self._message, self._advice = text_label(), text_label(tone="dim")
-        self.buttons: list[QPushButton] = []
-        self._actions: list[PageAction] = []
         texts = column(self._message, self._advice, spacing=2)
-        self._row = row((texts, 1), on=self, margins=(14, 7, 12, 8), spacing=8)
+        line = row((texts, 1), on=self, margins=(14, 7, 12, 8), spacing=8)
+        self._actions = ActionButtons(line, self.acted)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         by_mouse, by_keys = (
             Qt.TextInteractionFlag.TextSelectableByMouse, Qt.TextInteractionFlag.TextSelectableByKeyboard,
@@ -42,6 +41,10 @@ class Banner(QWidget):
         self._message.setFont(chart_font(12, bold=True))
         theme.changed.connect(self.update)
         self.hide()
+
+    @property
+    def buttons(self) -> list[QPushButton]:
+        return self._actions.buttons
 
     @property
     def text(self) -> str:
@@ -56,25 +59,11 @@ class Banner(QWidget):
         self._message.setText(_shortened(message))
         self._advice.setText(_shortened(advice))
         self._advice.setVisible(bool(advice))
-        self._show_actions(list(actions))
+        self._actions.show(actions)
         self.setAccessibleName(message)
         self.setAccessibleDescription(advice)
         self.setVisible(True)
         self.update()
-
-    def _show_actions(self, actions: list[PageAction]) -> None:
-        """Buttons stay the same objects while nothing changes: one of them may have the focus."""
-        if actions == self._actions:
-            return
-        self._actions = actions
-        for button in self.buttons:
-            button.deleteLater()
-        self.buttons = [
-            push_button(action.tooltip, "", partial(self.acted.emit, action.command), height=24)
-            for action in actions
-        ]
-        for button in self.buttons:
-            self._row.addWidget(button)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter, color = QPainter(self), self._theme.color

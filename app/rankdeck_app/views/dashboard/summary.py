@@ -19,6 +19,7 @@ from rankdeck.compare.reported import PhaseTable, Reported
 from rankdeck.compare.suggesting import NextStep
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard.action_buttons import ActionButtons
 from rankdeck_app.widgets.controls import ElidedLabel, tool_button
 from rankdeck_app.widgets.flow import FlowLayout
 from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row, scrolled, text_label
@@ -47,7 +48,6 @@ class SummaryPanel(QWidget):
         super().__init__()
         self._theme = theme
         self._report: Reported | None = None
-        self._actions: list[PageAction] = []
         self._wanted: bool | None = None
         """Whether a person wants it open; None as long as nobody has said so."""
         self._is_usually_open = True
@@ -56,15 +56,15 @@ class SummaryPanel(QWidget):
         self.title, self.line = text_label(wrap=False), ElidedLabel("")
         self.title.setFont(chart_font(12, bold=True))
         self.line.setProperty("tone", "small")
-        self.buttons: list[QPushButton] = []
-        self._head = row(self.fold_button, self.title, (self.line, 1), spacing=8, align=MIDDLE)
-        self._head.setContentsMargins(8, 6, 8, 6)
+        head = row(self.fold_button, self.title, (self.line, 1), spacing=8, align=MIDDLE)
+        head.setContentsMargins(8, 6, 8, 6)
+        self._actions = ActionButtons(head, self.acted)
         self._inside = QWidget()
         self._flow = FlowLayout(self._inside, gap=24)
         self._body = scrolled(self._inside, "Summary")
         self._body.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         below = row((self._body, 1), margins=(14, 0, 6, 0))
-        column(self._head, (below, 1), on=self, margins=(1, 0, 1, 8), spacing=0)
+        column(head, (below, 1), on=self, margins=(1, 0, 1, 8), spacing=0)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.setAccessibleName("Summary of the run")
         theme.changed.connect(self.update)
@@ -77,14 +77,18 @@ class SummaryPanel(QWidget):
         self.setVisible(report is not None)
         self._is_usually_open = is_usually_open
         self.title.setText(title)
-        if list(actions) != self._actions:
-            self._show_actions(list(actions))
+        self._actions.show(actions)
+        self._show_buttons()
         if report is not None and report != self._report:
             self._report = report
             self.line.setText(in_one_line(report))
             self._fill(report)
             QTimer.singleShot(0, self, self._fit)  # what was just put together has no size before
         self._fit()
+
+    @property
+    def buttons(self) -> list[QPushButton]:
+        return self._actions.buttons
 
     @property
     def is_open(self) -> bool:
@@ -122,18 +126,6 @@ class SummaryPanel(QWidget):
         self.setFixedHeight(height)
 
     # What it shows
-
-    def _show_actions(self, actions: list[PageAction]) -> None:
-        self._actions = actions
-        for button in self.buttons:
-            button.deleteLater()
-        self.buttons = [
-            push_button(action.tooltip, "", partial(self.acted.emit, action.command), height=24)
-            for action in actions
-        ]
-        for button in self.buttons:
-            self._head.addWidget(button)
-        self._show_buttons()
 
     def _fill(self, report: Reported) -> None:
         clear(self._flow)
