@@ -20,7 +20,7 @@ from rankdeck.run.race import (
     entry_run,
     read_race,
 )
-from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step
+from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step, row_head
 from rankdeck.rundir import RaceDir, labels_stamp, read_labels
 
 _WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
@@ -100,12 +100,7 @@ def row_of_race(info: RunInfo) -> dict[str, Any]:
     race = info.race
     assert race is not None
     return {
-        "run": info.name,
-        "path": str(info.path),
-        "title": info.title,
-        "tags": list(info.labels.tags),
-        "archived": info.labels.is_archived,
-        "outcome": info.outcome,
+        **row_head(info),
         "strategy": None,
         "started": info.started,
         "steps": race.entries[0].steps if race.entries else 0,

@@ -150,17 +150,24 @@ def row_of(run: RunDir, info: RunInfo | None = None) -> dict[str, Any]:
     info = info or read_info(run)
     of_script = {"run_source": events.SCRIPT, "wrapper": info.strategy or None} if info.is_script else {}
     return {
+        **row_head(info),
+        "strategy": None if info.is_script else info.strategy or None,
+        "started": info.started,
+        "steps": info.step,
+        "steps_planned": info.steps,
+        **of_script,
+    }
+
+
+def row_head(info: RunInfo) -> dict[str, Any]:
+    """What the rows of runs and of races begin with."""
+    return {
         "run": info.name,
         "path": str(info.path),
         "title": info.title,
         "tags": list(info.labels.tags),
         "archived": info.labels.is_archived,
         "outcome": info.outcome,
-        "strategy": None if info.is_script else info.strategy or None,
-        "started": info.started,
-        "steps": info.step,
-        "steps_planned": info.steps,
-        **of_script,
     }
 
 
