@@ -20,6 +20,7 @@ from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.painting import watch_overflows
 from tests.helpers.patient_qtbot import PatientQtBot
+from tests.helpers.told_plan import PlanWorld
 
 
 def settle() -> None:
@@ -109,3 +110,11 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Services], MainWindow]]:
 def window(services: Services, make_window: Callable[[Services], MainWindow]) -> MainWindow:
     """An empty main window: no view is registered yet."""
     return make_window(services)
+
+
+@pytest.fixture
+def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
+    """A draft, its plan, and a planner that says what the test tells it."""
+    made = PlanWorld(tmp_path, monkeypatch)
+    yield made
+    made.close()

@@ -18,13 +18,6 @@ DDP = {"strategy.use": "ddp"}
 
 
 @pytest.fixture
-def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
-    world = PlanWorld(tmp_path, monkeypatch)
-    yield world
-    world.close()
-
-
-@pytest.fixture
 def run(qtbot: QtBot, tmp_path: Path) -> Iterator[LiveRun]:
     written = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "dp"}, "devices": {"use": "cpu:2"}})
     written.begin(devices=device_infos(2))

@@ -20,13 +20,6 @@ WAIT_MS = 10_000
 
 
 @pytest.fixture
-def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
-    world = PlanWorld(tmp_path, monkeypatch)
-    yield world
-    world.close()
-
-
-@pytest.fixture
 def written(world: PlanWorld, tmp_path: Path) -> Iterator[WrittenRace]:
     """A race that goes on, of what the draft says."""
     made = WrittenRace(tmp_path / "runs")

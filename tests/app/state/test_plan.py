@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck.config import from_dict
@@ -17,13 +16,6 @@ from rankdeck_app.state.plan_process import PlanProcess
 from tests.helpers.told_plan import GIB, TOLD, PlanWorld, line
 
 WAIT_MS = 10_000
-
-
-@pytest.fixture
-def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
-    world = PlanWorld(tmp_path, monkeypatch)
-    yield world
-    world.close()
 
 
 def shown(world: PlanWorld) -> dict[str, str]:

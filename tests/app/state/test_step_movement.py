@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,13 +24,6 @@ def moved(num_devices: int) -> Movement:
         Part("all-reduce", 0, num_bytes=2048, peers=group),
     ]
     return Movement({0: parts}, [0] * num_devices, [("data", num_devices)])
-
-
-@pytest.fixture
-def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
-    world = PlanWorld(tmp_path, monkeypatch)
-    yield world
-    world.close()
 
 
 @pytest.fixture

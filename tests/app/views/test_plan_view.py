@@ -32,13 +32,6 @@ WAIT_MS = 10_000
 
 
 @pytest.fixture
-def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
-    world = PlanWorld(tmp_path, monkeypatch)
-    yield world
-    world.close()
-
-
-@pytest.fixture
 def page(qtbot: QtBot, world: PlanWorld, tmp_path: Path) -> Iterator[PlanPage]:
     elsewhere = DraftPlan(world.draft, world.planner, world.parent)
     settings = Settings(tmp_path / "settings.toml")
