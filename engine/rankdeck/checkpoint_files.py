@@ -19,6 +19,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.phrases import Phrase, phrase
 
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"
@@ -64,23 +65,25 @@ class Checkpoint:
     def progress(self) -> Progress:
         return msgspec.json.decode(files.read_bytes(self.path / PROGRESS), type=Progress)
 
-    def damage(self) -> str | None:
+    def damage(self) -> Phrase | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
         try:
             commit = _read_commit(self.path)
-        except ValueError as error:
-            return str(error)
+        except ValueError:
+            return phrase("COMMIT cannot be read")
         for name, (num_bytes, expected) in commit.items():
             file = self.path / name
             try:
                 if not file.is_file():
-                    return f"{name} is missing"
-                if file.stat().st_size != num_bytes:
-                    return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
+                    return phrase("{file} is missing", file=name)
+                if (size := file.stat().st_size) != num_bytes:
+                    return phrase(
+                        "{file} has {size} bytes instead of {whole}", file=name, size=size, whole=num_bytes
+                    )
                 if checksum(file) != expected:
-                    return f"{name} does not match its checksum"
+                    return phrase("{file} does not match its checksum", file=name)
             except OSError as error:
-                return f"{name} cannot be read: {error.strerror}"
+                return phrase("{file} cannot be read: {why}", file=name, why=error.strerror)
         return None
 
 
@@ -99,7 +102,9 @@ def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         damage = checkpoint.damage()
         if damage is None:
             return checkpoint, complaints
-        complaints.append(f"The checkpoint of step {checkpoint.step} is damaged: {damage}.")
+        complaints.append(
+            phrase("The checkpoint of step {step} is damaged: {damage}.", step=checkpoint.step, damage=damage)
+        )
     return None, complaints
 
 
@@ -114,7 +119,7 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
         if commit["checksum"] != digest(json.dumps(listed, sort_keys=True).encode()):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise ValueError("COMMIT cannot be read") from None
+        raise ValueError from None
     return listed
 
 

@@ -15,17 +15,18 @@ import msgspec
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
+from rankdeck.base.phrases import marked
 
 VERSION = 1
 
 UNATTRIBUTED = "unattributed"
 """The kind of memory in a person's own script that no owner could be found for."""
 
-MEASURED_IN_REHEARSAL = "measured in rehearsal"
-MEASURED_ON_GPU = "measured on GPU"
-FOLLOWED = "measured in full observation"
+MEASURED_IN_REHEARSAL = marked("measured in rehearsal")
+MEASURED_ON_GPU = marked("measured on GPU")
+FOLLOWED = marked("measured in full observation")
 """The source of figures of a person's own script, of steps whose every operation was followed."""
-OWNERS_SEEN = "owners seen on CPU"
+OWNERS_SEEN = marked("owners seen on CPU")
 """The source of figures that add up the tensors whose owners were found: a peak is not known."""
 
 CONFIGURATION, SCRIPT = "configuration", "script"
@@ -93,7 +94,7 @@ class RankStarted(Event, tag="rank_started"):
     pid: int
     devices: list[int]
     uuids: list[str | None] = msgspec.field(default_factory=list)
-    phase: str = "started"
+    phase: str = marked("started")
     world_size: int | None = None
     stack_signal: int | None = None
 

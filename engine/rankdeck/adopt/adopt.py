@@ -20,6 +20,7 @@ from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import Origin
 from rankdeck.adopt.writing import Entry, toml_of
 from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.config import from_text
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.checks import FILL_IN
@@ -74,12 +75,16 @@ def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Sc
         source = ScriptSource.read(file, Path(config.script.folder) if is_module else file.parent)
     if file is not None and source is None:
         raise ConfigError(
-            f"{file}, the script of {run.name}, cannot be read any more.", code="unreadable", path=str(file)
+            phrase("{file}, the script of {run}, cannot be read any more.", file=file, run=run.name),
+            code="unreadable",
+            path=str(file),
         )
     if source is None:
         raise seen.NotAdoptableError(
-            f"{run.name} runs {config.script.run}, whose Python file is not known.",
-            advice="Name the script itself: rankdeck run path/to/script.py",
+            phrase(
+                "{run} runs {script}, whose Python file is not known.", run=run.name, script=config.script.run
+            ),
+            advice=phrase("Name the script itself: rankdeck run path/to/script.py"),
         )
     modules = {dotted.rpartition(".")[0] or dotted for dotted in source.imports.values()}
     beside = [other for module in sorted(modules) if (other := source.beside(module)) is not None]

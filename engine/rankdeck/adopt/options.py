@@ -10,6 +10,7 @@ from typing import Any
 
 from rankdeck.adopt.naming import Finding, is_plain
 from rankdeck.adopt.seen import NotAdoptableError, SeenScript
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard, option_fields
 
 _STRATEGIES = {
@@ -68,8 +69,8 @@ def strategy(seen: SeenScript) -> Finding:
     use = _STRATEGIES.get(name)
     if use is None:
         raise NotAdoptableError(
-            f"The model is wrapped in {lead.wrapper}, which no strategy is like.",
-            advice="There are strategies like DataParallel, DistributedDataParallel and fully_shard.",
+            phrase("The model is wrapped in {wrapper}, which no strategy is like.", wrapper=lead.wrapper),
+            advice=phrase("There are strategies like DataParallel, DistributedDataParallel and fully_shard."),
         )
     found = Finding(use, notes=[f"The script wraps its model in {name}."])
     options = lead.wrapper_options

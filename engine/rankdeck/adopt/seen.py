@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from rankdeck import events
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.config.script import ScriptConfig
 from rankdeck.rundir import EventReader, RunDir, attempt_of
 
@@ -101,8 +102,8 @@ def script_of(run: RunDir) -> ScriptConfig:
     script = run.script()
     if script is None:
         raise NotAdoptableError(
-            f"{run.name} is a run of a configuration already.",
-            advice=f"It is {run.config_file}: copy it and change it.",
+            phrase("{run} is a run of a configuration already.", run=run.name),
+            advice=phrase("It is {file}: copy it and change it.", file=run.config_file),
         )
     return script
 
@@ -136,13 +137,27 @@ def read(run: RunDir) -> SeenScript:
 def _nothing_seen(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
     if script.script.observe == "none":
         return NotAdoptableError(
-            f"{run.name} was not observed (--observe=none), so that nothing is known of its training.",
-            advice=f"Run it once more without that: rankdeck run {script.script.run}",
+            phrase(
+                "{run} was not observed (--observe=none), so that nothing is known of its training.",
+                run=run.name,
+            ),
+            advice=phrase("Run it once more without that: rankdeck run {script}", script=script.script.run),
         )
     return NotAdoptableError(
-        f"No optimizer step was seen in {run.name}, so that there is nothing to adopt.",
-        advice="Run the script until it trains. An optimizer that is no torch.optim.Optimizer is not seen.",
+        phrase("No optimizer step was seen in {run}, so that there is nothing to adopt.", run=run.name),
+        advice=phrase(
+            "Run the script until it trains. An optimizer that is no torch.optim.Optimizer is not seen."
+        ),
     )
+
+
+_THEIR_OWN_COLLECTIVES = marked(
+    "{run} has {world_size} ranks without a parallel wrapper: they meet by collectives of its own "
+    "({collectives})."
+)
+_NO_MEETING_SEEN = marked(
+    "{run} has {world_size} ranks without a parallel wrapper: they meet in a way that was not seen."
+)
 
 
 def _check(run: RunDir, seen: SeenScript) -> None:
@@ -151,22 +166,34 @@ def _check(run: RunDir, seen: SeenScript) -> None:
     leading = (lead.optimizer or "").rpartition(":")[2]
     others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}
     if others:
-        words = ", ".join(f"{name} ({steps} steps)" for name, steps in others.items())
+        turns = [
+            phrase("{optimizer} ({steps} steps)", optimizer=name, steps=steps)
+            for name, steps in [(leading, seen.steps), *others.items()]
+        ]
         raise NotAdoptableError(
-            f"{run.name} steps several optimizers in turn: {leading} ({seen.steps} steps), {words}.",
-            advice="A configuration trains one model with one optimizer. Keep this one a script: "
-            f"rankdeck run {seen.script.script.run}",
+            phrase("{run} steps several optimizers in turn: {turns}.", run=run.name, turns=listed(turns)),
+            advice=phrase(
+                "A configuration trains one model with one optimizer. Keep this one a script: "
+                "rankdeck run {script}",
+                script=seen.script.script.run,
+            ),
         )
     if leading == "LBFGS":
         raise NotAdoptableError(
-            f"{run.name} is trained by LBFGS, which runs the model several times within one step.",
-            advice="A configuration takes optimizers whose step needs one backward: sgd, adam, adamw.",
+            phrase(
+                "{run} is trained by LBFGS, which runs the model several times within one step.", run=run.name
+            ),
+            advice=phrase(
+                "A configuration takes optimizers whose step needs one backward: sgd, adam, adamw."
+            ),
         )
     if seen.world_size > 1 and lead.wrapper is None:
         own = [name for name in seen.collectives if name != "barrier"]
-        how = f"by collectives of its own ({', '.join(sorted(own))})" if own else "in a way that was not seen"
+        template = _THEIR_OWN_COLLECTIVES if own else _NO_MEETING_SEEN
         raise NotAdoptableError(
-            f"{run.name} has {seen.world_size} ranks without a parallel wrapper: they meet {how}.",
-            advice="Wrap the model in DistributedDataParallel, FullyShardedDataParallel or fully_shard, run "
-            "it again and adopt that run.",
+            phrase(template, run=run.name, world_size=seen.world_size, collectives=", ".join(sorted(own))),
+            advice=phrase(
+                "Wrap the model in DistributedDataParallel, FullyShardedDataParallel or fully_shard, run "
+                "it again and adopt that run."
+            ),
         )

@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from rankdeck.adopt.writing import in_one_line
-from rankdeck.base.errors import ConfigError, RankdeckError
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.script import OBSERVE
 
 _WORDS = (
@@ -28,7 +27,6 @@ _WORDS = (
     (r"run with -m\b", "run with module=True"),
 )
 """What commands say, and what a caller writes."""
-_TEXT = "Write it as text."
 _NUMBERS = ("gpu", "cpu", "auto")
 
 
@@ -38,10 +36,7 @@ def told_in_python() -> Iterator[None]:
     try:
         yield
     except RankdeckError as error:
-        error.problems = [
-            msgspec.structs.replace(one, message=_words(one.message), advice=_words(one.advice or "") or None)
-            for one in error.problems
-        ]
+        error.problems = [_in_python(one) for one in error.problems]
         error.message, error.advice = _words(error.message), _words(error.advice or "") or None
         error.args = (error.message,)
         for problem in error.problems:
@@ -51,17 +46,30 @@ def told_in_python() -> Iterator[None]:
         raise
 
 
+def _in_python(problem: Problem) -> Problem:
+    said = {"message": _words(problem.message), "advice": _words(problem.advice or "") or None}
+    return problem.but(**{name: words for name, words in said.items() if words != getattr(problem, name)})
+
+
 def _words(text: str) -> str:
     for of_commands, of_callers in _WORDS:
         text = re.sub(of_commands, of_callers, text)
     return text
 
 
-def wrong(name: str, value: Any, what: str, advice: str) -> ConfigError:
-    """`name = value is no whole number.`, shortened."""
+def wrong(name: str, value: Any, template: str, advice: str) -> ConfigError:
+    """`{name} = {value} is no whole number.`, shortened."""
+    return ConfigError(
+        phrase(template, name=name, value=_shortened(value)),
+        code="argument",
+        path=name,
+        advice=advice,
+    )
+
+
+def _shortened(value: Any) -> str:
     shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return ConfigError(f"{name} = {shown} is {what}.", code="argument", path=name, advice=advice)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def check_texts(**given: Any) -> None:
@@ -72,7 +80,9 @@ def check_texts(**given: Any) -> None:
     for name, value in given.items():
         paths = os.PathLike if name in ("script", "python", "runs", "path_or_name") else ()
         if value is not None and not isinstance(value, (str, paths) if paths else str):
-            raise wrong(name, value, "no text", 'As in devices="cpu:2".' if name == "devices" else _TEXT)
+            is_devices = name == "devices"
+            advice = phrase('As in devices="cpu:2".') if is_devices else phrase("Write it as text.")
+            raise wrong(name, value, marked("{name} = {value} is no text."), advice)
 
 
 def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
@@ -80,13 +90,26 @@ def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
     is_number = isinstance(ranks, int) and not isinstance(ranks, bool) and 1 <= ranks <= 1024
     if not (ranks is None or is_number or ranks in _NUMBERS):
         raise wrong(
-            "ranks", ranks, "no number of ranks", "Write a number from 1 to 1024, or gpu, cpu or auto."
+            "ranks",
+            ranks,
+            marked("{name} = {value} is no number of ranks."),
+            phrase("Write a number from 1 to 1024, or gpu, cpu or auto."),
         )
     is_number = isinstance(max_restarts, int) and not isinstance(max_restarts, bool) and max_restarts >= 0
     if not (max_restarts is None or is_number):
-        raise wrong("max_restarts", max_restarts, "no number of restarts", "Write a whole number from 0 on.")
+        raise wrong(
+            "max_restarts",
+            max_restarts,
+            marked("{name} = {value} is no number of restarts."),
+            phrase("Write a whole number from 0 on."),
+        )
     if observe is not None and observe not in OBSERVE:
-        raise wrong("observe", observe, "not a way to watch a script", "Use none, light or full.")
+        raise wrong(
+            "observe",
+            observe,
+            marked("{name} = {value} is not a way to watch a script."),
+            phrase("Use none, light or full."),
+        )
 
 
 def script_words(script: Any, args: Iterable[Any]) -> list[str]:
@@ -94,12 +117,15 @@ def script_words(script: Any, args: Iterable[Any]) -> list[str]:
 
     Raises: ConfigError for what is no single word.
     """
-    advice = (
+    advice = phrase(
         'Give each word for itself, as in rankdeck.run("train.py", "--lr", 0.1); those of a list as *words.'
     )
     if not isinstance(script, str | os.PathLike) or not os.fspath(script):
         raise wrong(
-            "script", script, "no script", 'Write its path, as in rankdeck.run("train.py", "--lr", 0.1).'
+            "script",
+            script,
+            marked("{name} = {value} is no script."),
+            phrase('Write its path, as in rankdeck.run("train.py", "--lr", 0.1).'),
         )
     return [os.fspath(script), *(_word(f"args[{at}]", one, advice) for at, one in enumerate(args))]
 
@@ -109,12 +135,18 @@ def environment(env: Any) -> list[str]:
 
     Raises: ConfigError for what is no table of them.
     """
-    advice = 'As in env={"LEVEL": 3}.'
+    advice = phrase('As in env={"LEVEL": 3}.')
     if env is not None and not isinstance(env, Mapping):
-        raise wrong("env", env, "no table of variables", advice)
+        raise wrong("env", env, marked("{name} = {value} is no table of variables."), advice)
     for key in env or ():
         if not isinstance(key, str) or not key or "=" in key:
-            raise wrong("env", env, f"no table of variables: {key!r} is no name", advice)
+            shown, told = _shortened(env), repr(key)
+            raise ConfigError(
+                phrase("env = {value} is no table of variables: {key} is no name.", value=shown, key=told),
+                code="argument",
+                path="env",
+                advice=advice,
+            )
     return [f"{key}={_word(f'env[{key!r}]', value, advice)}" for key, value in (env or {}).items()]
 
 
@@ -123,7 +155,7 @@ def _word(name: str, value: Any, advice: str) -> str:
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     if isinstance(plain, str | int | float | os.PathLike):
         return str(plain)
-    raise wrong(name, value, "no text and no number", advice)
+    raise wrong(name, value, marked("{name} = {value} is no text and no number."), advice)
 
 
 def override_words(overrides: Any) -> list[str]:
@@ -131,11 +163,11 @@ def override_words(overrides: Any) -> list[str]:
 
     Raises: ConfigError for what is no table of options.
     """
-    advice = 'Write a table, as in {"train.steps": 50}.'
+    advice = phrase('Write a table, as in {"train.steps": 50}.')
     if isinstance(overrides, Mapping):
         return [f"{key}={in_one_line(as_tables(value, str(key)))}" for key, value in overrides.items()]
     if isinstance(overrides, str) or not isinstance(overrides, Iterable | None):
-        raise wrong("overrides", overrides, "no table of options", advice)
+        raise wrong("overrides", overrides, marked("{name} = {value} is no table of options."), advice)
     words = list(overrides or ())
     check_texts(overrides=next((one for one in words if not isinstance(one, str)), None))
     return words
@@ -159,5 +191,8 @@ def as_tables(value: Any, place: str = "config") -> Any:
     if isinstance(value, str | int | float):
         return value
     raise wrong(
-        place, value, "nothing that a configuration can say", "Write text, a number, a list or a table."
+        place,
+        value,
+        marked("{name} = {value} is nothing that a configuration can say."),
+        phrase("Write text, a number, a list or a table."),
     )

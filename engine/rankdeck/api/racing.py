@@ -20,6 +20,7 @@ from rankdeck.api.run_object import Run
 from rankdeck.api.starting import Config, config_of, runs_folder
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
 from rankdeck.base.files import read_text
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.cli import console
 from rankdeck.cli.race import DEFAULT_STEPS, LEAST_STEPS, MOST_STEPS, facts_of, stop_race
 from rankdeck.cli.race_tables import entry_line, introduction
@@ -58,8 +59,10 @@ def race(
         check_texts(devices=devices, runs=runs)
         words = [] if only is None else ["--only", _names(only)]
         if not (isinstance(steps, int) and LEAST_STEPS <= steps <= MOST_STEPS):
-            advice = f"Write a whole number from {LEAST_STEPS} to {MOST_STEPS}."
-            raise wrong("steps", steps, "no number of steps", advice)
+            advice = phrase(
+                "Write a whole number from {least} to {most}.", least=LEAST_STEPS, most=MOST_STEPS
+            )
+            raise wrong("steps", steps, marked("{name} = {value} is no number of steps."), advice)
         chosen = config_of(config, None, devices, None, override_words(overrides))
         words += ["--steps", str(steps), "--runs", str(runs_folder(runs))]
         made = Raced(_begun(chosen, words))
@@ -69,7 +72,8 @@ def race(
 def _names(only: Any) -> str:
     names = [only] if isinstance(only, str) else list(only) if isinstance(only, Iterable) else [only]
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise wrong("only", only, "no list of strategies", 'As in only=["ddp", "fsdp"].')
+        advice = phrase('As in only=["ddp", "fsdp"].')
+        raise wrong("only", only, marked("{name} = {value} is no list of strategies."), advice)
     return ",".join(names)
 
 
@@ -87,8 +91,15 @@ def _begun(config: RunConfig, words: Sequence[str]) -> Path:
             return Path(told["path"])
         problems = [msgspec.convert(one, Problem) for one in told["problems"]]
     except (IndexError, KeyError, TypeError, msgspec.MsgspecError):
-        last = err.strip().rpartition("\n")[2] or f"it ended with exit status {done.returncode}"
-        raise RankdeckError(f"The race could not be begun: {last}", code="race") from None
+        last = err.strip().rpartition("\n")[2]
+        told = (
+            phrase("The race could not be begun: {last}", last=last)
+            if last
+            else phrase(
+                "The race could not be begun: it ended with exit status {status}", status=done.returncode
+            )
+        )
+        raise RankdeckError(told, code="race") from None
     raise ConfigError(problems[0].message, problems=problems)
 
 
@@ -146,7 +157,9 @@ class Raced:
         try:
             asked = read_text(self._dir.asked)
         except OSError as error:
-            raise ConfigError(f"{self._dir.asked} cannot be read: {error.strerror}.") from None
+            raise ConfigError(
+                phrase("{file} cannot be read: {why}.", file=self._dir.asked, why=error.strerror)
+            ) from None
         return entry_config(from_text(asked, folder=self._dir.path), entry.predicted)
 
     def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Raced:
@@ -171,9 +184,11 @@ class Raced:
                     return self
                 if until_s is not None and time.monotonic() > until_s:
                     raise RankdeckError(
-                        f"{self.name} is not over within {timeout_s:g} s.",
+                        phrase(
+                            "{race} is not over within {timeout_s:g} s.", race=self.name, timeout_s=timeout_s
+                        ),
                         code="timeout",
-                        advice="Wait longer, or stop it with stop().",
+                        advice=phrase("Wait longer, or stop it with stop()."),
                     )
                 time.sleep(_POLL_S)
         except KeyboardInterrupt:
@@ -188,7 +203,12 @@ class Raced:
         """
         if self._dir.is_alive() and not stop_race(self._dir, within_s=_STOPPED_WITHIN_S):
             raise RankdeckError(
-                f"{self.name} has not stopped within {_STOPPED_WITHIN_S:.0f} s.", code="not-stopped"
+                phrase(
+                    "{race} has not stopped within {timeout_s:.0f} s.",
+                    race=self.name,
+                    timeout_s=_STOPPED_WITHIN_S,
+                ),
+                code="not-stopped",
             )
         return self
 
@@ -204,8 +224,13 @@ class Raced:
         bad = [entry for entry in found.entries if entry.state == FAILED]
         apart = [one for one in found.entries if one.agreement and one.agreement.verdict == DIFFERS]
         problems = [entry.problem for entry in bad if entry.problem is not None]
-        told = [f"{one.label} failed" for one in bad] + [f"losses of {one.label} differ" for one in apart]
-        raise TrainingError(f"{self.name}: {'; '.join(told) or f'it is {found.outcome}'}.", problems=problems)
+        told = [phrase("{label} failed", label=one.label) for one in bad]
+        told += [phrase("losses of {label} differ", label=one.label) for one in apart]
+        if told:
+            message = phrase("{race}: {told}.", race=self.name, told=listed(told, marked("{before}; {one}")))
+        else:
+            message = phrase("{race}: it is {outcome}.", race=self.name, outcome=found.outcome)
+        raise TrainingError(message, problems=problems)
 
     def __repr__(self) -> str:
         found = self._read()
@@ -225,14 +250,16 @@ class Raced:
                 return entry
         known = ", ".join(entry.label for entry in field)
         raise ConfigError(
-            f"{self.name} has no entry {label!r}.", code="no-entry", advice=f"There are: {known}."
+            phrase("{race} has no entry {label!r}.", race=self.name, label=label),
+            code="no-entry",
+            advice=phrase("There are: {known}.", known=known),
         )
 
     def _read(self) -> RaceFile:
         found = read_race(self._dir)
         if found is None:
             raise ConfigError(
-                f"{self._dir.file} cannot be read, or a newer version wrote it.",
+                phrase("{file} cannot be read, or a newer version wrote it.", file=self._dir.file),
                 code="unreadable",
                 path=str(self._dir.file),
             )

@@ -18,6 +18,7 @@ from rankdeck.api.figures import Figures, Floats, MetricValues, Whole
 from rankdeck.api.showing import display_for
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
 from rankdeck.launch.control import request_stop, wait_ended
@@ -80,9 +81,9 @@ class Run:
             raise
         if self.is_running:
             raise RankdeckError(
-                f"{self.name} has not ended within {timeout_s:g} s.",
+                phrase("{run} has not ended within {timeout_s:g} s.", run=self.name, timeout_s=timeout_s),
                 code="timeout",
-                advice="Wait longer, or stop it with run.stop().",
+                advice=phrase("Wait longer, or stop it with run.stop()."),
             )
         # Its last word is said just before its guard lets go: then nothing of it is left.
         wait_ended(self._dir, _STOPPED_WITHIN_S)
@@ -109,9 +110,13 @@ class Run:
                     raise
         if not wait_ended(self._dir, _STOPPED_WITHIN_S):
             raise RankdeckError(
-                f"{self.name} has not stopped within {_STOPPED_WITHIN_S:.0f} s.",
+                phrase(
+                    "{run} has not stopped within {timeout_s:.0f} s.",
+                    run=self.name,
+                    timeout_s=_STOPPED_WITHIN_S,
+                ),
                 code="not-stopped",
-                advice="Try run.stop(now=True).",
+                advice=phrase("Try run.stop(now=True)."),
             )
         return self
 
@@ -123,8 +128,8 @@ class Run:
         """
         if self.outcome in ("failed", "lost"):
             problems = [problem for problem in self.problems if problem.severity == "error"]
-            first = problems[0].message if problems else f"It is {self.outcome}."
-            raise TrainingError(f"{self.name}: {first}", problems=problems)
+            first = problems[0].message if problems else phrase("It is {outcome}.", outcome=self.outcome)
+            raise TrainingError(phrase("{run}: {first}", run=self.name, first=first), problems=problems)
         return self
 
     # Figures.
@@ -191,7 +196,9 @@ class Run:
         }
         attempts = [int(file.name.split(".")[1]) for logs in found.values() for file in logs]
         if not attempts:
-            raise ConfigError(f"{self.name} has no log of rank {rank}.", code="no-log")
+            raise ConfigError(
+                phrase("{run} has no log of rank {rank}.", run=self.name, rank=rank), code="no-log"
+            )
         texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
         parts = [files.read_tail(text, files.LARGEST_BYTES)[1] for text in texts if files.is_regular(text)]
         return b"".join(parts).decode("utf-8", "replace")
@@ -205,11 +212,11 @@ class Run:
         if not self._dir.weights.is_file():
             is_script = self._dir.script() is not None
             raise ConfigError(
-                f"{self.name} has no weights.",
+                phrase("{run} has no weights.", run=self.name),
                 code="no-weights",
-                advice="A script's weights are where the script itself saves them."
+                advice=phrase("A script's weights are where the script itself saves them.")
                 if is_script
-                else "They are saved after the last step.",
+                else phrase("They are saved after the last step."),
             )
         from safetensors.torch import load_file
 

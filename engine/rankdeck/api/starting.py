@@ -28,6 +28,7 @@ from rankdeck.api.arguments import (
 )
 from rankdeck.api.run_object import Run
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import load_config
 from rankdeck.cli.run_options import RunOptions, script_config
@@ -161,9 +162,10 @@ def config_of(
         return load_config(str(config), strategy=strategy, devices=devices, name=name, overrides=overrides)
     tables = config.to_dict() if isinstance(config, RunConfig) else config
     if not isinstance(tables, Mapping) or not tables:
-        what = "nothing that trains" if isinstance(tables, Mapping) else "no configuration"
-        advice = 'Name a TOML file or a preset, or say what trains, as in {"model": {"use": "mlp"}}.'
-        raise wrong("config", tables, what, advice)
+        nothing = marked("{name} = {value} is nothing that trains.")
+        other = marked("{name} = {value} is no configuration.")
+        advice = phrase('Name a TOML file or a preset, or say what trains, as in {"model": {"use": "mlp"}}.')
+        raise wrong("config", tables, nothing if isinstance(tables, Mapping) else other, advice)
     try:
         return from_text(
             tomlkit.dumps(as_tables(tables)),

@@ -17,11 +17,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
 
-from rankdeck.base.phrases import Argument, Phrase
+from rankdeck.base.phrases import Argument, Phrase, phrase
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,7 +33,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `cure` is what would mend a configuration, where that is known: dotted keys and their values, None to
     leave a key out; `advice` says the same in words.
     `templates` and `arguments` are by "message" and "advice", where these were made of a phrase: the sentence
-    with `{name}` in it, and what is filled in.
+    with `{name}` in it, and what is filled in. What a phrase among these was made of is by "message.name".
     """
 
     code: str
@@ -51,28 +52,55 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         for name in ("message", "advice"):
             said = getattr(self, name)
             if isinstance(said, Phrase):
-                set_field = msgspec.structs.force_setattr
-                set_field(self, name, str(said))
-                set_field(self, "templates", {**self.templates, name: said.template})
-                set_field(self, "arguments", {**self.arguments, name: said.arguments})
+                msgspec.structs.force_setattr(self, name, str(said))
+                self._keep(name, said)
+
+    def _keep(self, name: str, said: Phrase) -> None:
+        set_field = msgspec.structs.force_setattr
+        set_field(self, "templates", {**self.templates, name: said.template})
+        set_field(self, "arguments", {**self.arguments, name: said.plain_arguments()})
+        for hole, value in said.arguments.items():
+            if isinstance(value, Phrase):
+                self._keep(f"{name}.{hole}", value)
 
     def but(self, **changes: Any) -> Problem:
         """The same, with some of it said otherwise."""
-        templates = {name: text for name, text in self.templates.items() if name not in changes}
-        arguments = {name: values for name, values in self.arguments.items() if name not in changes}
+        templates = {name: text for name, text in self.templates.items() if _field(name) not in changes}
+        arguments = {name: values for name, values in self.arguments.items() if _field(name) not in changes}
         return msgspec.structs.replace(self, **{"templates": templates, "arguments": arguments, **changes})
+
+    def said(self, name: str) -> str:
+        """The "message" or the "advice" as the phrase that it was made of. Never of a problem in a file of a
+        run: its templates may be anything.
+        """
+        return self._made(name, getattr(self, name) or "")
+
+    def _made(self, name: str, text: str) -> str:
+        if name not in self.templates:
+            return text
+        made = Phrase(text)
+        made.template = self.templates[name]
+        made.arguments = {
+            hole: self._made(f"{name}.{hole}", value) if isinstance(value, str) else value
+            for hole, value in self.arguments.get(name, {}).items()
+        }
+        return made
 
     def __hash__(self) -> int:
         return hash((self.code, self.message, self.path, self.line, self.rank))
 
     def headline(self, file: str | None = None) -> str:
         """The message with its rank and its place; `file` is where `line` counts."""
-        named = self.rank is None or f"rank {self.rank}" in self.message.lower()
-        who = "" if named else f"rank {self.rank}: "
-        if self.line is None or f", line {self.line})" in self.message:
-            return f"{who}{self.message}"
-        where = f"{file}, line {self.line}" if file else f"line {self.line}"
-        return f"{who}{self.message.removesuffix('.')} ({where})."
+        said: str = self.message
+        if self.line is not None and f", line {self.line})" not in said:
+            text, line = said.removesuffix("."), self.line
+            if file:
+                said = phrase("{message} ({file}, line {line}).", message=text, file=file, line=line)
+            else:
+                said = phrase("{message} (line {line}).", message=text, line=line)
+        if self.rank is None or f"rank {self.rank}" in self.message.lower():
+            return said
+        return phrase("rank {rank}: {message}", rank=self.rank, message=said)
 
     @property
     def sentence(self) -> str:
@@ -156,10 +184,15 @@ class TrainingError(RankdeckError):
     exit_code = 1
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+def _field(name: str) -> str:
+    """Of a name in `templates`: "message.where" is of "message"."""
+    return name.partition(".")[0]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> Phrase | None:
     """'Did you mean "steps"?' for the closest known word, or None when nothing is close."""
     close = closest(word, known)
-    return None if close is None else f'Did you mean "{close}"?'
+    return None if close is None else phrase('Did you mean "{word}"?', word=close)
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -170,14 +203,21 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 def cure_in_words(cure: Mapping[str, Any]) -> str:
     """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
-    settings = [
+    settings = _all_of(
         f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in cure.items() if value is not None
-    ]
-    left_out = [key for key, value in cure.items() if value is None]
-    parts = [f"set {' and '.join(settings)}" if settings else ""]
-    parts.append(f"leave {' and '.join(left_out)} out" if left_out else "")
-    words = " and ".join(filter(None, parts))
-    return words[:1].upper() + words[1:]
+    )
+    options = _all_of(key for key, value in cure.items() if value is None)
+    if settings and options:
+        return phrase("Set {settings} and leave {options} out", settings=settings, options=options)
+    if settings:
+        return phrase("Set {settings}", settings=settings)
+    return phrase("Leave {options} out", options=options) if options else ""
+
+
+def _all_of(words: Iterable[str]) -> str:
+    """'a and b and c'."""
+    items = list(words)
+    return reduce(lambda before, one: phrase("{before} and {one}", before=before, one=one), items or [""])
 
 
 def one_of(words: Iterable[str]) -> str:
@@ -185,4 +225,4 @@ def one_of(words: Iterable[str]) -> str:
     items = [str(word) for word in words]
     if len(items) < 2:
         return "".join(items)
-    return f"{', '.join(items[:-1])} or {items[-1]}"
+    return phrase("{words} or {last}", words=", ".join(items[:-1]), last=items[-1])

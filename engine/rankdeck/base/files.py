@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rankdeck.base.phrases import phrase
+
 
 def write_whole(
     path: Path,
@@ -88,7 +90,7 @@ def open_regular(path: Path) -> int:
     if stat.S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    raise OSError(errno.EINVAL, phrase("it is no regular file"), str(path))
 
 
 def is_locked(path: Path) -> bool:
@@ -135,7 +137,7 @@ def read_bytes(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
     """
     data = read_at(path, 0, most_bytes + 1)
     if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes", str(path))
+        raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=most_bytes), str(path))
     return data
 
 

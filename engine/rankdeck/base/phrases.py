@@ -5,24 +5,63 @@ language later. The engine speaks English; the window looks the template up in i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any
+
+import msgspec
 
 Argument = str | int | float | bool
 
 
 class Phrase(str):
-    """A sentence as it reads in English, with what it was made of. It is for a message or an advice, which
-    keep both; anywhere else it is a plain string.
+    """A sentence as it reads in English, with what it was made of. What is sent or kept as JSON holds plain
+    strings: `Problem` and `Telling` keep templates and arguments beside theirs.
     """
 
     __slots__ = ("arguments", "template")
     template: str
     arguments: dict[str, Argument]
 
+    def plain_arguments(self) -> dict[str, Argument]:
+        """The arguments as JSON takes them: a phrase among them as it reads in English, NaN as text."""
+        return {
+            name: str(value) if isinstance(value, str) or _is_no_number(value) else value
+            for name, value in self.arguments.items()
+        }
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a sentence was made of."""
+
+    template: str
+    arguments: dict[str, Argument] = {}
+
+
+class Telling(msgspec.Struct, kw_only=True):
+    """A line of JSON with sentences in it: fields that are made of phrases, alone or in a list, hold plain
+    strings, and `phrases` says by the sentence what it was made of.
+    """
+
+    phrases: dict[str, Said] = {}
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, Phrase):
+                setattr(self, name, self._plain(value))
+            elif isinstance(value, list) and any(isinstance(one, Phrase) for one in value):
+                setattr(self, name, [self._plain(one) if isinstance(one, Phrase) else one for one in value])
+
+    def _plain(self, said: Phrase) -> str:
+        self.phrases = {**self.phrases, str(said): Said(said.template, said.plain_arguments())}
+        return str(said)
+
 
 def phrase(template: str, /, **arguments: Any) -> Phrase:
     """The template with `{name}` filled in; without arguments it is taken as it stands. What is neither a
-    number nor a text is filled in as its `str`.
+    number nor a text is filled in as its `str`; a phrase stays one.
     """
     known = {name: _plain(value) for name, value in arguments.items()}
     said = Phrase(template.format(**known) if known else template)
@@ -35,9 +74,21 @@ def marked(text: str) -> str:
     return text
 
 
+COMMAS = marked("{before}, {one}")
+
+
+def listed(parts: Iterable[str], template: str = COMMAS) -> str:
+    """A few parts one after another, in which phrases stay phrases."""
+    return reduce(lambda before, one: phrase(template, before=before, one=one), list(parts) or [""])
+
+
+def _is_no_number(value: Argument) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _plain(value: object) -> Argument:
     """Numbers as Python's own, which can be encoded; numpy's are of their classes."""
-    if isinstance(value, bool):
+    if isinstance(value, bool | Phrase):
         return value
     if isinstance(value, int):
         return int(value)

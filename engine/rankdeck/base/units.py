@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 
+from rankdeck.base.phrases import phrase
+
 _BINARY = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
@@ -24,7 +26,7 @@ def parse_bytes(text: str | int) -> int:
     match = _SIZE.fullmatch(text)
     factor = None if match is None else (_BINARY | _DECIMAL).get(match[2].lower())
     if match is None or factor is None:
-        raise ValueError(f'"{text}" is not a size; write it as "24GiB", "512MiB" or "16GB"')
+        raise ValueError(phrase('"{text}" is not a size; write it as "24GiB", "512MiB" or "16GB"', text=text))
     return int(float(match[1]) * factor)
 
 
@@ -68,4 +70,4 @@ def format_rate(per_s: float) -> str:
 
 def format_loss(loss: float) -> str:
     """'0.0123', 'not finite'."""
-    return f"{loss:.4f}" if math.isfinite(loss) else "not finite"
+    return f"{loss:.4f}" if math.isfinite(loss) else phrase("not finite")

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from rankdeck.base.phrases import phrase
 from rankdeck.torch_compat.dtensors import is_dtensor
 
 _EXACT = 2**53
@@ -50,7 +51,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         shape = value.shape if isinstance(value, np.ndarray) else None
         return {"$numpy": [value.dtype.str, shape, _text(value.tobytes())]}
-    raise TypeError(f"{kind.__name__}, an object that no file holds without code")
+    raise TypeError(phrase("{kind}, an object that no file holds without code", kind=kind.__name__))
 
 
 def from_plain(plain: Any, device: torch.device | None = None) -> Any:
@@ -95,7 +96,7 @@ def _plain_dict(value: dict[Any, Any]) -> dict[str, Any]:
 def _plain_tensor(tensor: Tensor) -> dict[str, Any]:
     own = tensor.full_tensor() if is_dtensor(tensor) else tensor
     if own.layout is not torch.strided:
-        raise TypeError(f"a tensor of layout {own.layout}")
+        raise TypeError(phrase("a tensor of layout {layout}", layout=own.layout))
     data = safetensors.torch.save({"": own.detach().cpu().contiguous()})
     return {"$tensor": _text(data), "on_host": own.device.type == "cpu"}
 

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.files import sync_to_disk, write_whole
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint.rng import put_random_states, random_states
 from rankdeck.checkpoint.training_state import (
@@ -186,7 +187,11 @@ class CheckpointStore:
         needed = sum({name: size for part in sizes for name, size in part.items()}.values())
         free = shutil.disk_usage(self.folder).free
         if self._rank == 0 and needed > free:
-            words = f"it needs {format_bytes(needed)}, and the disk has {format_bytes(free)} free"
+            words = phrase(
+                "it needs {needed}, and the disk has {free} free",
+                needed=format_bytes(needed),
+                free=format_bytes(free),
+            )
             raise OSError(errno.ENOSPC, words)
 
     def _write(self, target: Path, saved: Saved, extra: Mapping[str, Tensor], *, dry: bool) -> _Written:
@@ -308,10 +313,13 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except (Exception, CheckpointException) as error:
         raise ConfigError(
-            f"The checkpoint of step {checkpoint.step} does not fit this model or optimizer: "
-            f"{_reason(error)}.",
+            phrase(
+                "The checkpoint of step {step} does not fit this model or optimizer: {why}.",
+                step=checkpoint.step,
+                why=_reason(error),
+            ),
             code="checkpoint-mismatch",
-            advice="Use the model and optimizer that wrote it.",
+            advice=phrase("Use the model and optimizer that wrote it."),
         ) from None
 
 
@@ -349,17 +357,17 @@ def _random_file(rank: int) -> str:
     return f"rank-{rank}.random.safetensors"
 
 
-def _not_saved(step: int | None, reason: str, is_disk: bool) -> CheckpointError:
+def _not_saved(step: int | None, why: str, is_disk: bool) -> CheckpointError:
     """`step` is None where it was only tried out."""
-    words = "Training goes on; the last good checkpoint stays. If the disk is full, free space."
-    what = "A checkpoint of this run" if step is None else f"The checkpoint of step {step}"
+    message = phrase("A checkpoint of this run could not be written: {why}.", why=why)
+    if step is not None:
+        message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
+    advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
+    if is_disk:
+        advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
     # Whoever asked for a checkpoint waits for the first of these codes.
     of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
-    return CheckpointError(
-        f"{what} could not be written: {reason}.",
-        code=of_disk if is_disk else CANNOT_BE_SAVED,
-        advice=words if is_disk else "Keep numbers, words, tensors, lists and dictionaries of them there.",
-    )
+    return CheckpointError(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -376,7 +384,7 @@ def _reason(error: BaseException) -> str:
     """The innermost cause on one line."""
     error = _innermost(error)
     if isinstance(error, CheckpointError):
-        return error.message.rstrip(".")
+        return error.message
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()).rstrip(".")

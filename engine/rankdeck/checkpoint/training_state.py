@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.checkpoint.beside import Beside
 from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint_files import CheckpointError
@@ -29,6 +30,8 @@ from rankdeck.torch_compat.modules import split_state
 
 _EXTRA = "model/"
 """Before the name of a module's extra state, among values."""
+_OF_OPTIMIZER = marked("The optimizer keeps {name} for each parameter, and in it {inside}")
+_OF_MODEL = marked("The model keeps {name}, its extra state, and in it {inside}")
 
 
 class TrainingState:
@@ -69,7 +72,7 @@ def state_of(state: TrainingState) -> Saved:
                 where = own if kind == "slice" else tensors
                 where |= {f"{kind}.{name}.{what}": value for name in names}
             elif value is not None:
-                plain = _plain(value, f"The optimizer keeps {what} for each parameter")
+                plain = _plain(value, _OF_OPTIMIZER, what)
                 values |= {f"{name}.{what}": plain for name in names}
     return Saved(tensors, own, values | extra, elsewhere, [in_words(name) for name in lost])
 
@@ -86,8 +89,7 @@ def extra_state_of(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[dict
     Raises: CheckpointError for one that no file can hold.
     """
     everything = {
-        _EXTRA + name: _plain(value, f"The model keeps {name}, its extra state")
-        for name, value in split_state(module)[1].items()
+        _EXTRA + name: _plain(value, _OF_MODEL, name) for name, value in split_state(module)[1].items()
     }
     run_here = {part for stage in stages for part in stage.modules()}
     not_here = {path for path, part in module.named_modules() if stages and part not in run_here}
@@ -113,11 +115,11 @@ def in_words(name: str) -> str:
     return f"{place}.{key} of the model" if place else f"the model's {key}"
 
 
-def _plain(value: Any, what: str) -> Any:
+def _plain(value: Any, cannot: str, name: str) -> Any:
     try:
         return to_plain(value)
     except TypeError as error:
-        raise CheckpointError(f"{what}, and in it {error}") from None
+        raise CheckpointError(phrase(cannot, name=name, inside=error.args[0])) from None
 
 
 def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:

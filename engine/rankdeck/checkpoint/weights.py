@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.files import write_whole
+from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint.plain import from_plain
 from rankdeck.checkpoint.training_state import extra_state_of, put_together, single_numbers
 from rankdeck.checkpoint_files import CheckpointError
@@ -67,11 +68,13 @@ def try_weights_file(module: nn.Module) -> None:
         extra = _by_name([extra_state_of(module, ())])
         weights_file(single_numbers(split_state(module)[0]), {}, extra)
     except Exception as error:
-        reason = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        why = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"The model's weights could not be saved at the end: {reason}.",
+            phrase("The model's weights could not be saved at the end: {why}.", why=why),
             code="weights-not-saved",
-            advice="Keep numbers, words, tensors, lists and dictionaries of them in the model's state_dict.",
+            advice=phrase(
+                "Keep numbers, words, tensors, lists and dictionaries of them in the model's state_dict."
+            ),
         ) from (None if isinstance(error, CheckpointError) else error)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run
 
@@ -31,10 +32,10 @@ def adopt(
     adopted = adopted_from(run, file.absolute().parent)
     if file.exists() and not force:
         raise ConfigError(
-            f"{file} is there already.",
+            phrase("{file} is there already.", file=file),
             code="exists",
             path=str(file),
-            advice="Name another file with -o, or replace it with --force.",
+            advice=phrase("Name another file with -o, or replace it with --force."),
         )
     write_whole(file, lambda target: target.write_text(adopted.text, encoding="utf-8"))
     if run.outcome() == "running":

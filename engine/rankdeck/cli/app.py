@@ -17,6 +17,7 @@ import typer
 
 from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import (
     adopt,
     attach,
@@ -151,8 +152,14 @@ def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None
 
 def _machine_problem(error: OSError) -> Problem:
     """A file or a process that the system refused, where no command had better words for it."""
-    what = f"{error.filename}: " if error.filename else ""
-    return Problem("system", f"{what}{error.strerror or error}.", path=error.filename and str(error.filename))
+    why = error.strerror or error
+    if not error.filename:
+        return Problem("system", phrase("{why}.", why=why))
+    return Problem(
+        "system",
+        phrase("{file}: {why}.", file=error.filename, why=why),
+        path=str(error.filename),
+    )
 
 
 def _usage_problem(error: Exception) -> Problem | None:
@@ -176,8 +183,11 @@ def _usage_problem(error: Exception) -> Problem | None:
     ).partition(" Did you mean ")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "rankdeck"
-    advice = f"See {path} --help."
-    return Problem("usage", message, advice=f"Did you mean {hint} {advice}" if hint else advice)
+    if hint:
+        advice = phrase("Did you mean {options} See {command} --help.", options=hint, command=path)
+    else:
+        advice = phrase("See {command} --help.", command=path)
+    return Problem("usage", message, advice=advice)
 
 
 def _silence_stdout() -> None:

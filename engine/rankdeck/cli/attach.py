@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
 
@@ -33,6 +34,7 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
 def stop(
     name: RunName,
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Stop a run or a race and everything that belongs to it."""
     from rankdeck.cli import staying
@@ -40,7 +42,7 @@ def stop(
 
     race = find_race(name)
     if race is not None:
-        return _stop_race(race)
+        return _stop_race(race, as_json)
     run = find_run(name)
     outcome = run.outcome()
     if outcome != "running":
@@ -50,15 +52,22 @@ def stop(
     timeout_s = staying.STOPPED_WITHIN_S if is_script(run) else STOPPED_WITHIN_S
     if not wait_ended(run, timeout_s):
         raise MachineError(
-            f"{run.name} has not stopped within {timeout_s:.0f} s.",
+            phrase("{run} has not stopped within {timeout_s:.0f} s.", run=run.name, timeout_s=timeout_s),
             code="not-stopped",
-            advice=f"Try: rankdeck stop {run.name} --now",
+            advice=phrase("Try: rankdeck stop {run} --now", run=run.name),
         )
-    console.out().print(f"{run.name}: {run.outcome()}")
+    return _say_outcome(run.name, run.outcome(), as_json)
+
+
+def _say_outcome(name: str, outcome: str, as_json: bool) -> int:
+    if as_json:
+        console.as_json({"run": name, "outcome": outcome})
+    else:
+        console.out().print(f"{name}: {outcome}")
     return 0
 
 
-def _stop_race(race: RaceDir) -> int:
+def _stop_race(race: RaceDir, as_json: bool) -> int:
     from rankdeck.cli.race import stop_race
     from rankdeck.run.race import read_race
 
@@ -67,10 +76,11 @@ def _stop_race(race: RaceDir) -> int:
         return 0
     if not stop_race(race, within_s=STOPPED_WITHIN_S):
         raise MachineError(
-            f"{race.name} has not stopped within {STOPPED_WITHIN_S:.0f} s.",
+            phrase(
+                "{race} has not stopped within {timeout_s:.0f} s.", race=race.name, timeout_s=STOPPED_WITHIN_S
+            ),
             code="not-stopped",
-            advice=f"The process id of who races is in {race.lock}.",
+            advice=phrase("The process id of who races is in {file}.", file=race.lock),
         )
     found = read_race(race)
-    console.out().print(f"{race.name}: {'stopped' if found is None else found.outcome}")
-    return 0
+    return _say_outcome(race.name, "stopped" if found is None else found.outcome, as_json)

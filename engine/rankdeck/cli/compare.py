@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson
 
@@ -78,6 +79,7 @@ def report(
     plan: Annotated[
         bool, typer.Option(help="Plan ways out of a run that ran out of memory, where nobody did.")
     ] = True,
+    as_json: AsJson = False,
 ) -> int:
     """Write what a run came to as one page: figures, memory beside its prediction, and what to try next.
 
@@ -96,6 +98,8 @@ def report(
         why = why.with_ways(lines_of(at.run, is_planned=plan), at.run)
     write_report(file, found, by.value, why)
     console.err().print(f"{file} holds the report of {at.run.name}.", soft_wrap=True)
+    if as_json:
+        console.as_json({"run": at.run.name, "file": str(file)})
     return 0
 
 
@@ -123,9 +127,9 @@ def _place_of(baseline: str, names: list[str], named: list[RunAt]) -> int:
     if at in named:
         return named.index(at)
     raise ConfigError(
-        f'The baseline "{baseline}" is none of the runs that are compared.',
+        phrase('The baseline "{baseline}" is none of the runs that are compared.', baseline=baseline),
         code="baseline",
-        advice="Name it among the runs as well.",
+        advice=phrase("Name it among the runs as well."),
     )
 
 
@@ -136,17 +140,18 @@ def _check_file(file: Path) -> None:
         ConfigError: something that is no file is in the way.
     """
     if file.exists() and not file.is_file():
-        what = "a folder" if file.is_dir() else "no regular file"
         raise ConfigError(
-            f"{file} is {what}.",
+            phrase("{file} is a folder.", file=file)
+            if file.is_dir()
+            else phrase("{file} is no regular file.", file=file),
             code="no-file",
             path=str(file),
-            advice="Name another file: --html runs.html.",
+            advice=phrase("Name another file: --html runs.html."),
         )
     if file.name and not file.parent.is_dir():
         raise ConfigError(
-            f"The folder {file.parent} does not exist.",
+            phrase("The folder {folder} does not exist.", folder=file.parent),
             code="no-folder",
             path=str(file),
-            advice="Make it first, or name another file.",
+            advice=phrase("Make it first, or name another file."),
         )

@@ -53,8 +53,8 @@ def problem(raised: Problem, file: str | None = None) -> None:
 
 
 def problems_json(problems: Iterable[Problem]) -> None:
-    """`{problems: [{code, path, line, message, advice, cure}]}` on stdout."""
-    keys = ("code", "path", "line", "message", "advice", "cure")
+    """`{problems: [{code, path, line, message, advice, cure, templates, arguments}]}` on stdout."""
+    keys = ("code", "path", "line", "message", "advice", "cure", "templates", "arguments")
     as_json({"problems": [{key: getattr(item, key) for key in keys} for item in problems]})
 
 

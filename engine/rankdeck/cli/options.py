@@ -9,6 +9,7 @@ import typer
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, RunNotFoundError, did_you_mean, one_of
+from rankdeck.base.phrases import phrase
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -55,15 +56,18 @@ def _preset(text: str, path: Path) -> Path:
         is_folder = False
     if is_folder:
         raise ConfigError(
-            f"{text} is a folder.", code="unreadable", path=text, advice="Name the TOML file inside it."
+            phrase("{text} is a folder.", text=text),
+            code="unreadable",
+            path=text,
+            advice=phrase("Name the TOML file inside it."),
         )
     if (preset := presets.find(text)) is not None:
         return preset
     names = [card.name for card in presets.all()]
     beside = _configurations_beside(path)
-    advice = did_you_mean(text, [*names, *beside]) or f"Presets: {one_of(names)}."
+    advice = did_you_mean(text, [*names, *beside]) or phrase("Presets: {names}.", names=one_of(names))
     raise ConfigError(
-        f'There is neither a file nor a preset called "{text}".',
+        phrase('There is neither a file nor a preset called "{text}".', text=text),
         code="unknown-config",
         path=text,
         advice=advice,
@@ -102,9 +106,13 @@ def find_run(text: str) -> RunDir:
         if race is None:
             raise
         raise RunNotFoundError(
-            f"{race.name} is a race, and no run.",
+            phrase("{race} is a race, and no run.", race=race.name),
             code="race",
-            advice=f"Its runs are in {race.entries_folder}; together: rankdeck show {race.name}",
+            advice=phrase(
+                "Its runs are in {folder}; together: rankdeck show {race}",
+                folder=race.entries_folder,
+                race=race.name,
+            ),
         ) from None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
 from rankdeck.config.planning import ROW_TIMEOUT_S
@@ -61,9 +62,9 @@ def plan(
         return _accuracy(as_json=as_json)
     if config is None:
         raise ConfigError(
-            "rankdeck plan needs a configuration.",
+            phrase("rankdeck plan needs a configuration."),
             code="usage",
-            advice="Name a TOML file or a preset, or ask for --accuracy.",
+            advice=phrase("Name a TOML file or a preset, or ask for --accuracy."),
         )
     from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import target_of
@@ -107,9 +108,9 @@ def predicted_lines(
     rows = candidates_for(config, strategy, target.num_devices)
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
-            "--fit-batch needs to know how much a device holds.",
+            phrase("--fit-batch needs to know how much a device holds."),
             path="rehearsal.capacity",
-            advice="Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'.",
+            advice=phrase("Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'."),
         )
     from rankdeck.planner.preload import preload
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
@@ -34,10 +35,14 @@ def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> T
         total_bytes = parse_bytes(capacity)
     except ValueError as error:
         raise ConfigError(
-            f"--capacity: {error}.", code="wrong-value", path="rehearsal.capacity", advice="As in 24GiB."
+            phrase("--capacity: {why}.", why=error.args[0]),
+            code="wrong-value",
+            path="rehearsal.capacity",
+            advice=phrase("As in 24GiB."),
         ) from None
     sized = tuple(replace(device, total_bytes=total_bytes) for device in target.devices)
-    return replace(target, words=f"{target.words} of {capacity}", devices=sized)
+    words = phrase("{devices} of {capacity}", devices=target.words, capacity=capacity)
+    return replace(target, words=words, devices=sized)
 
 
 def _target(config: RunConfig, text: str) -> Target:
@@ -59,7 +64,7 @@ def _target(config: RunConfig, text: str) -> Target:
 
 def _rehearsal(config: RunConfig, count: int) -> Target:
     capacity = config.capacity_bytes
-    words = f"{count} virtual device{'s' if count > 1 else ''}"
+    words = phrase("{count} virtual devices", count=count) if count > 1 else phrase("1 virtual device")
     devices = tuple(TargetDevice(f"Virtual {index}", capacity) for index in range(count))
     return Target(words, devices, like_cuda=False, host_bytes=_free_host_bytes())
 

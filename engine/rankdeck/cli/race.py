@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
@@ -108,17 +109,19 @@ def _asked(
     target = target_of(config, None, None)
     if save is not None and not target.like_cuda:
         raise ConfigError(
-            "--save: these are virtual devices; which strategy is fastest on a CPU says nothing of GPUs.",
+            phrase(
+                "--save: these are virtual devices; which strategy is fastest on a CPU says nothing of GPUs."
+            ),
             code="rehearsal",
             path="devices.use",
-            advice="Leave --save out, or race on GPUs: --devices gpu:all.",
+            advice=phrase("Leave --save out, or race on GPUs: --devices gpu:all."),
         )
     order = [row.label for row in candidates_for(config, only, target.num_devices)]
     if not order:
         raise ConfigError(
-            f"No sensible options of {only} are known for {target.words}.",
+            phrase("No sensible options of {only} are known for {devices}.", only=only, devices=target.words),
             code="nothing-to-race",
-            advice="Set its options in the configuration's strategy table, or race on more devices.",
+            advice=phrase("Set its options in the configuration's strategy table, or race on more devices."),
         )
     if not quiet:
         console.err().print(f"planning what fits on {target.words}", style="dim")
@@ -145,7 +148,7 @@ def sorted_out(found: Sequence[PlanLine], *, named: bool) -> tuple[list[PlanLine
         return line.verdict in (FITS, TIGHT) or (named and line.verdict == CANNOT and bool(line.devices))
 
     left_out = [
-        LeftOut(label=line.label, verdict=line.verdict, reason=line.reason)
+        LeftOut(label=line.label, verdict=line.verdict, reason=line.reason, phrases=line.phrases)
         for line in found
         if not races(line)
     ]
@@ -155,10 +158,14 @@ def sorted_out(found: Sequence[PlanLine], *, named: bool) -> tuple[list[PlanLine
 def _nothing_fits(left_out: Sequence[LeftOut], target: Target) -> ConfigError:
     reasons = "; ".join(f"{one.label}: {one.reason}" for one in left_out[:3])
     return ConfigError(
-        f"No strategy is predicted to fit on {target.words}. {reasons}",
+        phrase(
+            "No strategy is predicted to fit on {devices}. {reasons}", devices=target.words, reasons=reasons
+        ),
         code="nothing-fits",
-        advice="See what to change with: rankdeck plan. A strategy that --only names is tried also where the "
-        "planner cannot follow the model.",
+        advice=phrase(
+            "See what to change with: rankdeck plan. A strategy that --only names is tried also where the "
+            "planner cannot follow the model."
+        ),
     )
 
 
@@ -221,7 +228,7 @@ def show_race(folder: RaceDir, *, as_json: bool) -> int:
     found = read_race(folder)
     if found is None:
         raise ConfigError(
-            f"{folder.file} cannot be read, or a newer version wrote it.",
+            phrase("{file} cannot be read, or a newer version wrote it.", file=folder.file),
             code="unreadable",
             path=str(folder.file),
         )
@@ -261,6 +268,8 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
         write_whole(file.expanduser(), entry_config(asked, winner.predicted).to_toml())
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be written: {error.strerror}.", code="unwritable", path=str(file)
+            phrase("{file} cannot be written: {why}.", file=file, why=error.strerror),
+            code="unwritable",
+            path=str(file),
         ) from None
     console.err().print(f"{file} trains under {winner.label}: rankdeck train {file}", soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 
@@ -101,6 +102,7 @@ def export(
         ),
     ],
     attempt: Attempt = None,
+    as_json: AsJson = False,
 ) -> int:
     """Write a run's weights or its figures to a file."""
     from rankdeck.run import export as exporting
@@ -115,7 +117,7 @@ def export(
             console.err().print(
                 f"{file} holds the weights of {run.name} after step {step}, its newest checkpoint."
             )
-            return 0
+            return _say_file(file, step, as_json)
     if to is ExportFormat.SAFETENSORS:
         exporting.weights(run, file)
     elif to is ExportFormat.TENSORBOARD:
@@ -128,6 +130,13 @@ def export(
         }[to]
         write(run, file, attempt)
     console.err().print(f"{file} holds {to.value} of {run.name}.")
+    return _say_file(file, None, as_json)
+
+
+def _say_file(file: Path, step: int | None, as_json: bool) -> int:
+    """`step` is that of a checkpoint from which it was written."""
+    if as_json:
+        console.as_json({"file": str(file), "step": step})
     return 0
 
 
@@ -136,7 +145,9 @@ def _check_attempt(run: RunDir, attempt: int | None) -> None:
     newest = run.next_attempt() - 1
     if attempt is not None and attempt > newest:
         raise ConfigError(
-            f"{run.name} has no attempt {attempt}.",
+            phrase("{run} has no attempt {attempt}.", run=run.name, attempt=attempt),
             code="no-attempt",
-            advice=f"Its newest is {newest}." if newest else "It was never resumed: leave --attempt out.",
+            advice=phrase("Its newest is {newest}.", newest=newest)
+            if newest
+            else phrase("It was never resumed: leave --attempt out."),
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run, is_script
@@ -85,26 +86,32 @@ def _run_again(run: RunDir, *, detach: bool, as_json: bool) -> int:
 
 def _as_it_was(run: RunDir) -> ConfigError:
     return ConfigError(
-        f"{run.name} is the run of a script, which is run again as it was.",
+        phrase("{run} is the run of a script, which is run again as it was.", run=run.name),
         code="script",
-        advice="Leave the options out, or start the script anew with rankdeck run.",
+        advice=phrase("Leave the options out, or start the script anew with rankdeck run."),
     )
 
 
-def checkpoint(name: RunName) -> int:
+def checkpoint(name: RunName, as_json: AsJson = False) -> int:
     """Save a running run now, after the step that is under way."""
     from rankdeck.launch.control import request_checkpoint, wait_saved
 
     run = find_run(name)
     if is_script(run):
         raise ConfigError(
-            f"{run.name} is the run of a script, which saves itself or not at all.",
+            phrase("{run} is the run of a script, which saves itself or not at all.", run=run.name),
             code="script",
-            advice="A script that saves itself when it is asked to end: rankdeck stop sends it SIGTERM.",
+            advice=phrase(
+                "A script that saves itself when it is asked to end: rankdeck stop sends it SIGTERM."
+            ),
         )
     events_before = request_checkpoint(run)
     saved = wait_saved(run, events_before, timeout_s=SAVED_WITHIN_S)
     path = run.checkpoints_folder / str(saved.step)
     console.err().print(f"step {saved.step}: {format_bytes(saved.num_bytes)} saved in {saved.seconds:.1f} s")
-    typer.echo(path)
+    if as_json:
+        told = {"step": saved.step, "bytes": saved.num_bytes, "seconds": saved.seconds, "path": str(path)}
+        console.as_json(told)
+    else:
+        typer.echo(path)
     return 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach
 from rankdeck.cli.train import command_started
@@ -175,7 +176,9 @@ def _current_folder() -> Path:
     try:
         return Path.cwd()
     except OSError:
-        raise MachineError("The current folder is gone.", advice="Change to one that is there.") from None
+        raise MachineError(
+            phrase("The current folder is gone."), advice=phrase("Change to one that is there.")
+        ) from None
 
 
 def _what_runs(config: ScriptConfig, chosen: ChosenPython) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli.torchrun import number_of_ranks
 from rankdeck.config import folder_file, interpreters
 from rankdeck.config.devices import parse_devices
@@ -82,7 +83,9 @@ def script_config(
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"script.{place}: {first['msg']}.", path=f"script.{place}") from None
+        raise ConfigError(
+            phrase("script.{place}: {message}.", place=place, message=first["msg"]), path=f"script.{place}"
+        ) from None
     return config, chosen
 
 
@@ -93,35 +96,39 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
     """
     if options.name is not None and options.name.strip().lower() == "last":
         raise ConfigError(
-            "--name last would name the newest run, whichever it is.",
+            phrase("--name last would name the newest run, whichever it is."),
             code="usage",
-            advice="Choose another name.",
+            advice=phrase("Choose another name."),
         )
     if options.module and options.no_python:
-        raise ConfigError("-m and --no-python exclude each other.", code="usage", advice="Leave one out.")
+        raise ConfigError(
+            phrase("-m and --no-python exclude each other."), code="usage", advice=phrase("Leave one out.")
+        )
     if file is not None:
         if options.module or options.no_python:
             raise ConfigError(
-                "--entry says itself whether a file, a module or a program is run.",
+                phrase("--entry says itself whether a file, a module or a program is run."),
                 code="usage",
-                advice=f"Leave -m and --no-python out; kind in {FOLDER_FILE} says it.",
+                advice=phrase("Leave -m and --no-python out; kind in {file} says it.", file=FOLDER_FILE),
             )
         entry = file.entry(options.entry or "")
         return entry.model_copy(update={"args": [*entry.args, *options.words]})
     if not options.words or not options.words[0]:
         raise ConfigError(
-            "rankdeck run needs a script.",
+            phrase("rankdeck run needs a script."),
             code="usage",
             path="script.run",
-            advice="As in: rankdeck run train.py --lr 0.1. Options of Rankdeck come before the script.",
+            advice=phrase(
+                "As in: rankdeck run train.py --lr 0.1. Options of Rankdeck come before the script."
+            ),
         )
     run, *args = options.words
     if run == "-" and not options.module and not options.no_python:
         raise ConfigError(
-            "rankdeck run takes no script from stdin: what stands there is the script's own input.",
+            phrase("rankdeck run takes no script from stdin: what stands there is the script's own input."),
             code="usage",
             path="script.run",
-            advice="Write it into a file, as in: rankdeck run train.py",
+            advice=phrase("Write it into a file, as in: rankdeck run train.py"),
         )
     if options.module:
         return ScriptEntry(run=run, kind="module", args=args)
@@ -142,10 +149,10 @@ def _plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
     """Raises: ConfigError for several ranks, which nothing but torchrun's variables could tell apart."""
     if options.plain and ranks > 1:
         raise ConfigError(
-            f"--plain starts one process, and {ranks} are asked for.",
+            phrase("--plain starts one process, and {ranks} are asked for.", ranks=ranks),
             code="usage",
             path="script.plain",
-            advice="Leave one of them out.",
+            advice=phrase("Leave one of them out."),
         )
     return ranks == 1 and (options.plain or entry.plain)
 
@@ -158,9 +165,12 @@ def _check_text(table: Mapping[str, Any]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{text.encode(errors='replace').decode()} is not UTF-8, and a run keeps what it was given.",
+                phrase(
+                    "{text} is not UTF-8, and a run keeps what it was given.",
+                    text=text.encode(errors="replace").decode(),
+                ),
                 code="not-text",
-                advice="Rename it, or set the locale that it is written in.",
+                advice=phrase("Rename it, or set the locale that it is written in."),
             ) from None
 
 
@@ -173,15 +183,18 @@ def _check_script(entry: ScriptEntry, folder: Path) -> None:
     scripts = [found.name for found in script_search.scripts_in(folder)]
     close = difflib.get_close_matches(entry.run, scripts, n=1, cutoff=0.5)
     if presets.find(entry.run) is not None:
-        advice = f"A preset is trained with: rankdeck train {entry.run}"
+        advice = phrase("A preset is trained with: rankdeck train {preset}", preset=entry.run)
     elif close:
-        advice = f'Did you mean "{close[0]}"?'
+        advice = phrase('Did you mean "{word}"?', word=close[0])
     elif scripts:
-        advice = f"This folder has {scripts[0]}."
+        advice = phrase("This folder has {script}.", script=scripts[0])
     else:
-        advice = "Name a script, as in: rankdeck run train.py. A module is run with -m."
+        advice = phrase("Name a script, as in: rankdeck run train.py. A module is run with -m.")
     raise ConfigError(
-        f"There is no script {entry.run} in {folder}.", code="no-script", path="script.run", advice=advice
+        phrase("There is no script {script} in {folder}.", script=entry.run, folder=folder),
+        code="no-script",
+        path="script.run",
+        advice=advice,
     )
 
 
@@ -230,10 +243,10 @@ def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ConfigError(
-                f"--env {pair} is not NAME=VALUE.",
+                phrase("--env {pair} is not NAME=VALUE.", pair=pair),
                 code="usage",
                 path="script.environment",
-                advice="Write it as --env LEVEL=3.",
+                advice=phrase("Write it as --env LEVEL=3."),
             )
         found[name] = value
     is_plain = options.plain or entry.plain
@@ -243,10 +256,12 @@ def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -
     }
     for name in sorted(found.keys() & ours.keys()):
         raise ConfigError(
-            f"{name} is set for every rank, and would not be {found[name]}.",
+            phrase("{name} is set for every rank, and would not be {value}.", name=name, value=found[name]),
             code="usage",
             path="script.environment",
-            advice=f"Leave it out: {ours[name]} says what it is." if ours[name] else "Leave it out.",
+            advice=phrase("Leave it out: {option} says what it is.", option=ours[name])
+            if ours[name]
+            else phrase("Leave it out."),
         )
     return found
 

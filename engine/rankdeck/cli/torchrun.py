@@ -13,10 +13,13 @@ from typing import Any
 from typer.core import TyperCommand
 
 from rankdeck.base.errors import ConfigError, DeviceError, MachineError, Problem
+from rankdeck.base.phrases import marked, phrase
 
-_HOSTS = "Runs of several hosts are not there yet: leave it out for a run on this machine, or use torchrun."
-_LOGS = "Leave it out: every rank's output is shown, and kept in the run's logs."
-_OTHER = "Leave it out, or use torchrun for this run."
+_HOSTS = marked(
+    "Runs of several hosts are not there yet: leave it out for a run on this machine, or use torchrun."
+)
+_LOGS = marked("Leave it out: every rank's output is shown, and kept in the run's logs.")
+_OTHER = marked("Leave it out, or use torchrun for this run.")
 _LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]", "[0:0:0:0:0:0:0:1]")
 
 
@@ -46,12 +49,18 @@ REFUSED: dict[str, tuple[Callable[[str], bool], str]] = {
     "--logs-specs": (_never, _LOGS),
     "--event-log-handler": (lambda value: value == "null", _OTHER),
     "--numa-binding": (_never, _OTHER),
-    "--shutdown-timeout": (_never, "Leave it out: a stop gives ranks 30 s, and rankdeck stop --now none."),
+    "--shutdown-timeout": (
+        _never,
+        marked("Leave it out: a stop gives ranks 30 s, and rankdeck stop --now none."),
+    ),
 }
 """Options with a value: which of their values mean what happens anyway, and what to do about the others."""
 WITHOUT_EFFECT = ("--tee", "-t", "--monitor-interval", "--start-method", "--signals-to-handle")
 """Options with a value whose every value means what happens anyway, or nothing for processes of their own."""
-REFUSED_FLAGS = {"--run-path": "Leave it out: python FILE is what runs.", "--virtual-local-rank": _OTHER}
+REFUSED_FLAGS = {
+    "--run-path": marked("Leave it out: python FILE is what runs."),
+    "--virtual-local-rank": _OTHER,
+}
 
 
 class ScriptCommand(TyperCommand):
@@ -70,9 +79,12 @@ class ScriptCommand(TyperCommand):
             if unknown is None or not any(word.partition("=")[0] == "--entry" for word in ours):
                 raise
             raise ConfigError(
-                f"No such option: {unknown}",
+                phrase("No such option: {unknown}", unknown=unknown),
                 code="usage",
-                advice=f"More arguments for the entry's script stand behind --, as in: -- {unknown}",
+                advice=phrase(
+                    "More arguments for the entry's script stand behind --, as in: -- {unknown}",
+                    unknown=unknown,
+                ),
             ) from None
 
     def values(self) -> set[str]:
@@ -129,8 +141,12 @@ def _parted(word: str) -> tuple[str, str, str]:
 
 
 def _refusal(name: str, value: str, advice: str) -> Problem:
-    told = f"{name} {value}".strip()
-    return Problem("torchrun-option", f"rankdeck run does not take {told}.", path=name, advice=advice)
+    return Problem(
+        "torchrun-option",
+        phrase("rankdeck run does not take {option}.", option=f"{name} {value}".strip()),
+        path=name,
+        advice=phrase(advice),
+    )
 
 
 def number_of_ranks(text: str, gpus: Sequence[str] | None) -> int:
@@ -151,16 +167,17 @@ def number_of_ranks(text: str, gpus: Sequence[str] | None) -> int:
             num_gpus = 0
         if text == "gpu" and not num_gpus:
             raise DeviceError(
-                "--nproc-per-node gpu: no GPU is visible.", advice="Write a number, or --devices cpu:2."
+                phrase("--nproc-per-node gpu: no GPU is visible."),
+                advice=phrase("Write a number, or --devices cpu:2."),
             )
         return num_gpus or os.cpu_count() or 1
     if text.isascii() and text.isdecimal() and 1 <= int(text) <= 1024:
         return int(text)
     raise ConfigError(
-        f"--nproc-per-node {text} is not a number of ranks.",
+        phrase("--nproc-per-node {text} is not a number of ranks.", text=text),
         code="ranks",
         path="script.ranks",
-        advice="Write a number from 1 to 1024, or gpu, cpu or auto.",
+        advice=phrase("Write a number from 1 to 1024, or gpu, cpu or auto."),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run, is_script
 from rankdeck.config.planning import ROW_TIMEOUT_S
@@ -42,9 +43,9 @@ def why(
     told = why_of(run, read(RunAt(run.path)).fold)
     if told is None:
         raise ConfigError(
-            f"{run.name} did not run out of memory.",
+            phrase("{run} did not run out of memory.", run=run.name),
             code="has-memory",
-            advice=f"What it came to: rankdeck show {run.name}",
+            advice=phrase("What it came to: rankdeck show {run}", run=run.name),
         )
     if not as_json:
         _print(told)

@@ -79,7 +79,7 @@ def memory_bars(comparison: Comparison) -> list[BarGroup]:
                 )
             )
         labels = dict.fromkeys(run.devices[place].label for run in runs if place < len(run.devices))
-        groups.append(BarGroup(" / ".join(labels), bars))
+        groups.append(BarGroup(words.joined(labels, words.BESIDE), bars))
     return groups
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rankdeck.base.phrases import phrase
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.compare.words import devices_in_words
 from rankdeck.config.catalog import (
@@ -37,7 +38,7 @@ _CARDS: tuple[tuple[tuple[str, ...], Mapping[str, CatalogCard], tuple[str, ...]]
 
 
 class Difference(NamedTuple):
-    """A dotted key, or a word for what is none, with what each run has there."""
+    """A dotted key, or a phrase for what is none, with what each run has there."""
 
     key: str
     values: tuple[str | None, ...]
@@ -110,18 +111,20 @@ def _written(value: object) -> str:
 
 def rest_of(run: ComparedRun) -> Iterator[tuple[str, str]]:
     background = run.background
-    yield "devices", devices_in_words(run) or "not known yet"
+    yield phrase("devices"), devices_in_words(run) or phrase("not known yet")
     versions = {**background.versions, **(run.observed.get("versions") or {})}
-    yield from ((f"version of {name}", str(version)) for name, version in versions.items())
+    yield from (
+        (phrase("version of {package}", package=name), str(version)) for name, version in versions.items()
+    )
     for what, words in (
         ("Python", background.python),
-        ("host", background.host),
-        ("commit", background.commit),
-        ("command line", background.command_line),
-        ("model that was seen", run.observed.get("model")),
-        ("data that was seen", run.observed.get("dataset")),
-        ("optimizer that was seen", run.observed.get("optimizer")),
-        ("precision that was seen", run.observed.get("precision")),
+        (phrase("host"), background.host),
+        (phrase("commit"), background.commit),
+        (phrase("command line"), background.command_line),
+        (phrase("model that was seen"), run.observed.get("model")),
+        (phrase("data that was seen"), run.observed.get("dataset")),
+        (phrase("optimizer that was seen"), run.observed.get("optimizer")),
+        (phrase("precision that was seen"), run.observed.get("precision")),
     ):
         if words:
             yield what, str(words)

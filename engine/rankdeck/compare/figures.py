@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rankdeck.base.phrases import phrase
 from rankdeck.compare.background import Background
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.anatomy import SIMULATED_TIME
@@ -65,11 +66,12 @@ class ComparedRun:
     is_script: bool
     pace: str
     memory_source: str | None
-    """In words; where only some steps were followed, with how many."""
     background: Background
     observed: Mapping[str, Any]
     figures: Mapping[str, Figure]
     devices: tuple[DeviceShare, ...]
+    memory_steps: str = ""
+    """Of which steps the bytes are, where only some were followed."""
     steps_planned: int | None = None
     global_batch: int | None = None
     problems: tuple[str, ...] = ()
@@ -81,6 +83,14 @@ class ComparedRun:
     def name(self) -> str:
         """What it is called; with its attempt where it is one alone."""
         return self.title if self.at.attempt is None else f"{self.title} @{self.at.attempt}"
+
+    @property
+    def memory_words(self) -> str:
+        """Who made its bytes; where only some steps were followed, with how many."""
+        source = phrase(self.memory_source) if self.memory_source else ""
+        if not self.memory_steps:
+            return source
+        return phrase("{source}, {steps}", source=source, steps=self.memory_steps)
 
     @property
     def is_alive(self) -> bool:
@@ -106,11 +116,12 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
         device_names=tuple(device.info.name for device in devices if device.info is not None),
         is_script=fold.script.is_script or background.is_script,
         pace=SIMULATED_TIME if started is not None and started.pace == "simulated" else "",
-        memory_source=_memory_source(fold),
+        memory_source=fold.source,
         background=background,
         observed={} if lead is None else {key: getattr(lead, key) for key in _OBSERVED},
         figures=figures,
         devices=tuple(_shares(fold, background, devices)),
+        memory_steps=_memory_steps(fold),
         steps_planned=fold.num_steps_planned,
         global_batch=None if started is None else started.global_batch,
         problems=tuple(problem.message for problem in fold.problems if problem.severity == "error"),
@@ -223,11 +234,10 @@ def _middle_half(fold: Fold) -> tuple[float | None, float | None]:
     return low, high
 
 
-def _memory_source(fold: Fold) -> str | None:
+def _memory_steps(fold: Fold) -> str:
     sampled = [device.num_sampled for device in fold.devices.values() if device.num_sampled]
-    if fold.source is None or not sampled:
-        return fold.source
-    return f"{fold.source}, {highest_of(min(sampled), fold.num_steps_measured)}"
+    is_known = fold.source is not None and bool(sampled)
+    return highest_of(min(sampled), fold.num_steps_measured) if is_known else ""
 
 
 def _memory(fold: Fold, background: Background) -> Found:

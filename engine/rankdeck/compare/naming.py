@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankdeck.base.errors import ConfigError, RunNotFoundError
+from rankdeck.base.phrases import phrase
 from rankdeck.rundir import RunDir, attempt_of, find_run
 
 LEAST_RUNS, MOST_RUNS = 2, 8
@@ -72,12 +73,16 @@ def check_attempt(run: RunDir, attempt: int) -> None:
     if attempt in known:
         return
     if len(known) > 1:
-        numbers = f"{', '.join(map(str, known[:-1]))} and {known[-1]}"
-        advice = f"It has the attempts {numbers}."
+        before = ", ".join(map(str, known[:-1]))
+        advice = phrase("It has the attempts {before} and {last}.", before=before, last=known[-1])
+    elif known:
+        advice = phrase(
+            "It was never resumed: {run}@{attempt} is the same as {run}.", run=run.name, attempt=known[0]
+        )
     else:
-        only = f"{run.name}@{known[0]} is the same as {run.name}." if known else "It has told nothing yet."
-        advice = f"It was never resumed: {only}" if known else only
-    raise ConfigError(f"{run.name} has no attempt {attempt}.", code="no-attempt", advice=advice)
+        advice = phrase("It has told nothing yet.")
+    message = phrase("{run} has no attempt {attempt}.", run=run.name, attempt=attempt)
+    raise ConfigError(message, code="no-attempt", advice=advice)
 
 
 def check_number(runs: list[RunAt]) -> None:
@@ -85,19 +90,23 @@ def check_number(runs: list[RunAt]) -> None:
     twice = next((run for at, run in enumerate(runs) if run in runs[:at]), None)
     if twice is not None:
         raise ConfigError(
-            f"{twice.run.name} is named twice.",
+            phrase("{run} is named twice.", run=twice.run.name),
             code="same-run",
-            advice="Name another run, or two of its attempts: RUN@0 RUN@1.",
+            advice=phrase("Name another run, or two of its attempts: RUN@0 RUN@1."),
         )
     if len(runs) < LEAST_RUNS:
         raise ConfigError(
-            "One run cannot be compared with itself.",
+            phrase("One run cannot be compared with itself."),
             code="too-few-runs",
-            advice=f"Name {LEAST_RUNS} to {MOST_RUNS} runs. All of them: rankdeck runs.",
+            advice=phrase(
+                "Name {least} to {most} runs. All of them: rankdeck runs.", least=LEAST_RUNS, most=MOST_RUNS
+            ),
         )
     if len(runs) > MOST_RUNS:
         raise ConfigError(
-            f"These are {len(runs)} runs; at most {MOST_RUNS} can be compared.",
+            phrase(
+                "These are {count} runs; at most {most} can be compared.", count=len(runs), most=MOST_RUNS
+            ),
             code="too-many-runs",
-            advice="Leave some out: more cannot be told apart.",
+            advice=phrase("Leave some out: more cannot be told apart."),
         )

@@ -13,6 +13,7 @@ from typing import Any
 from rankdeck import __version__
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.compare import bars, page_charts, words
 from rankdeck.compare.curves import BY, loss_line, step_axis
 from rankdeck.compare.differences import Difference
@@ -42,10 +43,10 @@ def write(file: Path, text: str) -> None:
         files.write_whole(file, text, make_folder=False)
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be written: {error.strerror or error}.",
+            phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error),
             code="unwritable",
             path=str(file),
-            advice="Name another file, or free space on the disk.",
+            advice=phrase("Name another file, or free space on the disk."),
         ) from None
 
 

@@ -5,9 +5,11 @@ Each question is answered in words: "" where the runs may be ranked, else why no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankdeck.base.phrases import phrase
+from rankdeck.compare import words
 from rankdeck.compare.figures import ComparedRun
 
 LOSS, LAST_LOSS, TIME, STEP_TIME, TOTAL_TIME, MEMORY, BYTES, NOTHING = (
@@ -24,12 +26,10 @@ def why_not(kind: str, runs: Sequence[ComparedRun]) -> str:
     if kind in (LOSS, LAST_LOSS):
         return _other_task(runs) or (_other_steps(runs) if kind == LAST_LOSS else "")
     if kind == MEMORY:
-        # How many steps were followed is no other source.
-        sources = ((run.memory_source or "unknown").partition(",")[0] for run in runs)
-        return _other_model(runs, "bytes") or _differ(sources, "their bytes are")
+        return _other_model(runs, kind) or _other_sources(runs)
     if kind == BYTES:
-        return _other_model(runs, "bytes")
-    reason = _other_model(runs, "times") or _other_times(runs)
+        return _other_model(runs, kind)
+    reason = _other_model(runs, kind) or _other_times(runs)
     if not reason and kind == STEP_TIME:
         return _other_batches(runs)
     if not reason and kind == TOTAL_TIME:
@@ -44,60 +44,71 @@ def _other_task(runs: Sequence[ComparedRun]) -> str:
     if runs[0].is_script:
         tasks = [_seen(run, "model", "dataset", "num_samples") for run in runs]
         if None in tasks:
-            return "nobody has seen which data the scripts train on"
-        return "the scripts train other models or on other data" if _are_different(tasks) else ""
-    for key, what in (("data", "other data"), ("loss", "other losses")):
-        if _are_different([_table(run, key) for run in runs]):
-            return f"they have {what}"
+            return phrase("nobody has seen which data the scripts train on")
+        is_other = _are_different(tasks)
+        return phrase("the scripts train other models or on other data") if is_other else ""
+    if _are_different([_table(run, "data") for run in runs]):
+        return phrase("they have other data")
+    if _are_different([_table(run, "loss") for run in runs]):
+        return phrase("they have other losses")
     if _are_different([_model(run) for run in runs]):
-        return "they are losses of other models"
+        return phrase("they are losses of other models")
     return ""
 
 
-def _other_model(runs: Sequence[ComparedRun], what: str) -> str:
+def _other_model(runs: Sequence[ComparedRun], kind: str) -> str:
     """Times and bytes say something of a strategy only where the model is the same."""
     if reason := _of_two_kinds(runs):
         return reason
     if runs[0].is_script:
         models = [_seen(run, "model", "num_parameters") for run in runs]
         if None in models:
-            return "nobody has seen which models the scripts train"
+            return phrase("nobody has seen which models the scripts train")
     else:
         models = [_table(run, "model") for run in runs]
-    return f"they are {what} of other models" if _are_different(models) else ""
+    if not _are_different(models):
+        return ""
+    if kind in (MEMORY, BYTES):
+        return phrase("they are bytes of other models")
+    return phrase("they are times of other models")
 
 
 def _of_two_kinds(runs: Sequence[ComparedRun]) -> str:
     if len({run.is_script for run in runs}) > 1:
-        return "some are scripts, of which nobody knows whether they train the same"
+        return phrase("some are scripts, of which nobody knows whether they train the same")
     if not runs[0].is_script and any(run.background.tables is None for run in runs):
-        return "a configuration cannot be read"
+        return phrase("a configuration cannot be read")
     return ""
 
 
 def _other_times(runs: Sequence[ComparedRun]) -> str:
     kinds = {run.device_kind for run in runs}
     if len(kinds) > 1:
-        return "some are times of GPUs, some of a rehearsal on CPUs"
+        return phrase("some are times of GPUs, some of a rehearsal on CPUs")
     if len({run.pace for run in runs}) > 1:
-        return "some are simulated times"
+        return phrase("some are simulated times")
     return ""
 
 
 def _other_batches(runs: Sequence[ComparedRun]) -> str:
     batches = sorted({run.global_batch for run in runs if run.global_batch is not None})
+    if len(batches) < 2:
+        return ""
     sizes = ", ".join(map(str, batches))
-    return f"their steps have other sizes (global batch {sizes})" if len(batches) > 1 else ""
+    return phrase("their steps have other sizes (global batch {sizes})", sizes=sizes)
 
 
 def _other_steps(runs: Sequence[ComparedRun]) -> str:
     is_other = _are_different([run.value("step") for run in runs])
-    return "they have done different numbers of steps" if is_other else ""
+    return phrase("they have done different numbers of steps") if is_other else ""
 
 
-def _differ(words: Iterable[str], what: str) -> str:
-    told = sorted(set(words))
-    return f"{what} {' and '.join(told)}" if len(told) > 1 else ""
+def _other_sources(runs: Sequence[ComparedRun]) -> str:
+    """How many steps were followed is no other source."""
+    told = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
+    if len(told) < 2:
+        return ""
+    return phrase("their bytes are {sources}", sources=words.joined(told, words.ALL_OF))
 
 
 def _seen(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:

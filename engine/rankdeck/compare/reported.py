@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.compare import words
 from rankdeck.compare.figures import ComparedRun
@@ -73,7 +74,7 @@ def reported(run: ComparedRun, fold: Fold) -> Reported:
         [SummedUp(row.key, row.label, row.cell(0), row.more(0)) for row in rows if row.key in SUMMED_UP],
         list(_devices(run)),
         any(device.predicted_bytes is not None for device in run.devices),
-        run.memory_source,
+        run.memory_words or None,
         _phases(run, fold),
         suggestions(run),
     )
@@ -112,5 +113,5 @@ def _phases(run: ComparedRun, fold: Fold) -> PhaseTable | None:
             (name, [words.step_time(median(times)), words.step_time(max(times))])
             for name, times in known.items()
         ],
-        SIMULATED_TIME if sampled.simulated else words.kind_in_words(run),
+        phrase(SIMULATED_TIME) if sampled.simulated else words.kind_in_words(run),
     )

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.compare.background import config_file_of
 from rankdeck.compare.figures import ComparedRun
@@ -13,6 +14,12 @@ from rankdeck.run.imbalance import imbalance_of
 from rankdeck.run.row import RESUMABLE
 
 _LARGE_BUBBLE, _LONG_WAIT, _WORSE = 0.15, 0.15, 1.02
+# outcome -> before the first step, and after one
+_ENDED = {
+    "stopped": (marked("It was stopped before its first step."), marked("It was stopped at step {step}.")),
+    "failed": (marked("It failed before its first step."), marked("It failed at step {step}.")),
+    "lost": (marked("It was lost before its first step."), marked("It was lost at step {step}.")),
+}
 
 
 class NextStep(NamedTuple):
@@ -36,8 +43,9 @@ def _imbalance(run: ComparedRun) -> Iterator[NextStep]:
     found = imbalance_of({place: device.num_bytes for place, device in enumerate(run.devices)})
     if found is None or not found.is_notable or run.strategy not in ("dp", "DataParallel"):
         return
-    why = f"{run.devices[found.device].label} holds {format_bytes(found.excess_bytes)} more than the others."
-    what = "Train under DistributedDataParallel: every device holds the same."
+    label, excess = run.devices[found.device].label, format_bytes(found.excess_bytes)
+    why = phrase("{device} holds {excess} more than the others.", device=label, excess=excess)
+    what = phrase("Train under DistributedDataParallel: every device holds the same.")
     yield NextStep(what, why, "" if run.is_script else _again(run, "--strategy", "ddp"))
 
 
@@ -47,21 +55,28 @@ def _bubble(run: ComparedRun) -> Iterator[NextStep]:
         return
     if theory is not None and bubble > 1.5 * theory:
         yield NextStep(
-            "Balance the stages by measured time.",
-            f"Devices wait {bubble:.0%} of a step; the schedule alone makes it {theory:.0%}.",
+            phrase("Balance the stages by measured time."),
+            phrase(
+                "Devices wait {bubble:.0%} of a step; the schedule alone makes it {theory:.0%}.",
+                bubble=bubble,
+                theory=theory,
+            ),
             _again(run, "--set", "strategy.balance=time"),
         )
     else:
         yield NextStep(
-            "Cut the batch into more microbatches, or take an interleaved or zero-bubble schedule.",
-            f"Devices wait {bubble:.0%} of a step.",
+            phrase("Cut the batch into more microbatches, or take an interleaved or zero-bubble schedule."),
+            phrase("Devices wait {bubble:.0%} of a step.", bubble=bubble),
         )
 
 
 def _loader(run: ComparedRun) -> Iterator[NextStep]:
     wait = run.value("wait")
     if wait is not None and wait >= _LONG_WAIT:
-        yield NextStep("Give the DataLoader more workers.", f"{wait:.0%} of a step is waiting for data.")
+        yield NextStep(
+            phrase("Give the DataLoader more workers."),
+            phrase("{wait:.0%} of a step is waiting for data.", wait=wait),
+        )
 
 
 def _held_out(run: ComparedRun) -> Iterator[NextStep]:
@@ -70,8 +85,13 @@ def _held_out(run: ComparedRun) -> Iterator[NextStep]:
         return
     step = format_count(best.step)
     yield NextStep(
-        f"Train {step} steps, or regularise more.",
-        f"The held-out loss was {best.value:.4f} at step {step} and rose to {last.value:.4f}.",
+        phrase("Train {step} steps, or regularise more.", step=step),
+        phrase(
+            "The held-out loss was {best:.4f} at step {step} and rose to {last:.4f}.",
+            best=best.value,
+            step=step,
+            last=last.value,
+        ),
     )
 
 
@@ -81,16 +101,16 @@ def _going_on(run: ComparedRun) -> Iterator[NextStep]:
         return
     if run.outcome in RESUMABLE:
         yield NextStep(
-            "Go on from its newest checkpoint.",
-            f"It {_ended(run)}.",
+            phrase("Go on from its newest checkpoint."),
+            _ended(run),
             shlex.join(["rankdeck", "resume", name]),
         )
     elif run.at.run.weights.is_file():
         command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
-        yield NextStep("Take its weights along.", "They were saved at its end.", shlex.join(command))
+        what, why = phrase("Take its weights along."), phrase("They were saved at its end.")
+        yield NextStep(what, why, shlex.join(command))
 
 
 def _ended(run: ComparedRun) -> str:
-    step = run.value("step")
-    where = "before its first step" if step is None else f"at step {format_count(step)}"
-    return f"{ {'stopped': 'was stopped', 'failed': 'failed', 'lost': 'was lost'}[run.outcome] } {where}"
+    step, (before, after) = run.value("step"), _ENDED[run.outcome]
+    return phrase(before) if step is None else phrase(after, step=format_count(step))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_count
 from rankdeck.compare import differences, ranking, words
 from rankdeck.compare.differences import Difference
@@ -31,38 +32,38 @@ class RowKind(NamedTuple):
 
 
 ROWS: dict[str, tuple[RowKind, ...]] = {
-    "Training": (
-        RowKind("step", "Steps done", words.COUNT),
-        RowKind("loss", "Loss", words.LOSS, LESS, ranking.LAST_LOSS),
-        RowKind("lowest_loss", "Lowest loss", words.LOSS, LESS, ranking.LOSS),
-        RowKind("held_out", "Held-out loss", words.LOSS, LESS, ranking.LAST_LOSS),
-        RowKind("best_held_out", "Best held-out loss", words.LOSS, LESS, ranking.LOSS),
-        RowKind("accuracy", "Held-out accuracy", words.ACCURACY, MORE, ranking.LAST_LOSS),
+    phrase("Training"): (
+        RowKind("step", phrase("Steps done"), words.COUNT),
+        RowKind("loss", phrase("Loss"), words.LOSS, LESS, ranking.LAST_LOSS),
+        RowKind("lowest_loss", phrase("Lowest loss"), words.LOSS, LESS, ranking.LOSS),
+        RowKind("held_out", phrase("Held-out loss"), words.LOSS, LESS, ranking.LAST_LOSS),
+        RowKind("best_held_out", phrase("Best held-out loss"), words.LOSS, LESS, ranking.LOSS),
+        RowKind("accuracy", phrase("Held-out accuracy"), words.ACCURACY, MORE, ranking.LAST_LOSS),
     ),
-    "Speed": (
-        RowKind("samples_per_s", "Samples/s", words.RATE, MORE, ranking.TIME),
-        RowKind("steps_per_s", "Steps/s", words.RATE, MORE, ranking.STEP_TIME),
-        RowKind("step_s", "Step time", words.STEP_TIME, LESS, ranking.STEP_TIME),
-        RowKind("trained_s", "Time to train", words.DURATION, LESS, ranking.TOTAL_TIME),
-        RowKind("wait", "Waiting for the loader", words.SHARE, LESS, ranking.TIME),
-        RowKind("bubble", "Bubble", words.SHARE, LESS, ranking.TIME),
-        RowKind("bubble_theory", "Bubble in theory", words.SHARE),
-        RowKind("busy", "Devices busy (median)", words.SHARE, MORE, ranking.TIME),
+    phrase("Speed"): (
+        RowKind("samples_per_s", phrase("Samples/s"), words.RATE, MORE, ranking.TIME),
+        RowKind("steps_per_s", phrase("Steps/s"), words.RATE, MORE, ranking.STEP_TIME),
+        RowKind("step_s", phrase("Step time"), words.STEP_TIME, LESS, ranking.STEP_TIME),
+        RowKind("trained_s", phrase("Time to train"), words.DURATION, LESS, ranking.TOTAL_TIME),
+        RowKind("wait", phrase("Waiting for the loader"), words.SHARE, LESS, ranking.TIME),
+        RowKind("bubble", phrase("Bubble"), words.SHARE, LESS, ranking.TIME),
+        RowKind("bubble_theory", phrase("Bubble in theory"), words.SHARE),
+        RowKind("busy", phrase("Devices busy (median)"), words.SHARE, MORE, ranking.TIME),
     ),
-    "Memory": (
-        RowKind("peak", "Peak, fullest device", words.BYTES, LESS, ranking.MEMORY),
-        RowKind("peak_others", "Peak, median of the others", words.BYTES, LESS, ranking.MEMORY),
-        RowKind("imbalance", "Imbalance", words.RATIO, LESS, ranking.MEMORY),
-        RowKind("peak_sum", "Peak, all devices", words.BYTES, LESS, ranking.MEMORY),
-        RowKind("predicted_peak", "Fullest device, predicted", words.BYTES),
-        RowKind("held", "Held by known owners", words.BYTES, LESS, ranking.MEMORY),
+    phrase("Memory"): (
+        RowKind("peak", phrase("Peak, fullest device"), words.BYTES, LESS, ranking.MEMORY),
+        RowKind("peak_others", phrase("Peak, median of the others"), words.BYTES, LESS, ranking.MEMORY),
+        RowKind("imbalance", phrase("Imbalance"), words.RATIO, LESS, ranking.MEMORY),
+        RowKind("peak_sum", phrase("Peak, all devices"), words.BYTES, LESS, ranking.MEMORY),
+        RowKind("predicted_peak", phrase("Fullest device, predicted"), words.BYTES),
+        RowKind("held", phrase("Held by known owners"), words.BYTES, LESS, ranking.MEMORY),
     ),
-    "Communication": (
-        RowKind("sent", "Sent per step, all ranks", words.BYTES, LESS, ranking.BYTES),
-        RowKind("sync_s", "Gradient sync, slowest rank", words.STEP_TIME, LESS, ranking.STEP_TIME),
+    phrase("Communication"): (
+        RowKind("sent", phrase("Sent per step, all ranks"), words.BYTES, LESS, ranking.BYTES),
+        RowKind("sync_s", phrase("Gradient sync, slowest rank"), words.STEP_TIME, LESS, ranking.STEP_TIME),
     ),
 }
-"""By group, in the order in which they are shown."""
+"""By group, in the order in which they are shown; both are phrases."""
 _PREDICTED = ("predicted_peak",)
 _FROM_THEORY = ("bubble_theory",)
 _MOST_AVERAGED = 50
@@ -130,7 +131,8 @@ def _makers(rows: Sequence[FigureRow]) -> Iterator[str]:
                 knowing.add(place)
     for made, places in runs_by_maker.items():
         letters = ", ".join(map(letter_of, sorted(places)))
-        yield made if places.keys() == knowing else f"{letters}: {made}"
+        is_all = places.keys() == knowing
+        yield made if is_all else phrase("{letters}: {maker}", letters=letters, maker=made)
 
 
 def _reasons(rows: Sequence[FigureRow]) -> Iterator[str]:
@@ -139,8 +141,10 @@ def _reasons(rows: Sequence[FigureRow]) -> Iterator[str]:
         if row.unranked:
             labels.setdefault(row.unranked, []).append(row.label)
     for reason, of in labels.items():
-        what = "" if len(of) == len(rows) else f" ({', '.join(of)})"
-        yield f"not ranked{what}: {reason}"
+        if len(of) == len(rows):
+            yield phrase("not ranked: {reason}", reason=reason)
+        else:
+            yield phrase("not ranked ({figures}): {reason}", figures=words.joined(of), reason=reason)
 
 
 def letter_of(place: int) -> str:
@@ -169,8 +173,7 @@ def _rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
                 yield _row(group, kind, runs, figures, baseline)
             if kind.key == "loss" and (common := _common_loss(runs)) is not None:
                 first, step, losses = common
-                steps = f"steps {format_count(first)} to {format_count(step)}"
-                label = f"Mean loss, {steps}" if first < step else f"Loss at step {format_count(step)}"
+                label = _common_label(format_count(first), format_count(step))
                 at_step = RowKind(COMMON_STEP, label, words.LOSS, LESS, ranking.LOSS)
                 yield _row(group, at_step, runs, losses, baseline)
             if kind.key == "sent":
@@ -181,8 +184,14 @@ def _by_algorithm(group: str, runs: Sequence[ComparedRun], baseline: int) -> Ite
     """What each algorithm sends, where a run has several or runs have different ones."""
     names = sorted({key for run in runs for key in run.figures if key.startswith(SENT)})
     for key in names if len(names) > 1 else ():
-        kind = RowKind(key, f"by {key.removeprefix(SENT)}", words.BYTES)
+        kind = RowKind(key, phrase("by {algorithm}", algorithm=key.removeprefix(SENT)), words.BYTES)
         yield _row(group, kind, runs, tuple(run.figures.get(key) for run in runs), baseline)
+
+
+def _common_label(first: str, last: str) -> str:
+    if first == last:
+        return phrase("Loss at step {step}", step=last)
+    return phrase("Mean loss, steps {first} to {last}", first=first, last=last)
 
 
 def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[Figure | None, ...]] | None:
@@ -233,14 +242,14 @@ def _row(
 
 def _made_by(kind: RowKind, run: ComparedRun) -> str:
     if kind.key in _PREDICTED:
-        return PREDICTED
+        return phrase(PREDICTED)
     if kind.key in _FROM_THEORY:
-        return "from the schedule"
+        return phrase("from the schedule")
     if (kind.unit == words.BYTES and kind.ranked == ranking.MEMORY) or kind.key == "imbalance":
-        return run.memory_source or ""
+        return run.memory_words
     if kind.ranked in (ranking.TIME, ranking.STEP_TIME, ranking.TOTAL_TIME):
         return words.kind_in_words(run)
-    return "measured"
+    return phrase("measured")
 
 
 def _best(kind: RowKind, figures: Sequence[Figure | None]) -> tuple[int, ...]:

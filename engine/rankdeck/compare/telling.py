@@ -43,7 +43,7 @@ def _run(run: ComparedRun, letter: str) -> dict[str, Any]:
         "script": run.is_script,
         "steps_planned": run.steps_planned,
         "times": kind_in_words(run) or None,
-        "memory": run.memory_source,
+        "memory": run.memory_words or None,
         "devices": [
             {
                 "device": device.label,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from pathlib import Path
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.compare.figures import ComparedRun, Figure
 from rankdeck.config.catalog import STRATEGIES
 
 UNKNOWN = "–"
-SAME = "same"
+SAME = phrase("same")
 _NOISE = 5e-4
 """Figures that differ by less than this share are not told apart: losses of strategies that compute the same
 differ by the order of their sums."""
@@ -17,6 +20,7 @@ COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY = (
     "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy",
 )  # fmt: skip
 """What a figure is of."""
+LISTED, ALL_OF, BESIDE = marked("{words}, {word}"), marked("{words} and {word}"), "{words} / {word}"
 
 
 def in_words(unit: str, figure: Figure | None) -> str:
@@ -42,9 +46,10 @@ def more_of(unit: str, figure: Figure | None) -> str:
     if figure is None:
         return ""
     if figure.step is not None:
-        return f"at step {format_count(figure.step)}"
+        return phrase("at step {step}", step=format_count(figure.step))
     if figure.low is not None and figure.high is not None:
-        return f"{in_words(unit, Figure(figure.low))} to {in_words(unit, Figure(figure.high))}"
+        low, high = (in_words(unit, Figure(half)) for half in (figure.low, figure.high))
+        return phrase("{low} to {high}", low=low, high=high)
     return ""
 
 
@@ -69,7 +74,7 @@ def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
     if are_alike(unit, value, base):
         return SAME
     if unit in (SHARE, ACCURACY):
-        return f"{100 * (value.value - base.value):+.1f} points"
+        return phrase("{points:+.1f} points", points=100 * (value.value - base.value))
     if base.value <= 0 or value.value < 0:
         return ""
     ratio = value.value / base.value
@@ -83,7 +88,9 @@ def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
 def strategy_in_words(run: ComparedRun) -> str:
     """'DDP', of a script the wrapper that was seen."""
     card = STRATEGIES.get(run.strategy)
-    return card.title if card is not None else run.strategy or ("script" if run.is_script else UNKNOWN)
+    if card is not None:
+        return phrase(card.title)
+    return run.strategy or (phrase("script") if run.is_script else UNKNOWN)
 
 
 def devices_in_words(run: ComparedRun) -> str:
@@ -92,7 +99,8 @@ def devices_in_words(run: ComparedRun) -> str:
     if not count:
         return ""
     if run.device_kind != "gpu":
-        return f"{count} on CPU" if run.is_script else f"{count} virtual"
+        on_cpu = run.is_script
+        return phrase("{count} on CPU", count=count) if on_cpu else phrase("{count} virtual", count=count)
     names = list(dict.fromkeys(run.device_names))
     return f"{count} x {', '.join(names)}" if count > 1 else names[0]
 
@@ -100,12 +108,17 @@ def devices_in_words(run: ComparedRun) -> str:
 def kind_in_words(run: ComparedRun) -> str:
     """Who made its times."""
     if run.pace:
-        return run.pace
+        return phrase(run.pace)
     if run.device_kind == "gpu":
-        return "measured on GPU"
+        return phrase("measured on GPU")
     if not run.device_kind:
         return ""
-    return "measured on CPU" if run.is_script else "measured in rehearsal"
+    return phrase("measured on CPU") if run.is_script else phrase("measured in rehearsal")
+
+
+def joined(said: Iterable[str], pair: str = LISTED) -> str:
+    """Phrases in a row as one, so that each of them can be said in another language."""
+    return reduce(lambda words, word: phrase(pair, words=words, word=word), said)
 
 
 def shortened(text: str, home: Path | None = None) -> str:

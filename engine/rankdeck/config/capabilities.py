@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankdeck.base.errors import cure_in_words
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import Choice, TrainConfig
 
 
@@ -32,20 +32,15 @@ class Facts:
 @dataclass(frozen=True)
 class Refusal:
     """One row. `strategies` empty: of all; `place` is the dotted path that is blamed. `cure` mends it (see
-    Problem), and `otherwise` goes on from it in words.
+    Problem); `instead` says it in words, and what else would do.
     """
 
     strategies: tuple[str, ...]
     place: str
     applies: Callable[[Facts], bool]
-    why: str
+    why: Phrase
     cure: Mapping[str, Any]
-    otherwise: str = ""
-
-    @property
-    def instead(self) -> str:
-        """The cure and what else would do, as a sentence."""
-        return f"{cure_in_words(self.cure)}{self.otherwise}."
+    instead: Phrase
 
 
 def _own_sync(facts: Facts) -> bool:
@@ -55,7 +50,10 @@ def _own_sync(facts: Facts) -> bool:
 SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
 
 _IN_SLICES = ("fsdp", "tensor", "hybrid")
-_WHOLE_WEIGHTS = ", or strategy.use = ddp, model or pipeline, where a rank holds whole weights"
+_WHOLE_WEIGHTS = phrase(
+    'Set train.optimizer.use = "adamw", or strategy.use = ddp, model or pipeline, where a rank holds whole '
+    "weights."
+)
 
 
 def _is_torchs(facts: Facts, *names: str) -> bool:
@@ -77,46 +75,52 @@ REFUSALS: tuple[Refusal, ...] = (
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
-        "train.precision = fp16 is for CUDA: a CPU has no fast fp16.",
+        phrase("train.precision = fp16 is for CUDA: a CPU has no fast fp16."),
         {"train.precision": "bf16"},
-        ", or use fp32 or gpu devices",
+        phrase('Set train.precision = "bf16", or use fp32 or gpu devices.'),
     ),
     Refusal(
         (),
         "train.precision",
         lambda facts: facts.train.precision == "fp16" and facts.strategy.use not in WITH_FP16,
-        "train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank.",
+        phrase("train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank."),
         {"train.precision": "bf16"},
-        ", which needs no scaler, or use strategy.use = single, dp, ddp or model",
+        phrase(
+            'Set train.precision = "bf16", which needs no scaler, or use strategy.use = single, dp, ddp '
+            "or model."
+        ),
     ),
     Refusal(
         (),
         "train.compile",
         lambda facts: facts.train.compile and facts.strategy.use not in WITH_COMPILE,
-        "train.compile works on a model that stays whole and in its place.",
+        phrase("train.compile works on a model that stays whole and in its place."),
         {"train.compile": None},
-        ", or use strategy.use = single or ddp",
+        phrase("Leave train.compile out, or use strategy.use = single or ddp."),
     ),
     Refusal(
         (),
         "train.compile",
         lambda facts: facts.train.compile and facts.train.activation_checkpointing,
-        "train.compile decides by itself what to compute again in backward.",
+        phrase("train.compile decides by itself what to compute again in backward."),
         {"train.activation_checkpointing": None},
+        phrase("Leave train.activation_checkpointing out."),
     ),
     Refusal(
         (),
         "train.optimizer.use",
         lambda facts: _is_torchs(facts, "LBFGS"),
-        "LBFGS computes the loss several times in one step, and a step here has one forward and backward.",
+        phrase(
+            "LBFGS computes the loss several times in one step, and a step here has one forward and backward."
+        ),
         {"train.optimizer.use": "adamw"},
-        ", or use sgd or adam",
+        phrase('Set train.optimizer.use = "adamw", or use sgd or adam.'),
     ),
     Refusal(
         _IN_SLICES,
         "train.optimizer.use",
         lambda facts: _is_torchs(facts, "Adafactor", "Rprop") and _cuts_weights(facts),
-        "torch's Adafactor and Rprop cannot step weights that lie in slices on several ranks.",
+        phrase("torch's Adafactor and Rprop cannot step weights that lie in slices on several ranks."),
         {"train.optimizer.use": "adamw"},
         _WHOLE_WEIGHTS,
     ),
@@ -124,8 +128,10 @@ REFUSALS: tuple[Refusal, ...] = (
         _IN_SLICES,
         "train.optimizer.use",
         lambda facts: _is_torchs(facts, "Muon") and _cuts_weights(facts),
-        "Muon works on whole matrices in 16 bits: in slices their sums are rounded otherwise, and the run "
-        "would end elsewhere than on one device.",
+        phrase(
+            "Muon works on whole matrices in 16 bits: in slices their sums are rounded otherwise, and "
+            "the run would end elsewhere than on one device."
+        ),
         {"train.optimizer.use": "adamw"},
         _WHOLE_WEIGHTS,
     ),
@@ -133,28 +139,37 @@ REFUSALS: tuple[Refusal, ...] = (
         ("ddp",),
         "strategy.static_graph",
         lambda facts: facts.asks("static_graph") and facts.train.accumulate > 1,
-        "strategy.static_graph cannot skip the sync of the first parts of an accumulated batch: torch's "
-        "wrapper stops there with an internal error.",
+        phrase(
+            "strategy.static_graph cannot skip the sync of the first parts of an accumulated batch: "
+            "torch's wrapper stops there with an internal error."
+        ),
         {"train.accumulate": 1},
-        ", or leave strategy.static_graph out",
+        phrase("Set train.accumulate = 1, or leave strategy.static_graph out."),
     ),
     Refusal(
         ("ddp",),
         "strategy.find_unused_parameters",
         lambda facts: facts.asks("static_graph") and facts.asks("find_unused_parameters"),
-        "strategy.static_graph learns in the first step which parameters are unused; "
-        "strategy.find_unused_parameters asks in every step.",
+        phrase(
+            "strategy.static_graph learns in the first step which parameters are unused; "
+            "strategy.find_unused_parameters asks in every step."
+        ),
         {"strategy.static_graph": None},
-        ", or the other one where the same parameters are unused in every step",
+        phrase(
+            "Leave strategy.static_graph out, or the other one where the same parameters are unused in "
+            "every step."
+        ),
     ),
     Refusal(
         ("ddp",),
         "strategy.static_graph",
         lambda facts: facts.asks("static_graph") and _own_sync(facts),
-        "strategy.static_graph is an option of torch's own wrapper; every other sync starts after "
-        "backward and needs no graph.",
+        phrase(
+            "strategy.static_graph is an option of torch's own wrapper; every other sync starts after "
+            "backward and needs no graph."
+        ),
         {"strategy.static_graph": None},
-        ', or set strategy.sync = "native"',
+        phrase('Leave strategy.static_graph out, or set strategy.sync = "native".'),
     ),
     Refusal(
         ("pipeline",),
@@ -162,37 +177,47 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda facts: (
             facts.train.activation_checkpointing and facts.strategy.options.get("schedule") in SPLIT_BACKWARD
         ),
-        "A schedule that splits backward in two goes through the graph twice, and a checkpointed block "
-        "recomputes its forward only once.",
+        phrase(
+            "A schedule that splits backward in two goes through the graph twice, and a checkpointed "
+            "block recomputes its forward only once."
+        ),
         {"strategy.schedule": "1f1b"},
-        ' or "interleaved-1f1b", or train.activation_checkpointing = false',
+        phrase(
+            'Set strategy.schedule = "1f1b" or "interleaved-1f1b", or train.activation_checkpointing = false.'
+        ),
     ),
     Refusal(
         ("pipeline-async",),
         "train.clip_norm",
         lambda facts: facts.train.clip_norm > 0,
-        "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without a flush "
-        "no moment has them all.",
+        phrase(
+            "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without "
+            "a flush no moment has them all."
+        ),
         {"train.clip_norm": 0},
-        ', or strategy.use = "pipeline"',
+        phrase('Set train.clip_norm = 0, or strategy.use = "pipeline".'),
     ),
     Refusal(
         ("pipeline-async",),
         "model.args.tied",
         lambda facts: bool(facts.model_args.get("tied")),
-        "The first and the last stage of a pipeline without a flush update a tied weight at different times: "
-        "its copies would drift apart.",
+        phrase(
+            "The first and the last stage of a pipeline without a flush update a tied weight at "
+            "different times: its copies would drift apart."
+        ),
         {"model.args.tied": False},
-        ', or strategy.use = "pipeline"',
+        phrase('Set model.args.tied = false, or strategy.use = "pipeline".'),
     ),
     Refusal(
         ("ddp",),
         "strategy.gradient_as_bucket_view",
         lambda facts: facts.asks("gradient_as_bucket_view") and _own_sync(facts),
-        "strategy.gradient_as_bucket_view is an option of torch's own wrapper; every other sync makes its "
-        "buckets after backward and drops them.",
+        phrase(
+            "strategy.gradient_as_bucket_view is an option of torch's own wrapper; every other sync "
+            "makes its buckets after backward and drops them."
+        ),
         {"strategy.gradient_as_bucket_view": None},
-        ', or set strategy.sync = "native"',
+        phrase('Leave strategy.gradient_as_bucket_view out, or set strategy.sync = "native".'),
     ),
 )
 

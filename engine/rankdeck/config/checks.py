@@ -13,6 +13,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from rankdeck.base.errors import Problem, closest, did_you_mean, one_of
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
 from rankdeck.config.schema import Choice
 from rankdeck.config.toml_lines import Place, line_of
@@ -24,6 +25,21 @@ CARDS: dict[Place, tuple[str, Mapping[str, CatalogCard]]] = {
     ("train", "optimizer"): ("optimizer", OPTIMIZERS),
     ("train", "schedule"): ("schedule", SCHEDULES),
     ("strategy",): ("strategy", STRATEGIES),
+}
+_NOT_AN_OPTION: dict[Place, str] = {
+    ("model",): marked("{option} is not an option of model {use}."),
+    ("data",): marked("{option} is not an option of data set {use}."),
+    ("train", "optimizer"): marked("{option} is not an option of optimizer {use}."),
+    ("train", "schedule"): marked("{option} is not an option of schedule {use}."),
+    ("strategy",): marked("{option} is not an option of strategy {use}."),
+}
+_NO_CARD: dict[Place, str] = {
+    ("model",): marked('There is no model called "{use}".'),
+    ("data",): marked('There is no data set called "{use}".'),
+    ("loss",): marked('There is no loss called "{use}".'),
+    ("train", "optimizer"): marked('There is no optimizer called "{use}".'),
+    ("train", "schedule"): marked('There is no schedule called "{use}".'),
+    ("strategy",): marked('There is no strategy called "{use}".'),
 }
 FILL_IN = "?"
 """What a configuration has in the place of a value that only the person knows."""
@@ -53,15 +69,19 @@ class ProblemReport:
         self.problems.append(msgspec.structs.replace(problem, line=line))
 
     def validate(
-        self, table_type: type[BaseModel], place: Place, values: Any, owner: str = ""
+        self,
+        table_type: type[BaseModel],
+        place: Place,
+        values: Any,
+        card: tuple[Place, str] | None = None,
     ) -> BaseModel | None:
+        """None where something is wrong with the table. `card` is whose options these are: its place and its
+        name.
+        """
         if not isinstance(values, dict):
-            self.add(
-                "wrong-type",
-                place,
-                f"{'.'.join(place)} must be a table.",
-                f"Write [{'.'.join(place)}] above its options.",
-            )
+            dotted = ".".join(place)
+            message = phrase("{option} must be a table.", option=dotted)
+            self.add("wrong-type", place, message, phrase("Write [{table}] above its options.", table=dotted))
             return None
         try:
             return table_type.model_validate(values)
@@ -71,28 +91,40 @@ class ProblemReport:
                 inner = tuple(
                     str(part) for part in item["loc"] if str(part).isidentifier() or isinstance(part, int)
                 )
-                self._add_pydantic(table_type, place + inner, item, owner)
+                if item["type"] == "extra_forbidden":
+                    self._add_unknown(table_type, place + inner, item, card)
+                else:
+                    self._add_pydantic(place + inner, item)
             return None
 
-    def _add_pydantic(self, table_type: type[BaseModel], place: Place, item: Any, owner: str) -> None:
-        dotted, kind = ".".join(place), item["type"]
-        if kind == "extra_forbidden":
-            known = [name for name in table_type.model_fields if name != "options"]
-            whose = f" of {owner}" if owner else ""
-            advice = did_you_mean(place[-1], known) or (
-                f"Known: {one_of(known)}." if known else "It has no options."
-            )
-            cure = {dotted: None}
-            if (meant := closest(place[-1], known)) is not None:
-                cure[".".join((*place[:-1], meant))] = item["input"]
-            self.add("unknown-option", place, f"{dotted} is not an option{whose}.", advice, cure)
-        elif kind == "missing":
-            self.add("missing", place, f"{dotted} is missing.", f"Add {place[-1]} = ...")
+    def _add_unknown(
+        self, table_type: type[BaseModel], place: Place, item: Any, card: tuple[Place, str] | None
+    ) -> None:
+        dotted = ".".join(place)
+        if card is None:
+            message = phrase("{option} is not an option.", option=dotted)
         else:
-            wrong, right = _words(kind, item)
-            value = None if any(part.isdigit() for part in place) else _nearest(kind, item)
-            cure = {} if value is None else {dotted: value}
-            self.add("wrong-value", place, f"{dotted} = {_shown(item['input'])} {wrong}.", right, cure)
+            message = phrase(_NOT_AN_OPTION[card[0]], option=dotted, use=card[1])
+        known = [name for name in table_type.model_fields if name != "options"]
+        advice = did_you_mean(place[-1], known)
+        if advice is None:
+            none = phrase("It has no options.")
+            advice = phrase("Known: {names}.", names=one_of(known)) if known else none
+        cure = {dotted: None}
+        if (meant := closest(place[-1], known)) is not None:
+            cure[".".join((*place[:-1], meant))] = item["input"]
+        self.add("unknown-option", place, message, advice, cure)
+
+    def _add_pydantic(self, place: Place, item: Any) -> None:
+        dotted, kind = ".".join(place), item["type"]
+        if kind == "missing":
+            message = phrase("{option} is missing.", option=dotted)
+            self.add("missing", place, message, phrase("Add {key} = ...", key=place[-1]))
+            return
+        wrong, right = _words(dotted, item)
+        value = None if any(part.isdigit() for part in place) else _nearest(kind, item)
+        cure = {} if value is None else {dotted: value}
+        self.add("wrong-value", place, wrong, right, cure)
 
 
 def fill_ins_told(report: ProblemReport, tables: dict[str, Any], place: Place = ()) -> dict[str, Any]:
@@ -105,8 +137,10 @@ def fill_ins_told(report: ProblemReport, tables: dict[str, Any], place: Place = 
             filled[key] = value
         else:
             here = (*place, key)
-            message = f"{'.'.join(here)} is still to be filled in."
-            advice = f'Write what belongs there instead of "{FILL_IN}"; comments near it may say more.'
+            message = phrase("{option} is still to be filled in.", option=".".join(here))
+            advice = phrase(
+                'Write what belongs there instead of "{mark}"; comments near it may say more.', mark=FILL_IN
+            )
             report.add("fill-in", here, message, advice)
     return filled
 
@@ -116,25 +150,42 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+_NOT_A_LIST = marked("{option} = {value} is not a list.")
+_NOT_A_NUMBER = marked("{option} = {value} is not a number."), phrase("Write a number, as in 0.1.")
+_NOT_A_TABLE = (
+    marked("{option} = {value} is not a table."),
+    phrase("Write a table, as in {table}.", table="{ layers = 4 }"),
+)
 _FORMS = {
-    "int": ("is not a whole number", "Write a whole number, as in 32."),
-    "float": ("is not a number", "Write a number, as in 0.1."),
-    "finite": ("is not a finite number", "Write a number, as in 0.1."),
-    "bool": ("is neither true nor false", "Write true or false."),
-    "string": ("is not text in quotes", 'Write text in quotes, as in "gpt".'),
-    "list": ("is not a list", "Write a list, as in [256, 256]."),
-    "tuple": ("is not a list", "Write a list, as in [0.9, 0.999]."),
-    "dict": ("is not a table", "Write a table, as in { layers = 4 }."),
-    "model": ("is not a table", "Write a table, as in { layers = 4 }."),
+    "int": (
+        marked("{option} = {value} is not a whole number."),
+        phrase("Write a whole number, as in 32."),
+    ),
+    "float": _NOT_A_NUMBER,
+    "finite": (marked("{option} = {value} is not a finite number."), _NOT_A_NUMBER[1]),
+    "bool": (marked("{option} = {value} is neither true nor false."), phrase("Write true or false.")),
+    "string": (
+        marked("{option} = {value} is not text in quotes."),
+        phrase('Write text in quotes, as in "gpt".'),
+    ),
+    "list": (_NOT_A_LIST, phrase("Write a list, as in [256, 256].")),
+    "tuple": (_NOT_A_LIST, phrase("Write a list, as in [0.9, 0.999].")),
+    "dict": _NOT_A_TABLE,
+    "model": _NOT_A_TABLE,
 }
 """What is wrong and what to write, by the first word of pydantic's type of an error."""
+_TOO_SMALL = marked("{option} = {value} is too small.")
+_TOO_LARGE = marked("{option} = {value} is too large.")
 _BOUNDS = {
-    "greater_than_equal": ("is too small", "at least", "ge"),
-    "greater_than": ("is too small", "more than", "gt"),
-    "less_than_equal": ("is too large", "at most", "le"),
-    "less_than": ("is too large", "less than", "lt"),
+    "greater_than_equal": (_TOO_SMALL, marked("Use at least {bound}."), "ge"),
+    "greater_than": (_TOO_SMALL, marked("Use more than {bound}."), "gt"),
+    "less_than_equal": (_TOO_LARGE, marked("Use at most {bound}."), "le"),
+    "less_than": (_TOO_LARGE, marked("Use less than {bound}."), "lt"),
 }
-_LENGTHS = {"too_short": "has too few entries", "too_long": "has too many entries"}
+_LENGTHS = {
+    "too_short": marked("{option} = {value} has too few entries."),
+    "too_long": marked("{option} = {value} has too many entries."),
+}
 
 
 def _choices(item: Any) -> list[str]:
@@ -149,33 +200,49 @@ def _nearest(kind: str, item: Any) -> Any:
     return item["ctx"][_BOUNDS[kind][2]] if kind.endswith("_equal") and kind in _BOUNDS else None
 
 
-def _words(kind: str, item: Any) -> tuple[str, str | None]:
+def _words(option: str, item: Any) -> tuple[Phrase, Phrase | None]:
     """(what is wrong with a value, what to write instead)."""
-    context = item.get("ctx", {})
+    kind, context, value = item["type"], item.get("ctx", {}), _shown(item["input"])
     if kind == "literal_error":
-        choices = context["expected"].replace("'", "")
-        close = did_you_mean(str(item["input"]), _choices(item))
-        return "is not one of the choices", f"{close + ' ' if close else ''}Use {choices}."
+        wrong = phrase("{option} = {value} is not one of the choices.", option=option, value=value)
+        words, close = context["expected"].replace("'", ""), closest(str(item["input"]), _choices(item))
+        if close is None:
+            return wrong, phrase("Use {choices}.", choices=words)
+        return wrong, phrase('Did you mean "{word}"? Use {choices}.', word=close, choices=words)
     if kind in _BOUNDS:
-        wrong, words, bound = _BOUNDS[kind]
-        return wrong, f"Use {words} {context[bound]}."
-    other = _LENGTHS.get(kind, f"is not valid ({item['msg']})")
-    return _FORMS.get(kind.partition("_")[0], (other, None))
+        words, use, bound = _BOUNDS[kind]
+        return phrase(words, option=option, value=value), phrase(use, bound=context[bound])
+    if (form := kind.partition("_")[0]) in _FORMS:
+        words, right = _FORMS[form]
+        return phrase(words, option=option, value=value), right
+    if kind in _LENGTHS:
+        return phrase(_LENGTHS[kind], option=option, value=value), None
+    reason = item["msg"]
+    return phrase(
+        "{option} = {value} is not valid ({reason}).", option=option, value=value, reason=reason
+    ), None
 
 
-def find_card(
-    report: ProblemReport, place: Place, what: str, cards: Mapping[str, CatalogCard], use: str
-) -> CatalogCard | None:
+def find_card(report: ProblemReport, place: Place, use: str) -> CatalogCard | None:
     """The card that `use` names; None, with the problem in `report`, where there is no such card."""
+    cards = CARDS[place][1]
     card = cards.get(use)
     if card is None:
-        advice = did_you_mean(use, cards) or f"Use {one_of(cards)}."
-        if place in OWN_CODE:
-            advice += ' Your own is written "module:name".'
         key, meant = (*place, "use"), closest(use, cards)
         cure = None if meant is None else {".".join(key): meant}
-        report.add("unknown-choice", key, f'There is no {what} called "{use}".', advice, cure)
+        advice = _other_cards(place, meant, one_of(cards))
+        report.add("unknown-choice", key, phrase(_NO_CARD[place], use=use), advice, cure)
     return card
+
+
+def _other_cards(place: Place, meant: str | None, choices: str) -> Phrase:
+    if place not in OWN_CODE:
+        if meant is None:
+            return phrase("Use {choices}.", choices=choices)
+        return phrase('Did you mean "{word}"?', word=meant)
+    if meant is None:
+        return phrase('Use {choices}. Your own is written "module:name".', choices=choices)
+    return phrase('Did you mean "{word}"? Your own is written "module:name".', word=meant)
 
 
 def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Choice | None:
@@ -183,38 +250,38 @@ def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Ch
 
     None where something is wrong with them, which is in `report` then.
     """
-    dotted = ".".join(place)
-    what, cards = CARDS[place]
+    dotted, cards = ".".join(place), CARDS[place][1]
     if isinstance(values, str):
         values = {"use": values}
     if not isinstance(values, dict):
+        message = phrase("{option} must be a table.", option=dotted)
+        table = f'{{ use = "{next(iter(cards))}" }}'
         report.add(
-            "wrong-type",
-            place,
-            f"{dotted} must be a table.",
-            f'Write {dotted} = {{ use = "{next(iter(cards))}" }}.',
+            "wrong-type", place, message, phrase("Write {table} = {value}.", table=dotted, value=table)
         )
         return None
     use = values.get("use", default)
     if not isinstance(use, str):
-        report.add(
-            "wrong-type", (*place, "use"), f"{dotted}.use is not text in quotes.", f"Use {one_of(cards)}."
-        )
+        message = phrase("{option} is not text in quotes.", option=f"{dotted}.use")
+        report.add("wrong-type", (*place, "use"), message, phrase("Use {choices}.", choices=one_of(cards)))
         return None
     given = {key: value for key, value in values.items() if key != "use"}
     if ":" in use and place in OWN_CODE:
         return Choice(use=use, options=given)
-    card = find_card(report, place, what, cards, use)
+    card = find_card(report, place, use)
     if card is None:
         return None
     for key in [key for key in given if key not in card.options.model_fields]:
         owners = one_of(other.name for other in cards.values() if key in other.options.model_fields)
         if owners:
             del given[key]
-            message = f"{dotted}.{key} is an option of {owners}, not of {use}."
-            advice = f"Leave it out, or set {dotted}.use to {owners}."
-            report.add("foreign-option", (*place, key), message, advice, {f"{dotted}.{key}": None})
-    options = report.validate(card.options, place, given, owner=f"{what} {use}")
+            option = f"{dotted}.{key}"
+            message = phrase(
+                "{option} is an option of {owners}, not of {use}.", option=option, owners=owners, use=use
+            )
+            advice = phrase("Leave it out, or set {key} to {owners}.", key=f"{dotted}.use", owners=owners)
+            report.add("foreign-option", (*place, key), message, advice, {option: None})
+    options = report.validate(card.options, place, given, (place, use))
     if options is None:
         return None
     return Choice(use=use, options=options.model_dump(exclude_none=True, mode="json"))

@@ -10,9 +10,10 @@ import re
 from dataclasses import dataclass
 
 from rankdeck.base.errors import DeviceError
+from rankdeck.base.phrases import phrase
 
 MAX_VIRTUAL_DEVICES = 64
-_FORMS = "Use auto, cpu:N (a rehearsal on N virtual devices), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."
+_FORMS = phrase("Use auto, cpu:N (a rehearsal on N virtual devices), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def parse_devices(text: str) -> DeviceSelection:
         if re.fullmatch(r"[0-9]+", rest) and 1 <= int(rest) <= MAX_VIRTUAL_DEVICES:
             return DeviceSelection("cpu", int(rest))
         raise DeviceError(
-            f'"{text}" does not name virtual devices.', advice=f"Use cpu:1 to cpu:{MAX_VIRTUAL_DEVICES}."
+            phrase('"{text}" does not name virtual devices.', text=text),
+            advice=phrase("Use cpu:1 to cpu:{most}.", most=MAX_VIRTUAL_DEVICES),
         )
     if kind in ("gpu", "cuda") and rest == "all":
         return DeviceSelection("gpu")
@@ -56,10 +58,12 @@ def parse_devices(text: str) -> DeviceSelection:
         names = tuple(name.strip() for name in rest.split(","))
         bad = [name for name in names if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-]+", name)]
         if bad:
-            raise DeviceError(
-                f'"{bad[0]}" in "{text}" is neither a GPU\'s index nor its UUID.', advice=_FORMS
+            message = phrase(
+                '"{name}" in "{text}" is neither a GPU\'s index nor its UUID.', name=bad[0], text=text
             )
+            raise DeviceError(message, advice=_FORMS)
         if len(set(names)) < len(names):
-            raise DeviceError(f'"{text}" names a GPU twice.', advice="Name each GPU once.")
+            message = phrase('"{text}" names a GPU twice.', text=text)
+            raise DeviceError(message, advice=phrase("Name each GPU once."))
         return DeviceSelection("gpu", gpus=names)
-    raise DeviceError(f'"{text}" is not a choice of devices.', advice=_FORMS)
+    raise DeviceError(phrase('"{text}" is not a choice of devices.', text=text), advice=_FORMS)

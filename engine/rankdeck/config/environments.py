@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 
 from rankdeck.base import files
+from rankdeck.base.phrases import marked
 
-OWN = "Rankdeck's own"
+OWN = marked("Rankdeck's own")
 _MOST_ENTRIES = 500
 """Of one folder; nobody has more environments beside each other."""
 _SMALL_BYTES = 64 << 10

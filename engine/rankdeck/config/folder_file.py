@@ -27,7 +27,8 @@ from tomlkit import TOMLDocument
 from tomlkit.items import Table as TomlTable
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, Problem, RankdeckError, did_you_mean, one_of
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError, closest, did_you_mean, one_of
+from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.schema import Count, Table
 from rankdeck.config.script import ranks_of
@@ -87,14 +88,16 @@ class FolderFile:
             raise _refused(self.path, self.wrong[name])
         if not self.path.exists():
             raise ConfigError(
-                f"{self.folder} has no {FOLDER_FILE}.",
+                phrase("{folder} has no {file}.", folder=self.folder, file=FOLDER_FILE),
                 code="no-entry",
                 path=f"scripts.{name}",
-                advice=f"Name a script, or write [scripts.{name}] into one.",
+                advice=phrase("Name a script, or write [scripts.{name}] into one.", name=name),
             )
-        there = f"There are: {one_of(self.entries)}." if self.entries else f"Write [scripts.{name}] into it."
+        there = phrase("Write [scripts.{name}] into it.", name=name)
+        if self.entries:
+            there = phrase("There are: {names}.", names=one_of(self.entries))
         raise ConfigError(
-            f'{self.path} has no entry "{name}".',
+            phrase('{file} has no entry "{name}".', file=self.path, name=name),
             code="no-entry",
             path=f"scripts.{name}",
             advice=did_you_mean(name, self.entries) or there,
@@ -103,8 +106,12 @@ class FolderFile:
     def note(self, besides: str | None = None) -> str | None:
         """One line about what is wrong with entries other than `besides`; None where nothing is."""
         wrong = [problem for name, problems in self.wrong.items() if name != besides for problem in problems]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return f"{wrong[0].headline(str(self.path))} It is not used{more}." if wrong else None
+        if not wrong:
+            return None
+        problem, more = wrong[0].headline(str(self.path)), len(wrong) - 1
+        if more:
+            return phrase("{problem} It is not used (and {n} more).", problem=problem, n=more)
+        return phrase("{problem} It is not used.", problem=problem)
 
 
 def read(folder: Path) -> FolderFile:
@@ -131,7 +138,7 @@ def read(folder: Path) -> FolderFile:
 
 def _refused(path: Path, problems: Sequence[Problem]) -> ConfigError:
     problems = sorted(problems, key=lambda problem: problem.line or 0)
-    refused = ConfigError(problems[0].message, problems=problems)
+    refused = ConfigError(problems[0].said("message"), problems=problems)
     refused.file = str(path)
     return refused
 
@@ -139,14 +146,19 @@ def _refused(path: Path, problems: Sequence[Problem]) -> ConfigError:
 def _checked(report: ProblemReport, path: Path, tables: dict[str, Any]) -> FolderFile:
     for key in tables:
         if key not in _TABLES:
-            close = did_you_mean(key, _TABLES)
-            advice = f"{close} " if close else ""
-            advice += "Entries are written [scripts.NAME]; [run] has the interpreter."
-            report.add("unknown-option", (key,), f"{key} is not a table of {FOLDER_FILE}.", advice)
+            message = phrase("{key} is not a table of {file}.", key=key, file=FOLDER_FILE)
+            advice = phrase("Entries are written [scripts.NAME]; [run] has the interpreter.")
+            if (meant := closest(key, _TABLES)) is not None:
+                advice = phrase(
+                    'Did you mean "{word}"? Entries are written [scripts.NAME]; [run] has the interpreter.',
+                    word=meant,
+                )
+            report.add("unknown-option", (key,), message, advice)
     run = report.validate(FolderRun, ("run",), tables.get("run", {}))
     scripts = tables.get("scripts", {})
     if not isinstance(scripts, dict):
-        report.add("wrong-type", ("scripts",), "scripts must be a table.", "Write [scripts.NAME].")
+        message = phrase("{option} must be a table.", option="scripts")
+        report.add("wrong-type", ("scripts",), message, phrase("Write [scripts.NAME]."))
         scripts = {}
     entries, wrong = {}, {}
     for name, values in scripts.items():
@@ -235,9 +247,8 @@ def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
     try:
         files.write_whole(path, text)
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}.", code="unwritable", path=str(path)
-        ) from None
+        message = phrase("{file} cannot be written: {why}.", file=path, why=error.strerror)
+        raise ConfigError(message, code="unwritable", path=str(path)) from None
 
 
 def _text(path: Path) -> str | None:
@@ -247,14 +258,15 @@ def _text(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+        why = getattr(error, "strerror", None) or phrase("it is not UTF-8 text")
+        message = phrase("{file} cannot be read: {why}.", file=path, why=why)
+        raise ConfigError(message, code="unreadable", path=str(path)) from None
 
 
 def _not_toml(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{path} is not what a rankdeck.toml is: {error}.",
+        phrase("{file} is not what a rankdeck.toml is: {why}.", file=path, why=error),
         code="toml",
         path=str(path),
-        advice="Mend that line.",
+        advice=phrase("Mend that line."),
     )

@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass, replace
 
 from rankdeck.base.errors import DeviceError, did_you_mean
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
 
 _MIB = 2**20
@@ -161,15 +162,20 @@ def parse_planned(text: str) -> list[GpuModel] | None:
         return None
     count, name = int(match[1]), match[2]
     if not 1 <= count <= MAX_PLANNED:
-        raise DeviceError(f"{count} GPUs cannot be planned for.", advice=f"Use 1 to {MAX_PLANNED}.")
+        raise DeviceError(
+            phrase("{count} GPUs cannot be planned for.", count=count),
+            advice=phrase("Use 1 to {most}.", most=MAX_PLANNED),
+        )
     model = find_gpu(name) or _of_size(name)
     if model is None:
         known = [known.name for known in GPU_MODELS]
         raise DeviceError(
-            f'"{name}" is no GPU that is known here.',
+            phrase('"{name}" is no GPU that is known here.', name=name),
             code="unknown-gpu",
             advice=did_you_mean(name, known)
-            or f'Give a size ("{count} x 24GiB"), or one of {", ".join(known)}.',
+            or phrase(
+                'Give a size ("{count} x 24GiB"), or one of {known}.', count=count, known=", ".join(known)
+            ),
         )
     return [model] * count
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.base.errors import ConfigError, did_you_mean
+from rankdeck.base.phrases import phrase
 from rankdeck.config import environments
 from rankdeck.config.environments import OWN
 from rankdeck.config.folder_file import FOLDER_FILE
@@ -66,7 +67,13 @@ def choose(
             continue
         if (python := environments.python_in(Path(prefix).absolute())) is not None:
             return ChosenPython(python, variable, tuple(notes))
-        notes.append(f"{variable} names {prefix}, which has no Python; it is passed over.")
+        notes.append(
+            phrase(
+                "{variable} names {folder}, which has no Python; it is passed over.",
+                variable=variable,
+                folder=prefix,
+            )
+        )
     for place in folders:
         if (python := environments.python_in(place.absolute() / ".venv")) is not None:
             return ChosenPython(python, ".venv", tuple(notes))
@@ -82,7 +89,8 @@ def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) ->
         ConfigError: there is no such interpreter.
     """
     if not text.strip():
-        raise _no_python(f"{where} names no interpreter.", "Name one, or an environment's folder.")
+        message = phrase("{where} names no interpreter.", where=where)
+        raise _no_python(message, phrase("Name one, or an environment's folder."))
     try:
         path = folder / Path(text).expanduser()
     except RuntimeError:  # ~somebody, who is not known here
@@ -91,16 +99,18 @@ def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) ->
     if path.is_dir():
         if (python := environments.python_in(path)) is not None:
             return python
-        raise _no_python(f"{where}: {text} is a folder without bin/python.", "Name an environment's folder.")
+        message = phrase("{where}: {text} is a folder without bin/python.", where=where, text=text)
+        raise _no_python(message, phrase("Name an environment's folder."))
     if environments.is_executable(path):
         return path
     if "/" not in text and (found := shutil.which(text, path=environ.get("PATH"))):
         return Path(found).absolute()
     if path.exists():
-        raise _no_python(f"{where}: {text} cannot be executed.", "Name the interpreter itself.")
+        message = phrase("{where}: {text} cannot be executed.", where=where, text=text)
+        raise _no_python(message, phrase("Name the interpreter itself."))
     known = [str(item.python) for item in environments.all_known(folder, environ)]
-    advice = did_you_mean(text, known) or "Name an interpreter, or an environment's folder."
-    raise _no_python(f"{where}: there is no Python at {text}.", advice)
+    advice = did_you_mean(text, known) or phrase("Name an interpreter, or an environment's folder.")
+    raise _no_python(phrase("{where}: there is no Python at {text}.", where=where, text=text), advice)
 
 
 def check_is_python(chosen: ChosenPython) -> None:
@@ -122,8 +132,8 @@ def check_is_python(chosen: ChosenPython) -> None:
             return
     except (OSError, subprocess.TimeoutExpired):
         pass
-    message = f"{chosen.source}: {chosen.python} is no Python."
-    raise _no_python(message, "Name an interpreter, or an environment's folder.")
+    message = phrase("{source}: {python} is no Python.", source=chosen.source, python=chosen.python)
+    raise _no_python(message, phrase("Name an interpreter, or an environment's folder."))
 
 
 def _no_python(message: str, advice: str) -> ConfigError:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
-from rankdeck.config.checks import CARDS, ProblemReport, choice, fill_ins_told, find_card
+from rankdeck.base.phrases import phrase
+from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
 from rankdeck.config.naming import given_name
 from rankdeck.config.rules import TABLE_RULES, check_together
 from rankdeck.config.schema import Choice, RunConfig
@@ -24,7 +25,7 @@ _SECTIONS: dict[str, Any] = {
 }
 
 
-_OF_A_SCRIPT = (
+_OF_A_SCRIPT = phrase(
     "A script's run says this, and is no configuration: `rankdeck resume` runs it again, `rankdeck adopt` "
     "makes a configuration of it."
 )
@@ -50,8 +51,9 @@ def load(path: Path, *, folder: Path | None = None, **changes: Unpack[Changes]) 
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+        why = getattr(error, "strerror", None) or phrase("it is not UTF-8 text")
+        message = phrase("{file} cannot be read: {why}.", file=path, why=why)
+        raise ConfigError(message, code="unreadable", path=str(path)) from None
     try:
         return from_text(text, folder=folder or path.resolve().parent, stem=path.stem, **changes)
     except ConfigError as error:
@@ -74,10 +76,10 @@ def from_text(
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"This is not TOML: {error}.",
+            phrase("This is not TOML: {why}.", why=error),
             code="toml",
             line=_toml_error_line(str(error), text),
-            advice="Mend that line.",
+            advice=phrase("Mend that line."),
         ) from None
     lines = key_lines(text)
     for key in ("strategy", "devices", "name"):
@@ -130,16 +132,18 @@ def from_dict(
             report.add(
                 "unknown-option",
                 (key,),
-                f"{key} is not a table of a configuration.",
+                phrase("{key} is not a table of a configuration.", key=key),
                 _OF_A_SCRIPT
                 if key == "script"
-                else did_you_mean(key, _TOP_LEVEL) or f"Known: {one_of(_TOP_LEVEL)}.",
+                else did_you_mean(key, _TOP_LEVEL) or phrase("Known: {names}.", names=one_of(_TOP_LEVEL)),
             )
     values["name"] = given_name(tables, stem)
     if not isinstance(tables.get("name", ""), str):
-        report.add("wrong-type", ("name",), "name must be text in quotes.", 'Write name = "my run".')
+        message, advice = phrase("name must be text in quotes."), phrase('Write name = "my run".')
+        report.add("wrong-type", ("name",), message, advice)
     if raw_folder is not None and not isinstance(raw_folder, str):
-        report.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')
+        message, advice = phrase("folder must be text in quotes."), phrase('Write folder = "path".')
+        report.add("wrong-type", ("folder",), message, advice)
     for section in _SECTIONS:
         values[section] = _section(report, section, tables.get(section, {}))
     values["strategy"] = choice(report, ("strategy",), tables.get("strategy", {}), "single")
@@ -147,7 +151,7 @@ def from_dict(
         check_together(report, values)
     if report.problems:
         problems = sorted(report.problems, key=lambda problem: problem.line or 0)
-        raise ConfigError(problems[0].message, problems=problems)
+        raise ConfigError(problems[0].said("message"), problems=problems)
     return RunConfig(**_absolute_paths(values, base, resolve))
 
 
@@ -173,13 +177,12 @@ def _section(report: ProblemReport, section: str, values: Any) -> Any:
 
 def _card_table(report: ProblemReport, section: str, table: Any) -> Any:
     """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
-    what, cards = CARDS[(section,)]
     if ":" in table.use:
         return table
-    card = find_card(report, (section,), what, cards, table.use)
+    card = find_card(report, (section,), table.use)
     if card is None or section == "loss":
         return card and table
-    args = report.validate(card.options, (section, "args"), table.args, owner=f"{what} {table.use}")
+    args = report.validate(card.options, (section, "args"), table.args, ((section,), table.use))
     return (
         None
         if args is None
@@ -193,7 +196,9 @@ def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
     parts = _override_place(override)
     if not equals or not all(parts):
         return Problem(
-            "override", f'--set "{override}" is not key=value.', advice="Write it as --set train.steps=50."
+            "override",
+            phrase('--set "{override}" is not key=value.', override=override),
+            advice=phrase("Write it as --set train.steps=50."),
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
@@ -208,9 +213,9 @@ def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
         if not isinstance(inner, dict):
             return Problem(
                 "override",
-                f'--set "{override}": {part} is not a table.',
+                phrase('--set "{override}": {part} is not a table.', override=override, part=part),
                 path=key,
-                advice=f"Set {part} itself, or leave it out.",
+                advice=phrase("Set {part} itself, or leave it out.", part=part),
             )
         table = inner
     table[parts[-1]] = value

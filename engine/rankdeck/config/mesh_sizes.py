@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import Phrase, phrase
 
 AXES = ("data", "shard", "stage", "tensor")
 _SHOWN_CHOICES = 6
@@ -50,13 +51,33 @@ def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
     ]
     if product > 1:
         words.append(f"devices.use = cpu:{product}")
-    there = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
     return Problem(
         "mesh",
-        f"The mesh of strategy.use = hybrid has {shown} = {product} place{'s' * (product > 1)}, and {there}.",
+        _message(shown, product, num_devices),
         path=f"strategy.{next(iter(named), axes[0])}",
-        advice=f"Set in strategy: {'; or '.join(words)}.",
+        advice=phrase("Set in strategy: {choices}.", choices="; or ".join(words)),
         cure={f"strategy.{axis}": size for axis, size in zip(axes, choices[0], strict=True)},
+    )
+
+
+def _message(sizes: str, places: int, devices: int) -> Phrase:
+    if devices == 1:
+        return phrase(
+            "The mesh of strategy.use = hybrid has {sizes} = {places} places, and there is 1 device.",
+            sizes=sizes,
+            places=places,
+        )
+    if places == 1:
+        return phrase(
+            "The mesh of strategy.use = hybrid has {sizes} = 1 place, and there are {devices} devices.",
+            sizes=sizes,
+            devices=devices,
+        )
+    return phrase(
+        "The mesh of strategy.use = hybrid has {sizes} = {places} places, and there are {devices} devices.",
+        sizes=sizes,
+        places=places,
+        devices=devices,
     )
 
 

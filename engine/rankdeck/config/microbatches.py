@@ -7,6 +7,7 @@ device holds under it. Source: torch.distributed.pipelining.schedules. Nothing h
 from __future__ import annotations
 
 from rankdeck.base.errors import Problem, one_of
+from rankdeck.base.phrases import phrase
 
 stages_per_device = {
     "gpipe": 1,
@@ -55,23 +56,37 @@ def problem(
         least = 2 * num_devices if schedule == "dualpipev" else num_devices
         return Problem(
             "microbatches",
-            f"{batch} cannot be cut into microbatches for {schedule} on {num_devices} devices.",
+            phrase(
+                "{batch} cannot be cut into microbatches for {schedule} on {devices} devices.",
+                batch=batch,
+                schedule=schedule,
+                devices=num_devices,
+            ),
             path="train.global_batch",
-            advice=f"Use a multiple of {least} per part, or schedule = gpipe.",
+            advice=phrase("Use a multiple of {least} per part, or schedule = gpipe.", least=least),
             cure={"strategy.schedule": "gpipe"},
         )
     if microbatches is None or microbatches in possible:
         return None
     if part_batch % microbatches:
-        message = f"strategy.microbatches = {microbatches} does not divide {batch}."
+        message = phrase(
+            "strategy.microbatches = {microbatches} does not divide {batch}.",
+            microbatches=microbatches,
+            batch=batch,
+        )
     else:
-        message = f"strategy.microbatches = {microbatches} does not fit {schedule} on {num_devices} devices."
+        message = phrase(
+            "strategy.microbatches = {microbatches} does not fit {schedule} on {devices} devices.",
+            microbatches=microbatches,
+            schedule=schedule,
+            devices=num_devices,
+        )
     nearest = min(possible, key=lambda choice: abs(choice - microbatches))
     return Problem(
         "microbatches",
         message,
         path="strategy.microbatches",
-        advice=f"Use {one_of(map(str, possible))}.",
+        advice=phrase("Use {choices}.", choices=one_of(map(str, possible))),
         cure={"strategy.microbatches": nearest},
     )
 
@@ -81,19 +96,26 @@ def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | Non
     if mode == "stash" and accumulate > 1:
         return Problem(
             "microbatches",
-            f"train.accumulate = {accumulate}, but with mode = stash each microbatch of train.global_batch "
-            "is an update of its own.",
+            phrase(
+                "train.accumulate = {accumulate}, but with mode = stash each microbatch of "
+                "train.global_batch is an update of its own.",
+                accumulate=accumulate,
+            ),
             path="train.accumulate",
-            advice='Set train.accumulate = 1, or strategy.mode = "2bw".',
+            advice=phrase('Set train.accumulate = 1, or strategy.mode = "2bw".'),
             cure={"train.accumulate": 1},
         )
     if mode == "2bw" and accumulate < num_devices:
         return Problem(
             "microbatches",
-            f"train.accumulate = {accumulate} is fewer parts than the {num_devices} stages: two versions of "
-            "the weights are not enough for that.",
+            phrase(
+                "train.accumulate = {accumulate} is fewer parts than the {stages} stages: two versions of "
+                "the weights are not enough for that.",
+                accumulate=accumulate,
+                stages=num_devices,
+            ),
             path="train.accumulate",
-            advice=f"Set train.accumulate = {num_devices} or more.",
+            advice=phrase("Set train.accumulate = {least} or more.", least=num_devices),
             cure={"train.accumulate": num_devices},
         )
     return None

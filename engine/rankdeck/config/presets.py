@@ -26,6 +26,18 @@ class PresetCard:
     devices: str
     needs_gpu: bool
 
+    @property
+    def about(self) -> str:
+        """The first paragraph of the comment."""
+        return self.text.split("\n\n")[0]
+
+    @property
+    def lesson(self) -> str:
+        """What one learns from it: the sentence that begins with "Learn from it", without these words."""
+        _, mark, rest = self.text.partition("Learn from it ")
+        sentence = rest.split(". ")[0].rstrip(".") if mark else self.title
+        return sentence.split("\n")[0]
+
 
 def folder() -> Path:
     """The folder of the presets: the wheel's, else the checkout's."""

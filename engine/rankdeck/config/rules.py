@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem, one_of
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import mesh_sizes, microbatches
 from rankdeck.config.capabilities import Facts, refusals
-from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.schema import Choice, DevicesConfig, RehearsalConfig, RunConfig, TrainConfig
@@ -25,8 +26,8 @@ def _check_train(report: ProblemReport, train: TrainConfig) -> None:
         report.add(
             "both-given",
             ("train", "epochs"),
-            "train.steps and train.epochs are both given.",
-            "Keep one of them.",
+            phrase("train.steps and train.epochs are both given."),
+            phrase("Keep one of them."),
             {"train.epochs": None},
         )
 
@@ -43,16 +44,15 @@ def _check_rehearsal(report: ProblemReport, rehearsal: RehearsalConfig) -> None:
         report.add(
             "does-not-combine",
             ("rehearsal", "device_gflops"),
-            "rehearsal.device_gflops is the rate of a simulated pace, and the pace is real.",
-            'Add pace = "simulated", or leave it out.',
+            phrase("rehearsal.device_gflops is the rate of a simulated pace, and the pace is real."),
+            phrase('Add pace = "simulated", or leave it out.'),
             {"rehearsal.pace": "simulated"},
         )
     try:
         parse_bytes(rehearsal.capacity or 0)
     except ValueError as error:
-        report.add(
-            "wrong-value", ("rehearsal", "capacity"), f"rehearsal.capacity: {error}.", 'Write it as "24GiB".'
-        )
+        message = phrase("rehearsal.capacity: {why}.", why=error.args[0])
+        report.add("wrong-value", ("rehearsal", "capacity"), message, phrase('Write it as "24GiB".'))
 
 
 TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
@@ -79,7 +79,7 @@ def on_devices(config: RunConfig, kind: str, num_devices: int) -> RunConfig:
     values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal")}
     _check_on(report, values, kind, num_devices)
     if report.problems:
-        raise ConfigError(report.problems[0].message, problems=report.problems)
+        raise ConfigError(report.problems[0].said("message"), problems=report.problems)
     return config.model_copy(update={"strategy": values["strategy"]})
 
 
@@ -94,11 +94,12 @@ def _check_on(
     for row in refusals(Facts(values["strategy"], train, model_args, kind)):
         report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead, row.cure)
     if kind == "gpu" and train.precision == "fp64":
-        message, cure = "train.precision = fp64 is for rehearsals on CPU.", {"train.precision": "fp32"}
-        report.add("precision", ("train", "precision"), message, "Use fp32, or cpu:N for a rehearsal.", cure)
+        message = phrase("train.precision = fp64 is for rehearsals on CPU.")
+        advice, cure = phrase("Use fp32, or cpu:N for a rehearsal."), {"train.precision": "fp32"}
+        report.add("precision", ("train", "precision"), message, advice, cure)
     if kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
-        message = "rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs."
-        advice, cure = 'Use pace = "real", or devices.use = "cpu:4".', {"rehearsal.pace": "real"}
+        message = phrase("rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs.")
+        advice, cure = phrase('Use pace = "real", or devices.use = "cpu:4".'), {"rehearsal.pace": "real"}
         report.add("does-not-combine", ("rehearsal", "pace"), message, advice, cure)
     if num_devices is not None:
         for problem in batch_problems(train, values["strategy"], num_devices):
@@ -113,29 +114,21 @@ def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
     return Choice(use=strategy.use, options={**strategy.options, **mesh_sizes.usual_sizes(num_devices)})
 
 
+_NOT_ON_A_MESH = marked(
+    "train.global_batch = {batch} does not divide into {parts} equal parts "
+    "(train.accumulate {accumulate} x data x shard {slices})."
+)
+_NOT_ON_DEVICES = marked(
+    "train.global_batch = {batch} does not divide into {parts} equal parts "
+    "(train.accumulate {accumulate} x {slices} devices)."
+)
+
+
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
     """Whether the global batch can be cut by accumulate, the devices and the stages; empty when it can."""
     card = STRATEGIES[strategy.use]
-    if num_devices < card.min_devices:
-        return [
-            Problem(
-                "too-few-devices",
-                f"strategy.use = {card.name} needs {card.min_devices} devices; there is {num_devices}.",
-                path="devices.use",
-                advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
-                cure={"devices.use": f"cpu:{card.min_devices}"},
-            )
-        ]
-    if card.one_process and not card.one_device and num_devices > MAX_VIRTUAL_DEVICES:
-        return [
-            Problem(
-                "too-many-devices",
-                f"strategy.use = {card.name} drives all devices from one process, so they are those of one "
-                f"machine; there are {num_devices}.",
-                path="devices.use",
-                advice=f"Use at most {MAX_VIRTUAL_DEVICES}, or a strategy with a process for each device.",
-            )
-        ]
+    if problem := _count_problem(card, num_devices):
+        return [problem]
     options = strategy.options
     if card.has_mesh and (problem := mesh_sizes.problem(options, num_devices)):
         return [problem]
@@ -147,17 +140,55 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
     below = train.global_batch // parts * parts
     choices = [str(below)] if below else []
     choices.append(str(below + parts))
-    cut_by = f"data x shard {slices}" if card.has_mesh else f"{slices} devices"
     return [
         Problem(
             "batch",
-            f"train.global_batch = {train.global_batch} does not divide into {parts} equal parts "
-            f"(train.accumulate {train.accumulate} x {cut_by}).",
+            phrase(
+                _NOT_ON_A_MESH if card.has_mesh else _NOT_ON_DEVICES,
+                batch=train.global_batch,
+                parts=parts,
+                accumulate=train.accumulate,
+                slices=slices,
+            ),
             path="train.global_batch",
-            advice=f"Use {one_of(choices)}.",
+            advice=phrase("Use {choices}.", choices=one_of(choices)),
             cure={"train.global_batch": below or below + parts},
         )
     ]
+
+
+def _count_problem(card: StrategyCard, num_devices: int) -> Problem | None:
+    """Whether a strategy runs on so many devices at all."""
+    if num_devices < card.min_devices:
+        return Problem(
+            "too-few-devices",
+            phrase(
+                "strategy.use = {strategy} needs {least} devices; there is {devices}.",
+                strategy=card.name,
+                least=card.min_devices,
+                devices=num_devices,
+            ),
+            path="devices.use",
+            advice=phrase(
+                'Use cpu:{least} for a rehearsal, or strategy.use = "single".', least=card.min_devices
+            ),
+            cure={"devices.use": f"cpu:{card.min_devices}"},
+        )
+    if card.one_process and not card.one_device and num_devices > MAX_VIRTUAL_DEVICES:
+        return Problem(
+            "too-many-devices",
+            phrase(
+                "strategy.use = {strategy} drives all devices from one process, so they are those of one "
+                "machine; there are {devices}.",
+                strategy=card.name,
+                devices=num_devices,
+            ),
+            path="devices.use",
+            advice=phrase(
+                "Use at most {most}, or a strategy with a process for each device.", most=MAX_VIRTUAL_DEVICES
+            ),
+        )
+    return None
 
 
 def _stage_problem(

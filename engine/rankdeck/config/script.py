@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Count, Table
 
@@ -101,10 +102,15 @@ def ranks_of(devices: str | None, ranks: int | None) -> int:
         return ranks or 1
     if ranks is not None and ranks != selection.count:
         raise ConfigError(
-            f"{devices} means {selection.count} ranks, and {ranks} are asked for.",
+            phrase(
+                "{devices} means {count} ranks, and {ranks} are asked for.",
+                devices=devices,
+                count=selection.count,
+                ranks=ranks,
+            ),
             code="ranks",
             path="script.ranks",
-            advice=f"Leave the number of ranks out, or write cpu:{ranks}.",
+            advice=phrase("Leave the number of ranks out, or write cpu:{ranks}.", ranks=ranks),
         )
     return selection.count
 
@@ -118,10 +124,12 @@ def load(path: Path) -> ScriptConfig | None:
     try:
         tables = tomllib.loads(files.read_text(path))
     except OSError as error:
-        reason = error.strerror or "it is no regular file"
-        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+        why = error.strerror or phrase("it is no regular file")
+        message = phrase("{file} cannot be read: {why}.", file=path, why=why)
+        raise ConfigError(message, code="unreadable", path=str(path)) from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not TOML: {error}.", code="toml", path=str(path)) from None
+        message = phrase("{file} is not TOML: {why}.", file=path, why=error)
+        raise ConfigError(message, code="toml", path=str(path)) from None
     if "script" not in tables:
         return None
     try:
@@ -129,4 +137,5 @@ def load(path: Path) -> ScriptConfig | None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {place}: {first['msg']}.", code="wrong-type", path=str(path)) from None
+        message = phrase("{file}: {place}: {why}.", file=path, place=place, why=first["msg"])
+        raise ConfigError(message, code="wrong-type", path=str(path)) from None

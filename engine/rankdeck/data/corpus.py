@@ -27,6 +27,7 @@ import numpy as np
 from rankdeck.base.errors import DataError
 from rankdeck.base.files import write_whole
 from rankdeck.base.home import cache_dir
+from rankdeck.base.phrases import phrase
 
 STDLIB = "@stdlib"
 STDLIB_CAP_BYTES = 8_000_000
@@ -80,9 +81,14 @@ def ensure_tokens(path: str, vocabulary: int) -> Path:
         write_whole(seen, key)
     except OSError as error:
         raise DataError(
-            f"The tokens of {path} cannot be written to the cache {folder}: {error.strerror or error}.",
+            phrase(
+                "The tokens of {path} cannot be written to the cache {folder}: {why}.",
+                path=path,
+                folder=folder,
+                why=error.strerror or error,
+            ),
             path=str(folder),
-            advice="Free some space, or set RANKDECK_HOME to a folder that can be written.",
+            advice=phrase("Free some space, or set RANKDECK_HOME to a folder that can be written."),
         ) from error
     return tokens
 
@@ -104,9 +110,9 @@ def corpus_files(path: str) -> list[Path]:
         raise _unreadable(root, error) from error
     if not files:
         raise DataError(
-            f"data.args.path = {path} holds no files.",
+            phrase("data.args.path = {path} holds no files.", path=path),
             path="data.args.path",
-            advice=f"Name a text file, a folder of them, or {STDLIB}.",
+            advice=phrase("Name a text file, a folder of them, or {stdlib}.", stdlib=STDLIB),
         )
     return files
 
@@ -139,9 +145,9 @@ def _stdlib_files() -> list[Path]:
         files.append(file)
     if not files:
         raise DataError(
-            "This Python comes without the source of its standard library.",
+            phrase("This Python comes without the source of its standard library."),
             path="data.args.path",
-            advice="Name a text file or a folder of them as data.args.path.",
+            advice=phrase("Name a text file or a folder of them as data.args.path."),
         )
     return files
 
@@ -161,9 +167,12 @@ def _walk(root: Path, suffix: str = "") -> Iterator[Path]:
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(
-        f"data.args.path: {path} cannot be read: {error.strerror or error}.",
+        phrase("data.args.path: {path} cannot be read: {why}.", path=path, why=error.strerror or error),
         path=str(path),
-        advice=f"Check the path and its permissions; it names a text file, a folder of them, or {STDLIB}.",
+        advice=phrase(
+            "Check the path and its permissions; it names a text file, a folder of them, or {stdlib}.",
+            stdlib=STDLIB,
+        ),
     )
 
 
@@ -222,9 +231,13 @@ def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise DataError(
-            f"The vocabulary of {vocabulary} tokens could not be made: {last}",
+            phrase(
+                "The vocabulary of {vocabulary} tokens could not be made: {last}",
+                vocabulary=vocabulary,
+                last=last,
+            ),
             path="data.args.vocabulary",
-            advice="Check that the disk is not full, or use vocabulary = 256 (bytes).",
+            advice=phrase("Check that the disk is not full, or use vocabulary = 256 (bytes)."),
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rankdeck.base.errors import DataError
+from rankdeck.base.phrases import phrase
 from rankdeck.data.base import DataCard
 from rankdeck.data.tensors import TensorSamples
 
@@ -66,9 +67,9 @@ def _read_table() -> np.ndarray[Any, np.dtype[np.float64]]:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise DataError(
-            'data.use = "digits" needs scikit-learn, which is not installed.',
+            phrase('data.use = "digits" needs scikit-learn, which is not installed.'),
             path="data.use",
-            advice="pip install scikit-learn",
+            advice=phrase("pip install scikit-learn"),
         )
     file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():

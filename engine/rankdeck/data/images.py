@@ -23,6 +23,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from rankdeck.base.errors import DataError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import ImagesArgs
 from rankdeck.data.base import DataCard, Draw
 
@@ -68,9 +69,9 @@ class Images:
         training, heldout = self._split(classes)
         if not training:
             raise DataError(
-                f"data.args.path = {self.root} has class folders, but no pictures in them.",
+                phrase("data.args.path = {path} has class folders, but no pictures in them.", path=self.root),
                 path="data.args.path",
-                advice=f"Pictures end in {', '.join(sorted(SUFFIXES))}.",
+                advice=phrase("Pictures end in {endings}.", endings=", ".join(sorted(SUFFIXES))),
             )
         size = self.args.size
         return TrainPictures(training, size), PictureSamples(heldout, size) if heldout else None
@@ -98,15 +99,21 @@ class Images:
             )
         except OSError as error:
             raise DataError(
-                f"data.args.path = {folder} cannot be read: {error.strerror or error}.",
+                phrase(
+                    "data.args.path = {folder} cannot be read: {why}.",
+                    folder=folder,
+                    why=error.strerror or error,
+                ),
                 path="data.args.path",
-                advice="Name a folder that has one folder of pictures per class.",
+                advice=phrase("Name a folder that has one folder of pictures per class."),
             ) from error
         if not names:
             raise DataError(
-                f"data.args.path = {folder} has no folders in it.",
+                phrase("data.args.path = {folder} has no folders in it.", folder=folder),
                 path="data.args.path",
-                advice="Put the pictures of each class into a folder of its own, named after the class.",
+                advice=phrase(
+                    "Put the pictures of each class into a folder of its own, named after the class."
+                ),
             )
         return names
 
@@ -171,10 +178,10 @@ def _open_picture(file: Path) -> Image.Image:
             return picture.convert("RGB")
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"The picture {file} cannot be read: {error}.",
+            phrase("The picture {file} cannot be read: {error}.", file=file, error=error),
             code="data.picture",
             path=str(file),
-            advice="Remove the file, or replace it by a whole picture.",
+            advice=phrase("Remove the file, or replace it by a whole picture."),
         ) from error
 
 

@@ -15,12 +15,12 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingError
 from rankdeck.base.heartbeat import die_with_parent
+from rankdeck.base.phrases import phrase
 from rankdeck.data import randomness
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet, is_random, needs_epoch
 from rankdeck.data.sampling import HeldoutBatches, StepBatches
@@ -167,9 +167,9 @@ class _Reader:
             return _pair(default_collate(samples)), problem
         except (TypeError, RuntimeError, KeyError) as error:
             raise DataError(
-                f"The samples of one batch cannot be stacked: {error}",
+                phrase("The samples of one batch cannot be stacked: {error}", error=error),
                 path="data.use",
-                advice="Give every sample tensors, arrays or numbers of the same shapes.",
+                advice=phrase("Give every sample tensors, arrays or numbers of the same shapes."),
             ) from None
 
     def _sample(self, draw: Draw) -> Any:
@@ -189,21 +189,29 @@ def _pair(sample: Any) -> tuple[Any, Any]:
         return sample, sample.get("labels", sample)
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return sample[0], sample[1]
-    parts = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
+    kind = type(sample).__name__
+    if isinstance(sample, tuple | list):
+        told = phrase(
+            "A sample is a {kind} of {length}, neither (inputs, targets) nor a dict.",
+            kind=kind,
+            length=len(sample),
+        )
+    else:
+        told = phrase("A sample is a {kind}, neither (inputs, targets) nor a dict.", kind=kind)
     raise DataError(
-        f"A sample is a {type(sample).__name__}{parts}, neither (inputs, targets) nor a dict.",
+        told,
         path="data.use",
-        advice="Return (inputs, targets), or a dict of the model's arguments with its labels among them.",
+        advice=phrase(
+            "Return (inputs, targets), or a dict of the model's arguments with its labels among them."
+        ),
     )
 
 
 def _in_worker(error: Exception) -> TrainingError:
     """The person's own error, as the rank would tell it had it read the sample itself."""
     problem = describe(error, rank=0).problem
-    advice = "Mend the data set there, then start again; the whole traceback is in the rank's log."
-    return TrainingError(
-        problem.message, problems=[msgspec.structs.replace(problem, rank=None, advice=advice)]
-    )
+    advice = phrase("Mend the data set there, then start again; the whole traceback is in the rank's log.")
+    return TrainingError(problem.message, problems=[problem.but(rank=None, advice=advice)])
 
 
 class _Told(NamedTuple):

@@ -20,25 +20,31 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.data.base import Draw
 
 NUM_READ_AGAIN = 4
-_ADVICE = (
+_ADVICE = phrase(
     "Draw from torch, numpy.random or random inside __getitem__; or set needs_epoch = True on the data set "
     "and make a generator from the (seed, epoch, sample) that it then gets as index."
 )
 OUTSIDE_THE_SAMPLE = Problem(
     "data-random",
-    "The training data draws from a generator of its own: a sample that was read again under the same seed "
-    "was another one. Its randomness depends on the number of devices, on data.workers and on resumes.",
+    phrase(
+        "The training data draws from a generator of its own: a sample that was read again under the same "
+        "seed was another one. Its randomness depends on the number of devices, on data.workers and on "
+        "resumes."
+    ),
     path="data.use",
     advice=_ADVICE,
     severity="warning",
 )
 FOR_A_BATCH = Problem(
     "data-random",
-    "read_batch of the training data draws for a batch as a whole: its randomness depends on how devices and "
-    "train.accumulate cut the batch.",
+    phrase(
+        "read_batch of the training data draws for a batch as a whole: its randomness depends on how devices "
+        "and train.accumulate cut the batch."
+    ),
     path="data.use",
     advice=_ADVICE,
     severity="warning",

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import ConfigError, DataError
+from rankdeck.base.phrases import phrase
 from rankdeck.data.base import Draw
 
 
@@ -102,16 +103,27 @@ class StepBatches:
         assert 0 <= shard_index < shard_count and 0 <= start_step <= steps
         if num_samples < global_batch:
             raise DataError(
-                f"The training data has {num_samples} samples, but train.global_batch = {global_batch}.",
+                phrase(
+                    "The training data has {num_samples} samples, but train.global_batch = {global_batch}.",
+                    num_samples=num_samples,
+                    global_batch=global_batch,
+                ),
                 path="train.global_batch",
-                advice=f"Use a global batch of {max(num_samples, 1)} or less, or more data.",
+                advice=phrase(
+                    "Use a global batch of {most} or less, or more data.", most=max(num_samples, 1)
+                ),
             )
         if global_batch % (accumulate * shard_count):
             raise ConfigError(
-                f"train.global_batch = {global_batch} cannot be cut into "
-                f"train.accumulate = {accumulate} parts for {shard_count} data ranks.",
+                phrase(
+                    "train.global_batch = {global_batch} cannot be cut into "
+                    "train.accumulate = {accumulate} parts for {shard_count} data ranks.",
+                    global_batch=global_batch,
+                    accumulate=accumulate,
+                    shard_count=shard_count,
+                ),
                 path="train.global_batch",
-                advice=f"Use a multiple of {accumulate * shard_count}.",
+                advice=phrase("Use a multiple of {step}.", step=accumulate * shard_count),
             )
         self.epochs, self.accumulate = Epochs(num_samples, global_batch, keep_last), accumulate
         self.shard_index, self.shard_count = shard_index, shard_count

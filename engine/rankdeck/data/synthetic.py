@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import DataError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import MASKED, SyntheticArgs
 from rankdeck.data.base import DataCard
 from rankdeck.data.tensors import TensorSamples
@@ -59,9 +60,13 @@ def spec_for(model: str, model_args: Mapping[str, Any]) -> InputSpec:
         side = 32 if model_args.get("stem") == "small" else 224
         return InputSpec((model_args.get("in_channels", 3), side, side), classes=classes)
     raise DataError(
-        f'data.use = "synthetic" fits the catalogue\'s models, and model.use = "{model}" is not one of them.',
+        phrase(
+            'data.use = "synthetic" fits the catalogue\'s models, and model.use = "{model}" is not one of '
+            "them.",
+            model=model,
+        ),
         path="data.use",
-        advice='Give the model data of its own: data.use = "path/to/file.py:factory".',
+        advice=phrase('Give the model data of its own: data.use = "path/to/file.py:factory".'),
     )
 
 

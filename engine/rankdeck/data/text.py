@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import DataError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import TextArgs
 from rankdeck.data.base import DataCard
 from rankdeck.data.corpus import ensure_tokens, token_dtype
@@ -59,9 +60,15 @@ class Text:
         heldout = max(window, num_tokens // HELDOUT_SHARE)
         if num_tokens < heldout + window:
             raise DataError(
-                f"data.args.path = {self.args.path} has {num_tokens} tokens, not enough for two samples.",
+                phrase(
+                    "data.args.path = {path} has {num_tokens} tokens, not enough for two samples.",
+                    path=self.args.path,
+                    num_tokens=num_tokens,
+                ),
                 path="data.args.path",
-                advice=f"Use a longer text, or a context of {max(1, num_tokens // 2 - 1)} or less.",
+                advice=phrase(
+                    "Use a longer text, or a context of {most} or less.", most=max(1, num_tokens // 2 - 1)
+                ),
             )
         split = num_tokens - heldout
         return (

@@ -19,11 +19,18 @@ import msgspec
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.exceptions import is_communication, is_timeout
 from rankdeck.diagnose.hang import Frame, find_laggard, hang, place
 from rankdeck.events import RankFailed
 
 EXIT_STOPPED = 130
+ENDED_EARLY = marked("The process was ended by {signal} before its first heartbeat.")
+SENT = marked("Somebody or something outside Rankdeck sent it.")
+SENT_OR_NO_MEMORY = marked(
+    "Somebody or something outside Rankdeck sent it. If nobody did: the kernel does it when memory runs out "
+    "(see dmesg)."
+)
 
 
 @dataclass(frozen=True)
@@ -100,30 +107,26 @@ def _failed_at(rank: RankEvidence) -> tuple[float, int]:
 def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     number = -(rank.exit_code or 0)
     try:
-        name = signal.Signals(number).name
+        name: str = signal.Signals(number).name
     except ValueError:
-        name = f"signal {number}"
-    code, advice = "rank-killed", "Somebody or something outside Rankdeck sent it."
+        name = phrase("signal {number}", number=number)
+    code, advice = "rank-killed", phrase(SENT)
     if number == signal.SIGKILL and oom_kills:
         code = "out-of-memory"
-        advice = "The kernel had run out of memory. Use fewer devices, a smaller model or train.global_batch."
-    elif number == signal.SIGKILL:
-        advice += " If nobody did: the kernel does it when memory runs out (see dmesg)."
-    elif number == signal.SIGBUS:
-        advice = "Most often /dev/shm is full: set data.workers = 0, or give it more room."
-    elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
-        code, advice = (
-            "rank-crashed",
-            "Native code crashed: see its last lines, and try without your own extensions.",
+        advice = phrase(
+            "The kernel had run out of memory. Use fewer devices, a smaller model or train.global_batch."
         )
-    at = f" {place(rank.beat)}" if rank.beat else " before its first heartbeat"
-    problem = Problem(
-        code,
-        f"The process was ended by {name}{at}.",
-        advice=advice,
-        rank=rank.rank,
-        last_lines=rank.last_lines,
-    )
+    elif number == signal.SIGKILL:
+        advice = phrase(SENT_OR_NO_MEMORY)
+    elif number == signal.SIGBUS:
+        advice = phrase("Most often /dev/shm is full: set data.workers = 0, or give it more room.")
+    elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
+        code = "rank-crashed"
+        advice = phrase("Native code crashed: see its last lines, and try without your own extensions.")
+    message = phrase(ENDED_EARLY, signal=name)
+    if rank.beat:
+        message = phrase("The process was ended by {signal} {place}.", signal=name, place=place(rank.beat))
+    problem = Problem(code, message, advice=advice, rank=rank.rank, last_lines=rank.last_lines)
     return Cause(problem, 1)
 
 
@@ -152,23 +155,45 @@ def _text(problem: Problem) -> tuple[str, str]:
 def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
     code = rank.exit_code or 1
     runs_code = code if code in (1, 2, 3) else 1
-    at = f" {place(rank.beat)}" if rank.beat else ""
     if disk_is_full:
-        words = f"No space left on the disk: the process exited with {code}{at}, and what it said is lost."
-        advice = "Free space on the disk, then run again."
-        return Cause(Problem("disk-full", words, advice=advice, rank=rank.rank), runs_code)
-    last = f" Its last line: {rank.last_lines[-1]}" if rank.last_lines else ""
-    words = f"The process exited with {code}{at} without saying why.{last}"
+        message = _disk_full(code, rank.beat)
+        advice = phrase("Free space on the disk, then run again.")
+        return Cause(Problem("disk-full", message, advice=advice, rank=rank.rank), runs_code)
+    message = _wordless(code, rank.beat, rank.last_lines)
     if code == EXIT_STOPPED:
-        words = "The process was asked to stop (SIGTERM) by something outside Rankdeck."
+        message = phrase("The process was asked to stop (SIGTERM) by something outside Rankdeck.")
     problem = Problem(
         "rank-exited",
-        words,
-        advice="All that it wrote is in the rank's log.",
+        message,
+        advice=phrase("All that it wrote is in the rank's log."),
         rank=rank.rank,
         last_lines=rank.last_lines,
     )
     return Cause(problem, runs_code)
+
+
+def _disk_full(code: int, beat: Beat | None) -> Phrase:
+    if beat is None:
+        return phrase(
+            "No space left on the disk: the process exited with {code}, and what it said is lost.", code=code
+        )
+    return phrase(
+        "No space left on the disk: the process exited with {code} {place}, and what it said is lost.",
+        code=code,
+        place=place(beat),
+    )
+
+
+def _wordless(code: int, beat: Beat | None, last_lines: Sequence[str]) -> Phrase:
+    if beat is None:
+        message = phrase("The process exited with {code} without saying why.", code=code)
+    else:
+        message = phrase(
+            "The process exited with {code} {place} without saying why.", code=code, place=place(beat)
+        )
+    if not last_lines:
+        return message
+    return phrase("{message} Its last line: {line}", message=message, line=last_lines[-1])
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
@@ -202,12 +227,14 @@ def _communication_cause(ranks: Sequence[RankEvidence]) -> Cause:
         return Cause(first.failure.problem, 1)
     fallen = next((rank for rank in ranks if _exited_badly(rank)), None)
     if fallen is None:
-        return Cause(Problem("failed", "The ranks ended without saying why."), 1)
-    last = f": {fallen.last_lines[-1]}" if fallen.last_lines else "."
+        return Cause(Problem("failed", phrase("The ranks ended without saying why.")), 1)
+    message = phrase("The connection to the other ranks failed.")
+    if fallen.last_lines:
+        message = phrase("The connection to the other ranks failed: {line}", line=fallen.last_lines[-1])
     problem = Problem(
         "communication",
-        f"The connection to the other ranks failed{last}",
-        advice="Its last lines say more.",
+        message,
+        advice=phrase("Its last lines say more."),
         rank=fallen.rank,
         last_lines=fallen.last_lines,
     )

@@ -16,6 +16,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.own_code import fold, is_own
 from rankdeck.events import RankFailed
 
@@ -34,13 +35,16 @@ _COMMUNICATION = re.compile(
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _COMMUNICATION_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 
+IN_LOG = marked("The whole traceback is in logs/{log} of the run.")
 _ADVICE = {
-    "out-of-memory": "Lower train.global_batch, raise train.accumulate, or set "
-    "train.activation_checkpointing = true.",
-    "disk-full": "Free space on the disk, then run again.",
-    "unused-parameters": "Set strategy.find_unused_parameters = true, or take what is not used out of the "
-    "model.",
-    "shared-memory": "Set data.workers = 0, or give /dev/shm more room.",
+    "out-of-memory": phrase(
+        "Lower train.global_batch, raise train.accumulate, or set train.activation_checkpointing = true."
+    ),
+    "disk-full": phrase("Free space on the disk, then run again."),
+    "unused-parameters": phrase(
+        "Set strategy.find_unused_parameters = true, or take what is not used out of the model."
+    ),
+    "shared-memory": phrase("Set data.workers = 0, or give /dev/shm more room."),
 }
 
 
@@ -58,7 +62,7 @@ def describe(error: BaseException, rank: int) -> RankFailed:
         _message(error, text),
         path=file,
         line=line,
-        advice=_ADVICE.get(code) or f"The whole traceback is in logs/rank-{rank}.*.err of the run.",
+        advice=_ADVICE.get(code) or phrase(IN_LOG, log=f"rank-{rank}.*.err"),
         rank=rank,
         last_lines=last_lines(_formatted(error)),
     )
@@ -122,15 +126,21 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _message(error: BaseException, text: str) -> str:
+def _message(error: BaseException, text: str) -> Phrase:
     """Type and first line; the place in the code where a person can look."""
-    first = text.splitlines()[0].strip() if text else "no message"
+    kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     file, line = own_place(error)
     if file is None and frames:
         file, line = frames[-1].filename, frames[-1].lineno
-    where = f" ({file}, line {line})" if file else ""
-    return f"{type(error).__name__}: {shortened(first)}{where}"
+    if not text:
+        if file:
+            return phrase("{error}: no message ({file}, line {line})", error=kind, file=file, line=line)
+        return phrase("{error}: no message", error=kind)
+    first = shortened(text.splitlines()[0].strip())
+    if file:
+        return phrase("{error}: {text} ({file}, line {line})", error=kind, text=first, file=file, line=line)
+    return phrase("{error}: {text}", error=kind, text=first)
 
 
 def shortened(line: str) -> str:

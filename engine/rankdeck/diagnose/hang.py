@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
+from rankdeck.base.phrases import Phrase, phrase
 
 PATIENCE_S = 10.0
 WARM_UP_PATIENCE_S = 60.0  # before the first step a rank may well load or compile alone
@@ -34,8 +35,10 @@ class Frame:
     line: int
     function: str
 
-    def words(self) -> str:
-        return f"{self.function} ({self.file}, line {self.line})"
+    def words(self) -> Phrase:
+        return phrase(
+            "{function} ({file}, line {line})", function=self.function, file=self.file, line=self.line
+        )
 
 
 def is_still(
@@ -107,9 +110,12 @@ def suspicion(
     """The warning while the others still wait."""
     return Problem(
         "hang-suspected",
-        f"No progress for {_age_s(beats, rank, now_s):.0f} s: {stands(beats.get(rank), suspended, frames)}, "
-        f"while the others wait.",
-        advice="The run ends by itself when launch.timeout_s is over; or stop it now.",
+        phrase(
+            "No progress for {seconds:.0f} s: {stands}, while the others wait.",
+            seconds=_age_s(beats, rank, now_s),
+            stands=stands(beats.get(rank), suspended, frames),
+        ),
+        advice=phrase("The run ends by itself when launch.timeout_s is over; or stop it now."),
         rank=rank,
         severity="warning",
     )
@@ -119,36 +125,49 @@ def hang(
     rank: int, beats: Mapping[int, Beat], now_s: float, *, suspended: bool, frames: Sequence[Frame] = ()
 ) -> Problem:
     """The cause of a run that ended because the others waited too long."""
-    where = stands(beats.get(rank), suspended, frames)
     return Problem(
         "hang",
-        f"It did not arrive where the other ranks waited: for {_age_s(beats, rank, now_s):.0f} s {where}.",
-        advice="Somebody suspended the process; let it run, or start again."
+        phrase(
+            "It did not arrive where the other ranks waited: for {seconds:.0f} s {stands}.",
+            seconds=_age_s(beats, rank, now_s),
+            stands=stands(beats.get(rank), suspended, frames),
+        ),
+        advice=phrase("Somebody suspended the process; let it run, or start again.")
         if suspended
-        else "Look at what it does there. If it is only slow, raise launch.timeout_s.",
+        else phrase("Look at what it does there. If it is only slow, raise launch.timeout_s."),
         rank=rank,
     )
 
 
-def stands(beat: Beat | None, suspended: bool, frames: Sequence[Frame] = ()) -> str:
-    """Where a rank is, in words."""
-    words = "it has not begun" if beat is None else f"it has been {place(beat)}"
+def stands(beat: Beat | None, suspended: bool, frames: Sequence[Frame] = ()) -> Phrase:
+    """Where a rank is, as a clause of its own."""
+    if beat is None:
+        if suspended:
+            return phrase("it has not begun, suspended by a signal (SIGSTOP)")
+        if frames:
+            return phrase("it has not begun, in {function}", function=frames[0].words())
+        return phrase("it has not begun")
+    where = place(beat)
     if suspended:
-        words += ", suspended by a signal (SIGSTOP)"
-    elif frames:
-        words += f", in {frames[0].words()}"
-    return words
+        return phrase("it has been {place}, suspended by a signal (SIGSTOP)", place=where)
+    if frames:
+        return phrase("it has been {place}, in {function}", place=where, function=frames[0].words())
+    return phrase("it has been {place}", place=where)
 
 
-def place(beat: Beat) -> str:
+def place(beat: Beat) -> Phrase:
     """'in step 20', 'in "evaluation" of step 20', or 'in "loading data"' before the first step; of a script
     'after step 20', 'in "backward" after step 20'."""
-    step = f"step {beat.step}" if beat.step or not beat.is_after else "its start"
-    if beat.phase == "step" or (beat.is_after and beat.phase == "script"):
-        return f"{'after' if beat.is_after else 'in'} {step}"
-    if not beat.step:
-        return f'in "{beat.phase}"'
-    return f'in "{beat.phase}" {"after" if beat.is_after else "of"} {step}'
+    step, phase = beat.step, beat.phase
+    if phase == "step" or (beat.is_after and phase == "script"):
+        if not beat.is_after:
+            return phrase("in step {step}", step=step)
+        return phrase("after step {step}", step=step) if step else phrase("after its start")
+    if not step:
+        return phrase('in "{phase}"', phase=phase)
+    if beat.is_after:
+        return phrase('in "{phase}" after step {step}', phase=phase, step=step)
+    return phrase('in "{phase}" of step {step}', phase=phase, step=step)
 
 
 def _age_s(beats: Mapping[int, Beat], rank: int, now_s: float) -> float:

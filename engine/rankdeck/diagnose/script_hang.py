@@ -7,12 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.hang import Frame, find_laggard, place
 from rankdeck.diagnose.own_code import is_own
 
+_RANKS = (
+    marked("{a}"),
+    marked("{a}, {b}"),
+    marked("{a}, {b}, {c}"),
+    marked("{a}, {b}, {c}, {d}"),
+    marked("{a}, {b}, {c}, {d} and {more} more"),
+)
+"""How many ranks are told, by their number."""
+_LEFT = {
+    (False, False): marked(
+        "rank {rank} exited with status 0, and the others make no progress for {seconds:.0f} s."
+    ),
+    (True, False): marked(
+        "rank {rank} exited with status 0 {place}, and the others make no progress for {seconds:.0f} s."
+    ),
+    (False, True): marked(
+        "rank {rank} exited with status 0, and the others make no progress for {seconds:.0f} s, {ranks}."
+    ),
+    (True, True): marked(
+        "rank {rank} exited with status 0 {place}, and the others make no progress for {seconds:.0f} s, "
+        "{ranks}."
+    ),
+}
+"""By whether it is known where it was, and where the others are."""
 _NUM_TOLD = 4
 
 
@@ -33,46 +59,75 @@ class Standing:
 def standing_still(standing: Standing, now_s: float, run: str) -> Problem:
     """The warning."""
     beats = standing.beats
-    age = f"{now_s - max(beat.at_s for beat in beats.values()):.0f} s"
-    advice = f"Rankdeck ends no script for that. Stop it with: rankdeck stop {run}"
+    seconds = now_s - max(beat.at_s for beat in beats.values())
     if standing.left:
         rank, beat = next(iter(standing.left.items()))
-        at = f" {place(beat)}" if beat is not None else ""
-        message = f"rank {rank} exited with status 0{at}, and the others make no progress for {age}"
-        words = f"{message}, {_everybody(standing)}." if standing.stacks else f"{message}."
-        return _warning("rank-left", words, f"A collective waits for every rank. {advice}", rank)
+        advice = phrase(
+            "A collective waits for every rank. Rankdeck ends no script for that. Stop it with: "
+            "rankdeck stop {run}",
+            run=run,
+        )
+        return _warning("rank-left", _left(rank, beat, seconds, standing), advice, rank)
     several = len(beats) > 1
     laggard = find_laggard(beats, standing.suspended, standing.stacks) if several else next(iter(beats))
     if laggard is None:
-        words = f"No progress for {age}: every rank waits, {_everybody(standing)}."
-        return _warning("hang-suspected", words, f"Do they call the same collectives? {advice}", None)
-    others = ", while the others wait" if several else ""
-    words = f"No progress for {age}: {_stands(laggard, standing)}{others}."
-    return _warning("hang-suspected", words, advice, laggard if several else None)
+        message = phrase(
+            "No progress for {seconds:.0f} s: every rank waits, {ranks}.",
+            seconds=seconds,
+            ranks=_everybody(standing),
+        )
+        advice = phrase(
+            "Do they call the same collectives? Rankdeck ends no script for that. Stop it with: "
+            "rankdeck stop {run}",
+            run=run,
+        )
+        return _warning("hang-suspected", message, advice, None)
+    stands = _stands(laggard, standing)
+    message = phrase("No progress for {seconds:.0f} s: {stands}.", seconds=seconds, stands=stands)
+    if several:
+        message = phrase(
+            "No progress for {seconds:.0f} s: {stands}, while the others wait.",
+            seconds=seconds,
+            stands=stands,
+        )
+    advice = phrase("Rankdeck ends no script for that. Stop it with: rankdeck stop {run}", run=run)
+    return _warning("hang-suspected", message, advice, laggard if several else None)
 
 
-def _warning(code: str, message: str, advice: str, rank: int | None) -> Problem:
+def _warning(code: str, message: Phrase, advice: Phrase, rank: int | None) -> Problem:
     return Problem(code, message, advice=advice, rank=rank, severity="warning")
 
 
-def _stands(rank: int, standing: Standing) -> str:
-    words = f"it stands {place(standing.beats[rank])}"
+def _left(rank: int, beat: Beat | None, seconds: float, standing: Standing) -> Phrase:
+    told: dict[str, Any] = {"rank": rank, "seconds": seconds}
+    if beat is not None:
+        told["place"] = place(beat)
+    if standing.stacks:
+        told["ranks"] = _everybody(standing)
+    return phrase(_LEFT[beat is not None, bool(standing.stacks)], **told)
+
+
+def _stands(rank: int, standing: Standing) -> Phrase:
+    where_it_is, frames = place(standing.beats[rank]), standing.stacks.get(rank)
     if rank in standing.suspended:
-        return f"{words}, suspended by a signal (SIGSTOP)"
-    frames = standing.stacks.get(rank)
-    return f"{words}, in {where(frames)}" if frames else words
+        return phrase("it stands {place}, suspended by a signal (SIGSTOP)", place=where_it_is)
+    if frames:
+        return phrase("it stands {place}, in {function}", place=where_it_is, function=where(frames))
+    return phrase("it stands {place}", place=where_it_is)
 
 
-def _everybody(standing: Standing) -> str:
+def _everybody(standing: Standing) -> Phrase:
     ranks = sorted(standing.beats)
-    told = [f"rank {rank} {_place(rank, standing)}" for rank in ranks]
-    more = f" and {len(told) - _NUM_TOLD} more" if len(told) > _NUM_TOLD else ""
-    return ", ".join(told[:_NUM_TOLD]) + more
+    told = dict(zip("abcd", (_of_rank(rank, standing) for rank in ranks), strict=False))
+    more = {"more": len(ranks) - _NUM_TOLD} if len(ranks) > _NUM_TOLD else {}
+    return phrase(_RANKS[len(told) + len(more) - 1], **told, **more)
 
 
-def _place(rank: int, standing: Standing) -> str:
+def _of_rank(rank: int, standing: Standing) -> Phrase:
     frames = standing.stacks.get(rank)
-    return f"in {where(frames)}" if frames else place(standing.beats[rank])
+    if frames:
+        return phrase("rank {rank} in {function}", rank=rank, function=where(frames))
+    return phrase("rank {rank} {place}", rank=rank, place=place(standing.beats[rank]))
 
 
 def where(frames: Sequence[Frame] | None) -> str:
@@ -82,4 +137,4 @@ def where(frames: Sequence[Frame] | None) -> str:
     own = next((frame for frame in frames if is_own(frame.file)), None)
     if own is None or own == frames[0]:
         return frames[0].words()
-    return f"{frames[0].function}, called by {own.words()}"
+    return phrase("{function}, called by {caller}", function=frames[0].function, caller=own.words())

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.exceptions import is_communication, last_lines, shortened
+from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.diagnose.exceptions import IN_LOG, is_communication, last_lines, shortened
 from rankdeck.diagnose.own_code import FRAME, is_own
 from rankdeck.events import RankFailed
 
@@ -34,11 +35,13 @@ _OF_THREAD = "Exception in thread "
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _ADVICE = {
-    "out-of-memory": "Lower the batch size or the size of the model, or use more devices.",
-    "disk-full": "Free space on the disk, then run again.",
-    "shared-memory": "Set num_workers=0 in the DataLoader, or give /dev/shm more room.",
-    "unused-parameters": "Pass find_unused_parameters=True to DistributedDataParallel, or take what is not "
-    "used out of the model.",
+    "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
+    "disk-full": phrase("Free space on the disk, then run again."),
+    "shared-memory": phrase("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
+    "unused-parameters": phrase(
+        "Pass find_unused_parameters=True to DistributedDataParallel, or take what is not used out of the "
+        "model."
+    ),
 }
 
 
@@ -59,11 +62,17 @@ class Raised:
         """The type without its module."""
         return self.type.rpartition(".")[2]
 
-    def words(self) -> str:
+    def words(self) -> Phrase:
         """'ValueError: bad batch (/p/train.py, line 3)'."""
         what = f"{self.name}: {shortened(self.message)}" if self.message else self.name
-        thread = " in a thread" if self.in_thread else ""
-        return f"{what}{thread} ({self.file}, line {self.line})" if self.file else f"{what}{thread}."
+        at = {"file": self.file, "line": self.line}
+        if self.in_thread:
+            if self.file:
+                return phrase("{error} in a thread ({file}, line {line})", error=what, **at)
+            return phrase("{error} in a thread.", error=what)
+        if self.file:
+            return phrase("{error} ({file}, line {line})", error=what, **at)
+        return phrase("{error}.", error=what)
 
 
 def find_raised(text: str, folder: str = "") -> Raised | None:
@@ -110,13 +119,15 @@ def failure_of(
     if raised.in_thread and has_ended:
         return None
     code = _code(raised, tail)
-    who = f"rank {rank}" if of_several else "The script"
+    message = phrase("The script raised {error}", error=raised.words())
+    if of_several:
+        message = phrase("rank {rank} raised {error}", rank=rank, error=raised.words())
     problem = Problem(
         code,
-        f"{who} raised {raised.words()}",
+        message,
         path=raised.file,
         line=raised.line,
-        advice=_ADVICE.get(code) or f"The whole traceback is in logs/{log.name} of the run.",
+        advice=_ADVICE.get(code) or phrase(IN_LOG, log=log.name),
         rank=rank if of_several else None,
         last_lines=last_lines(_OF_RANK.sub("", _COLOURS.sub("", tail))),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.config.cures import options_of
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
     from rankdeck.run.fold import Fold
 
 MOST_MODULES = 24
-NO_PLAN = "Nothing was planned: a person's own script has no configuration that could be changed."
-NOTHING_LESS = "Nothing that was planned needs less: use more devices, larger ones, or a smaller model."
+NO_PLAN = marked("Nothing was planned: a person's own script has no configuration that could be changed.")
+NOTHING_LESS = marked(
+    "Nothing that was planned needs less: use more devices, larger ones, or a smaller model."
+)
+
+_KIND_WORDS = {"gathered": marked("gathered")}
+"""Of kinds that the window names otherwise elsewhere."""
 
 
 class HeldPart(NamedTuple):
@@ -138,7 +144,13 @@ def _parts(sizes: Mapping[str, Mapping[str, int]]) -> list[HeldPart]:
 
 def _kinds(kinds: Mapping[str, int]) -> str:
     """'parameters 8.1 KiB, optimizer 16.3 KiB'"""
-    return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in kinds.items() if size)
+    known = {kind: format_bytes(size) for kind, size in kinds.items() if size}
+    return out_of_memory.listed(
+        [
+            phrase("{kind} {size}", kind=phrase(_KIND_WORDS.get(kind, kind)), size=size)
+            for kind, size in known.items()
+        ]
+    )
 
 
 def command_of(run: RunDir, cure: Mapping[str, Any]) -> list[str]:

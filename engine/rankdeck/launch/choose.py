@@ -20,6 +20,7 @@ import msgspec
 
 from rankdeck.base.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.base.leases import lease_holder, lease_path
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
@@ -28,6 +29,29 @@ from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+_EXPECT_LESS = marked("Expect less memory and less speed, or choose another GPU.")
+_ALSO_USED = {
+    (True, True): marked("{gpu} is also used by {process} (pid {pid}), which holds {size} of its memory."),
+    (True, False): marked(
+        "{gpu} is also used by {process} (pid {pid}), which holds an unknown amount of its memory."
+    ),
+    (False, True): marked(
+        "{gpu} is also used by a process of another namespace (pid {pid}), which holds {size} of its memory."
+    ),
+    (False, False): marked(
+        "{gpu} is also used by a process of another namespace (pid {pid}), which holds an unknown amount of "
+        "its memory."
+    ),
+}
+"""By whether its name and what it holds are known."""
+_SINGLE = (
+    marked("Strategy single uses {device} only; 1 more device is left out."),
+    marked("Strategy single uses {device} only; {rest} more devices are left out."),
+)
+_CUTS = (
+    marked("strategy.cuts makes {count} stages for as many devices; 1 more device is left out."),
+    marked("strategy.cuts makes {count} stages for as many devices; {rest} more devices are left out."),
+)
 
 
 @dataclass
@@ -99,7 +123,7 @@ def _visible_to_script(num_ranks: int, environment: Mapping[str, str]) -> Chosen
     for place, gpu in enumerate(gpus):
         holder = lease_holder(gpu.uuid)
         if holder:
-            busy = busy_error(f"GPU {gpu.index} ({gpu.name})", holder).problem
+            busy = busy_error(holder, gpu).problem
             choice.warnings.append(msgspec.structs.replace(busy, severity="warning"))
         _add(choice, place, gpu)
     choice.leases.clear()
@@ -110,12 +134,19 @@ def _cpus(num_ranks: int) -> ChosenDevices:
     return ChosenDevices([DeviceInfo(index, f"CPU {index}", "virtual") for index in range(num_ranks)])
 
 
-def busy_error(gpu_name: str, holder: str) -> DeviceError:
-    return DeviceError(
-        f"{gpu_name} is used by the run {Path(holder).name}.",
-        code="device-busy",
-        advice=f"Stop it with: rankdeck stop {Path(holder).name}, or choose other devices.",
-    )
+def busy_error(holder: str, gpu: GpuStatus | None = None) -> DeviceError:
+    """That a run holds a GPU, which is one of the chosen ones where nobody knows more."""
+    run = Path(holder).name
+    if gpu is None:
+        message = phrase("One of the chosen GPUs is used by the run {run}.", run=run)
+    else:
+        message = phrase("{gpu} is used by the run {run}.", gpu=_name(gpu), run=run)
+    advice = phrase("Stop it with: rankdeck stop {run}, or choose other devices.", run=run)
+    return DeviceError(message, code="device-busy", advice=advice)
+
+
+def _name(gpu: GpuStatus) -> str:
+    return f"GPU {gpu.index} ({gpu.name})"
 
 
 def _virtual(config: RunConfig, count: int) -> ChosenDevices:
@@ -130,7 +161,7 @@ def _gpus(gpus: Sequence[GpuStatus]) -> ChosenDevices:
     for place, gpu in enumerate(gpus):
         holder = lease_holder(gpu.uuid)
         if holder:
-            raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
+            raise busy_error(holder, gpu)
         _add(choice, place, gpu)
     return choice
 
@@ -171,19 +202,20 @@ def _named(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
         if name not in by_name:
             there = one_of(f"{gpu.index} ({gpu.name}, {gpu.uuid})" for gpu in gpus)
             raise DeviceError(
-                f"There is no GPU {name}.",
+                phrase("There is no GPU {name}.", name=name),
                 code="unknown-device",
-                advice=did_you_mean(name, [gpu.uuid for gpu in gpus]) or f"This machine has {there}.",
+                advice=did_you_mean(name, [gpu.uuid for gpu in gpus])
+                or phrase("This machine has {gpus}.", gpus=there),
             )
         named.append(by_name[name])
     if len({gpu.uuid for gpu in named}) < len(named):
-        raise DeviceError("A GPU is named twice.", advice="Name each GPU once.")
+        raise DeviceError(phrase("A GPU is named twice."), advice=phrase("Name each GPU once."))
     for gpu in named:
         _refuse_unusable(gpu, gpus)
     if len(named) > 1 and any(gpu.parent is not None for gpu in named):
         raise DeviceError(
-            "A run can use one MIG instance only: CUDA shows a process no second one.",
-            advice="Name one instance, or whole GPUs.",
+            phrase("A run can use one MIG instance only: CUDA shows a process no second one."),
+            advice=phrase("Name one instance, or whole GPUs."),
         )
     return named
 
@@ -193,8 +225,15 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
     _refuse_none(gpus)
     visible = visible_gpus(gpus, os.environ)
     if not visible:
-        hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
-        raise DeviceError(hidden, advice="Unset it, or name GPUs: --devices gpu:0.")
+        raise DeviceError(
+            phrase(
+                "{variable}={value} leaves none of the {count} GPUs.",
+                variable=VARIABLE,
+                value=os.environ.get(VARIABLE),
+                count=len(gpus),
+            ),
+            advice=phrase("Unset it, or name GPUs: --devices gpu:0."),
+        )
     usable = [gpu for gpu in visible if gpu.availability().is_for_all]
     if not usable:
         _refuse_unusable(visible[0], gpus)
@@ -203,44 +242,52 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
 
 def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
     if not gpus:
-        raise DeviceError("This machine has no GPU.", advice="Rehearse on CPU: cpu:2.")
+        raise DeviceError(phrase("This machine has no GPU."), advice=phrase("Rehearse on CPU: cpu:2."))
 
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     """Raises: DeviceError for a GPU that no rank could use."""
     refusal = gpu.availability().refusal
     if refusal is GpuRefusal.SIMULATED:
-        message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
-        advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
+        message = phrase("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
+        advice = phrase("Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML.")
     elif refusal is GpuRefusal.LOST:
-        message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
-        advice = "Choose another one. It may need a reset, or the machine a restart."
+        message = phrase("{gpu} is lost: the driver does not reach it any more.", gpu=_name(gpu))
+        advice = phrase("Choose another one. It may need a reset, or the machine a restart.")
     elif refusal is GpuRefusal.SPLIT:
-        message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
+        message = phrase("{gpu} is split into MIG instances and cannot be used as a whole.", gpu=_name(gpu))
         parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
-        advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
+        if parts:
+            advice = phrase("Choose one of its instances: gpu:{instances}.", instances=one_of(parts))
+        else:
+            advice = phrase("It has no instance yet.")
     else:
         return
     raise DeviceError(message, code="device-unusable", advice=advice)
 
 
 def _used_warning(gpu: GpuStatus, process: GpuProcess) -> Problem:
-    used = "an unknown amount" if process.used_bytes is None else format_bytes(process.used_bytes)
-    return Problem(
-        "device-used",
-        f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process of another namespace'} "
-        f"(pid {process.pid}), which holds {used} of its memory.",
-        advice="Expect less memory and less speed, or choose another GPU.",
-        severity="warning",
+    size = None if process.used_bytes is None else format_bytes(process.used_bytes)
+    message = phrase(
+        _ALSO_USED[bool(process.name), size is not None],
+        gpu=_name(gpu),
+        process=process.name,
+        pid=process.pid,
+        size=size,
     )
+    return Problem("device-used", message, advice=phrase(_EXPECT_LESS), severity="warning")
 
 
 def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
     return Problem(
         "device-used",
-        f"{format_bytes(hidden_bytes)} of GPU {gpu.index} ({gpu.name}) are in use by processes that the "
-        "driver does not name, most likely of another container.",
-        advice="Expect less memory and less speed, or choose another GPU.",
+        phrase(
+            "{size} of {gpu} are in use by processes that the driver does not name, most likely of another "
+            "container.",
+            size=format_bytes(hidden_bytes),
+            gpu=_name(gpu),
+        ),
+        advice=phrase(_EXPECT_LESS),
         severity="warning",
     )
 
@@ -250,21 +297,18 @@ def with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
     one per stage where one process holds the stages that given cuts make."""
     cuts = config.strategy.options.get("cuts")
     if config.strategy_card.one_device:
-        count, reason = 1, f"Strategy single uses {chosen.devices[0].name} only"
-        code, place, advice = "one-device", "strategy.use", "Choose ddp or dp to use them all."
+        count, message, code, place = 1, _SINGLE, "one-device", "strategy.use"
+        advice = phrase("Choose ddp or dp to use them all.")
     elif config.strategy_card.one_process and cuts:
-        count = len(cuts) + 1
-        reason = f"strategy.cuts makes {count} stages for as many devices"
-        code, place = "fewer-stages", "strategy.cuts"
-        advice = "Give one cut more for each of them, or leave strategy.cuts out."
+        count, message, code, place = len(cuts) + 1, _CUTS, "fewer-stages", "strategy.cuts"
+        advice = phrase("Give one cut more for each of them, or leave strategy.cuts out.")
     else:
         return chosen
     rest = len(chosen.devices) - count
     if rest <= 0:
         return chosen
-    words = "more device is" if rest == 1 else "more devices are"
-    message = f"{reason}; {rest} {words} left out."
-    warning = Problem(code, message, path=place, advice=advice, severity="warning")
+    said = phrase(message[rest > 1], device=chosen.devices[0].name, count=count, rest=rest)
+    warning = Problem(code, said, path=place, advice=advice, severity="warning")
     return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, warning])
 
 
@@ -294,7 +338,13 @@ def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str,
     models = {gpu.name for gpu in gpus if gpu.parent is None}
     if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise DeviceError(
-            f"{VARIABLE}={text} counts in CUDA's own order, and the GPUs here are of several models.",
+            phrase(
+                "{variable}={value} counts in CUDA's own order, and the GPUs here are of several models.",
+                variable=VARIABLE,
+                value=text,
+            ),
             code="visible-devices",
-            advice="Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs as nvidia-smi counts: --devices gpu:0,1.",
+            advice=phrase(
+                "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs as nvidia-smi counts: --devices gpu:0,1."
+            ),
         )

@@ -14,6 +14,7 @@ import time
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.phrases import phrase
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
 from rankdeck.rundir import EventReader, RunDir
@@ -43,7 +44,8 @@ def request_stop(run: RunDir, now: bool = False) -> None:
         _signal_guard(run, now=now)
         return
     if not answer.get("ok"):
-        raise RankdeckError(f"{run.name} refused to stop: {answer.get('error')}.", code="control")
+        message = phrase("{run} refused to stop: {why}.", run=run.name, why=answer.get("error"))
+        raise RankdeckError(message, code="control")
 
 
 def send_signal(run: RunDir, number: int) -> None:
@@ -58,10 +60,12 @@ def send_signal(run: RunDir, number: int) -> None:
         answer = _ask(run, {"command": "signal", "number": int(number)})
     except OSError:
         if run.is_alive():
-            raise RankdeckError(f"{run.name} does not answer.", code="control") from None
+            message = phrase("{run} does not answer.", run=run.name)
+            raise RankdeckError(message, code="control") from None
         return
     if not answer.get("ok"):
-        raise RankdeckError(f"{run.name} takes no signal: {answer.get('error')}.", code="control")
+        message = phrase("{run} takes no signal: {why}.", run=run.name, why=answer.get("error"))
+        raise RankdeckError(message, code="control")
 
 
 def request_checkpoint(run: RunDir) -> EventReader:
@@ -82,7 +86,8 @@ def request_checkpoint(run: RunDir) -> EventReader:
         (run.requests_folder / "save.request").touch()
         return reader
     if not answer.get("ok"):
-        raise RankdeckError(f"{run.name} cannot be saved: {answer.get('error')}.", code="control")
+        message = phrase("{run} cannot be saved: {why}.", run=run.name, why=answer.get("error"))
+        raise RankdeckError(message, code="control")
     return reader
 
 
@@ -101,12 +106,15 @@ def wait_saved(run: RunDir, reader: EventReader, timeout_s: float) -> events.Che
             if isinstance(event, events.ProblemRaised) and event.problem.code == "checkpoint-not-saved":
                 raise RankdeckError(event.problem.message, problems=[event.problem])
         if not alive:
-            raise NotRunningError(f"{run.name} ended before it was saved: {run.outcome()}.")
+            outcome = run.outcome()
+            raise NotRunningError(
+                phrase("{run} ended before it was saved: {outcome}.", run=run.name, outcome=outcome)
+            )
         if time.monotonic() > deadline:
             raise RankdeckError(
-                f"{run.name} has not been saved within {timeout_s:.0f} s.",
+                phrase("{run} has not been saved within {seconds:.0f} s.", run=run.name, seconds=timeout_s),
                 code="not-saved",
-                advice="It is saved once its step ends; rankdeck watch shows what it is busy with.",
+                advice=phrase("It is saved once its step ends; rankdeck watch shows what it is busy with."),
             )
         time.sleep(_POLL_S)
 
@@ -114,7 +122,8 @@ def wait_saved(run: RunDir, reader: EventReader, timeout_s: float) -> events.Che
 def _check_alive(run: RunDir) -> None:
     if not run.is_alive():
         raise NotRunningError(
-            f"{run.name} is not running: {run.outcome()}.", advice="rankdeck runs lists what is running."
+            phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()),
+            advice=phrase("rankdeck runs lists what is running."),
         )
 
 
@@ -161,7 +170,7 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
         pass
     if run.is_alive():
         raise RankdeckError(
-            f"{run.name} does not answer.",
+            phrase("{run} does not answer.", run=run.name),
             code="control",
-            advice=f"Its guard's process id is in {run.path}/guard.lock.",
+            advice=phrase("Its guard's process id is in {file}.", file=run.path / "guard.lock"),
         )

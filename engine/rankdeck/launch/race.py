@@ -24,6 +24,7 @@ from typing import Any
 from rankdeck import events, rundir
 from rankdeck.base.errors import DeviceError, RankdeckError
 from rankdeck.base.files import read_toml
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, from_dict, on_devices
 from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
@@ -104,7 +105,7 @@ class Racing:
         except guard.Refused as refusal:
             self._let_go()
             shutil.rmtree(self.folder.path, ignore_errors=True)
-            raise choose.busy_error("One of the chosen GPUs", str(refusal).strip() or "another run") from None
+            raise choose.busy_error(str(refusal).strip() or "another run") from None
         self._write()
         rundir.enter_in_index(RunDir(self.folder.path))
         return self
@@ -193,9 +194,9 @@ class Racing:
             races.write_race(self.folder, self.race)
         except OSError as error:
             raise RankdeckError(
-                f"{self.folder.file} cannot be written: {error.strerror}.",
+                phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),
                 code="race-folder",
-                advice="Free space on the disk. What was measured so far is in the folder.",
+                advice=phrase("Free space on the disk. What was measured so far is in the folder."),
             ) from None
 
     def _let_go(self) -> None:
@@ -225,9 +226,13 @@ def check_devices(asked: Asked, num_devices: int) -> None:
     found = len(choose.named_devices(asked.config).devices)
     if found != num_devices:
         raise DeviceError(
-            f"The plan is for {num_devices} devices, and there are {found} now.",
+            phrase(
+                "The plan is for {num_devices} devices, and there are {found} now.",
+                num_devices=num_devices,
+                found=found,
+            ),
             code="devices-changed",
-            advice="Begin again, or name the devices: --devices gpu:0,1.",
+            advice=phrase("Begin again, or name the devices: --devices gpu:0,1."),
         )
 
 

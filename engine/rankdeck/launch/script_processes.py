@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from rankdeck.base.errors import MachineError
 from rankdeck.base.heartbeat import die_with_parent
+from rankdeck.base.phrases import phrase
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import signal_sessions
 from rankdeck.launch.streams import RankStreams
@@ -63,9 +64,13 @@ class ScriptRank(Child):
             )
         except OSError as error:
             raise MachineError(
-                f"{error.filename or command[0]} could not be started: {error.strerror}.",
+                phrase(
+                    "{program} could not be started: {why}.",
+                    program=error.filename or command[0],
+                    why=error.strerror,
+                ),
                 code="cannot-start",
-                advice="Check that it exists and may be executed.",
+                advice=phrase("Check that it exists and may be executed."),
             ) from None
         self.pid = self._process.pid
 

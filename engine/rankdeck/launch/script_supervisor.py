@@ -21,12 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import msgspec
-
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.config.script import ScriptConfig
-from rankdeck.diagnose.cause import Cause
+from rankdeck.diagnose.cause import ENDED_EARLY, SENT, SENT_OR_NO_MEMORY, Cause
 from rankdeck.launch import supervising
 from rankdeck.launch.attached import NOWHERE, Attached, from_argument
 from rankdeck.launch.children import end_ranks
@@ -46,10 +45,19 @@ _LEAVING_S = 1.0
 _CLOSING_S = 0.3
 _NUM_NAMED = 5
 _ADVICE = {
-    "out-of-memory": "Lower the batch size or the size of the model, or use more devices.",
-    "shared-memory": "Set num_workers=0 in the DataLoader, or give /dev/shm more room.",
-    "hang": "Look at what it does there, and whether every rank comes to the same collectives.",
+    "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
+    "shared-memory": phrase("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
+    "hang": phrase("Look at what it does there, and whether every rank comes to the same collectives."),
 }
+_OF_SCRIPTS = {
+    ENDED_EARLY: marked("The process was ended by {signal}."),
+    SENT: marked("The script itself, somebody or something outside Rankdeck sent it."),
+    SENT_OR_NO_MEMORY: marked(
+        "The script itself, somebody or something outside Rankdeck sent it. If nobody did: the kernel does "
+        "it when memory runs out (see dmesg)."
+    ),
+}
+"""What a sentence about a configuration's rank is, about a script's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +109,13 @@ class ScriptSupervisor(supervising.Supervising):
         )
 
     def run_ranks(self) -> bool:
-        self.write_phase("starting", self._config.script.ranks)
+        self.write_phase(marked("starting"), self._config.script.ranks)
         self._start_ranks()
         self._start_sampler()
         for rank in self._ranks:
             rank.streams.begin()
         self._listen_to_keyboard()
-        self.write_phase("running", self._config.script.ranks)
+        self.write_phase(marked("running"), self._config.script.ranks)
         asked_until_s: float | None = None
         while True:
             self._wait()
@@ -151,8 +159,8 @@ class ScriptSupervisor(supervising.Supervising):
         self._caused_by = problem.rank
         return Cause(in_words_of_scripts(problem, len(self._ranks)), 1)
 
-    def next_words(self) -> str:
-        return "The script begins again"
+    def next_words(self) -> Phrase:
+        return phrase("The script begins again")
 
     def _start_ranks(self) -> None:
         script = self._config.script
@@ -293,16 +301,16 @@ class ScriptSupervisor(supervising.Supervising):
         while (left := left_behind()) and time.monotonic() < until_s:
             time.sleep(_POLL_S)
         if left:
-            several = "processes" if len(left) > 1 else "process"
             names = ", ".join(left[:_NUM_NAMED]) + (", ..." if len(left) > _NUM_NAMED else "")
-            self.raise_problem(
-                Problem(
-                    "left-behind",
-                    f"The script left {len(left)} {several} behind, ended with the run: {names}.",
-                    advice="Wait for what it starts, or start outside of the run what is to outlive it.",
-                    severity="warning",
+            message = phrase("The script left 1 process behind, ended with the run: {names}.", names=names)
+            if len(left) > 1:
+                message = phrase(
+                    "The script left {n} processes behind, ended with the run: {names}.",
+                    n=len(left),
+                    names=names,
                 )
-            )
+            advice = phrase("Wait for what it starts, or start outside of the run what is to outlive it.")
+            self.raise_problem(Problem("left-behind", message, advice=advice, severity="warning"))
 
     def _tell_lost_output(self) -> None:
         reason = next((outlet.lost for outlet in self._outlets if outlet.lost is not None), None)
@@ -311,8 +319,8 @@ class ScriptSupervisor(supervising.Supervising):
             self.raise_problem(
                 Problem(
                     events.OUTPUT_LOST,
-                    f"What the script writes no longer arrives where it was sent: {reason}.",
-                    advice=f"It goes on; its output is in {self._run.logs_folder}.",
+                    phrase("What the script writes no longer arrives where it was sent: {why}.", why=reason),
+                    advice=phrase("It goes on; its output is in {folder}.", folder=self._run.logs_folder),
                     severity="warning",
                 )
             )
@@ -331,12 +339,15 @@ class ScriptSupervisor(supervising.Supervising):
 
 def in_words_of_scripts(problem: Problem, num_ranks: int) -> Problem:
     """A cause without the words of configurations, and without the number of an only rank."""
-    advice = _ADVICE.get(problem.code, problem.advice)
-    if problem.code == "rank-killed" and advice:
-        advice = advice.replace("Somebody", "The script itself, somebody")
-    message = problem.message.replace(" before its first heartbeat", "")
-    rank = problem.rank if num_ranks > 1 else None
-    return msgspec.structs.replace(problem, message=message, advice=advice, rank=rank)
+    otherwise = {name: said for name in ("message", "advice") if (said := _of_scripts(problem, name))}
+    if problem.code in _ADVICE:
+        otherwise["advice"] = _ADVICE[problem.code]
+    return problem.but(**otherwise, rank=problem.rank if num_ranks > 1 else None)
+
+
+def _of_scripts(problem: Problem, name: str) -> Phrase | None:
+    template = _OF_SCRIPTS.get(problem.templates.get(name, ""))
+    return None if template is None else phrase(template, **problem.arguments[name])
 
 
 def _make(argv: list[str]) -> ScriptSupervisor:

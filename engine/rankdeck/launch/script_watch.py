@@ -18,6 +18,7 @@ import psutil
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, HeartbeatPage
+from rankdeck.base.phrases import phrase
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
@@ -183,20 +184,35 @@ class ScriptWatch(Watch):
         if "raised ModuleNotFoundError" not in raised.problem.message:
             return raised
         script = self._config.script
-        where = f" ({script.python_source})" if script.python_source else ""
-        advice = f"It ran with {script.python}{where}: install it there, or name another with --python."
-        return msgspec.structs.replace(raised, problem=msgspec.structs.replace(raised.problem, advice=advice))
+        advice = phrase(
+            "It ran with {python}: install it there, or name another with --python.", python=script.python
+        )
+        if script.python_source:
+            advice = phrase(
+                "It ran with {python} ({source}): install it there, or name another with --python.",
+                python=script.python,
+                source=script.python_source,
+            )
+        return msgspec.structs.replace(raised, problem=raised.problem.but(advice=advice))
 
     def _exited(self, rank: int, code: int, log: Path, *, of_several: bool) -> events.RankFailed:
-        who = f" (rank {rank})" if of_several else ""
         lines = read_last_lines(log)
-        said = f". Its last line: {lines[-1]}" if lines and code in (1, 2) else "."
-        in_thread = raised_in_thread(log, self._config.script.folder)
-        said = f". Before that it raised {in_thread}" if in_thread else said
+        message = phrase("{script} exited with {code}.", script=name_of(self._config), code=code)
+        if of_several:
+            message = phrase(
+                "{script} exited with {code} (rank {rank}).",
+                script=name_of(self._config),
+                code=code,
+                rank=rank,
+            )
+        if in_thread := raised_in_thread(log, self._config.script.folder):
+            message = phrase("{exited} Before that it raised {error}", exited=message, error=in_thread)
+        elif lines and code in (1, 2):
+            message = phrase("{exited} Its last line: {line}", exited=message, line=lines[-1])
         problem = Problem(
             "rank-exited",
-            f"{name_of(self._config)} exited with {code}{who}{said}",
-            advice="All that it wrote is in the logs of the run.",
+            message,
+            advice=phrase("All that it wrote is in the logs of the run."),
             rank=rank if of_several else None,
             last_lines=lines,
         )
@@ -216,11 +232,17 @@ class ScriptWatch(Watch):
             return None
         beats = self.beats()
         first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
-        at = f" {place(beats[first])}" if first in beats else ""
+        message = phrase("rank {rank} exited with status 0, while others still waited for it.", rank=first)
+        if first in beats:
+            message = phrase(
+                "rank {rank} exited with status 0 {place}, while others still waited for it.",
+                rank=first,
+                place=place(beats[first]),
+            )
         return Problem(
             "rank-left",
-            f"rank {first} exited with status 0{at}, while others still waited for it.",
-            advice="A collective waits for every rank: see that all of them take the same steps.",
+            message,
+            advice=phrase("A collective waits for every rank: see that all of them take the same steps."),
             rank=first,
             last_lines=read_last_lines(self.log(first, "err")),
         )

@@ -25,6 +25,7 @@ import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
 from rankdeck.base.files import read_toml
+from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.config.naming import tell_apart, title_of
@@ -161,9 +162,9 @@ def run_again(
     config = run.script()
     if config is None:
         raise NotResumableError(
-            f"{run.name} is the run of a configuration.",
+            phrase("{run} is the run of a configuration.", run=run.name),
             code="no-script",
-            advice=f"Go on with it: rankdeck resume {run.name}",
+            advice=phrase("Go on with it: rankdeck resume {run}", run=run.name),
         )
     _check_over(run)
     return start_script(
@@ -186,15 +187,17 @@ def check_script(config: ScriptConfig) -> None:
     script = config.script
     if not Path(script.folder).is_dir():
         raise ConfigError(
-            f"The folder {script.folder} does not exist.", path="script.folder", advice="Correct the path."
+            phrase("The folder {folder} does not exist.", folder=script.folder),
+            path="script.folder",
+            advice=phrase("Correct the path."),
         )
     file = config.script_file
     if file is not None and not file.exists():
         raise ConfigError(
-            f"{file} does not exist.",
+            phrase("{file} does not exist.", file=file),
             code="no-such-script",
             path="script.run",
-            advice="Correct the path; python -m modules are run with -m.",
+            advice=phrase("Correct the path; python -m modules are run with -m."),
         )
     if script.log_folder is not None:
         _check_log_folder(Path(script.log_folder))
@@ -203,17 +206,17 @@ def check_script(config: ScriptConfig) -> None:
         if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
             return
         raise ConfigError(
-            f"There is no program {script.run} that may be executed.",
+            phrase("There is no program {program} that may be executed.", program=script.run),
             code="no-such-script",
             path="script.run",
-            advice="Correct its path, or leave --no-python out for a script.",
+            advice=phrase("Correct its path, or leave --no-python out for a script."),
         )
     if shutil.which(script.python, path=searched) is None:
         raise MachineError(
-            f"There is no interpreter {script.python} that may be executed.",
+            phrase("There is no interpreter {python} that may be executed.", python=script.python),
             code="no-interpreter",
             path="script.python",
-            advice="Name another one with --python.",
+            advice=phrase("Name another one with --python."),
         )
 
 
@@ -224,10 +227,12 @@ def _check_log_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
-            f"--log-dir: no log can be written in {folder}: {error.strerror}.",
+            phrase("--log-dir: no log can be written in {folder}: {why}.", folder=folder, why=error.strerror),
             code="unwritable",
             path="script.log_folder",
-            advice="Name another folder, or leave it out: every rank's output is kept in the run's logs.",
+            advice=phrase(
+                "Name another folder, or leave it out: every rank's output is kept in the run's logs."
+            ),
         ) from None
 
 
@@ -264,18 +269,29 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
     _check_over(run)
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
+        message = phrase("{run} has no checkpoint to go on from.", run=run.name)
+        for complaint in complaints:
+            message = phrase("{message} {complaint}", message=message, complaint=complaint)
         raise NotResumableError(
-            " ".join([f"{run.name} has no checkpoint to go on from.", *complaints]),
+            message,
             code="no-checkpoint",
-            advice="A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
-            f"checkpoint. Begin anew with: rankdeck train {run.config_file}",
+            advice=phrase(
+                "A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
+                "checkpoint. Begin anew with: rankdeck train {file}",
+                file=run.config_file,
+            ),
         )
     steps = config.train.known_steps
     if steps is not None and checkpoint.step >= steps:
         raise NotResumableError(
-            f"{run.name} is at its last step already: {checkpoint.step} of {steps}.",
+            phrase(
+                "{run} is at its last step already: {step} of {steps}.",
+                run=run.name,
+                step=checkpoint.step,
+                steps=steps,
+            ),
             code="nothing-left",
-            advice=f"Give it more steps: --set train.steps={2 * checkpoint.step}",
+            advice=phrase("Give it more steps: --set train.steps={steps}", steps=2 * checkpoint.step),
         )
 
 
@@ -299,13 +315,15 @@ def check_paths(config: RunConfig) -> None:
     if isinstance(path, str) and not path.startswith("@") and ":" not in config.data.use:
         if not Path(path).exists():
             raise DataError(
-                f"data.args.path = {path} does not exist.", path="data.args.path", advice="Correct the path."
+                phrase("data.args.path = {path} does not exist.", path=path),
+                path="data.args.path",
+                advice=phrase("Correct the path."),
             )
         if not os.access(path, os.R_OK | (os.X_OK if Path(path).is_dir() else 0)):
             raise DataError(
-                f"data.args.path = {path} may not be read.",
+                phrase("data.args.path = {path} may not be read.", path=path),
                 path="data.args.path",
-                advice="Change its permissions, or choose another path.",
+                advice=phrase("Change its permissions, or choose another path."),
             )
     for section, use, error in (
         ("model", config.model.use, ModelError),
@@ -315,9 +333,8 @@ def check_paths(config: RunConfig) -> None:
     ):
         file, colon, _ = use.rpartition(":")
         if colon and file.endswith(".py") and not Path(config.folder or ".", file).is_file():
-            raise error(
-                f"{section}.use: {file} does not exist.", path=f"{section}.use", advice="Correct the path."
-            )
+            message = phrase("{option}: {file} does not exist.", option=f"{section}.use", file=file)
+            raise error(message, path=f"{section}.use", advice=phrase("Correct the path."))
 
 
 def environment_of(

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankdeck.base.errors import MachineError, Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.launch.torchrun import MASTER_ADDR
 
@@ -55,9 +56,14 @@ class ScriptStore:
             self._listener = socket.create_server((MASTER_ADDR, port or 0), backlog=1024)
         except OSError as error:
             raise MachineError(
-                f"Port {port} of {MASTER_ADDR} cannot be used: {error.strerror}.",
+                phrase(
+                    "Port {port} of {host} cannot be used: {why}.",
+                    port=port,
+                    host=MASTER_ADDR,
+                    why=error.strerror,
+                ),
                 code="port",
-                advice="Leave --master-port out: a free port is found then.",
+                advice=phrase("Leave --master-port out: a free port is found then."),
             ) from None
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,11 +105,17 @@ class ScriptStore:
             return None
         self._listener.close()
         last = read_last_lines(self._log)
+        message = phrase("The script's torch could not host the store at port {port}.", port=self.port)
+        if last:
+            message = phrase(
+                "The script's torch could not host the store at port {port}: {line}",
+                port=self.port,
+                line=last[-1],
+            )
         return Problem(
             "no-store",
-            f"The script's torch could not host the store at port {self.port}"
-            + (f": {last[-1]}" if last else "."),
-            advice="init_process_group cannot work without it. Does the interpreter have torch?",
+            message,
+            advice=phrase("init_process_group cannot work without it. Does the interpreter have torch?"),
             severity="warning",
             last_lines=last,
         )

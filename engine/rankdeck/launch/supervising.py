@@ -27,6 +27,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
@@ -98,8 +99,8 @@ class Supervising(abc.ABC):
         """End what is left of them."""
 
     @abc.abstractmethod
-    def next_words(self) -> str:
-        """Where the next attempt begins, as the end of a sentence about the failure of this one."""
+    def next_words(self) -> Phrase:
+        """Where the next attempt begins: a sentence that is yet to end."""
 
     def cause(self, oom_kills: int, *, disk_is_full: bool) -> Cause:
         """Why the ranks have failed."""
@@ -128,8 +129,9 @@ class Supervising(abc.ABC):
             code = self._fail(error.problem, error.exit_code)
         except Exception as error:
             traceback.print_exc()
-            advice = "The whole traceback is in the supervisor's log, logs/supervisor.*.err."
-            code = self._fail(Problem("internal", f"{type(error).__name__}: {error}", advice=advice), 1)
+            message = phrase("{error}: {text}", error=type(error).__name__, text=error)
+            advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
+            code = self._fail(Problem("internal", message, advice=advice), 1)
         self._ending = True
         self.end_ranks(stopped=code == EXIT_STOPPED)
         if self._sampler is not None:
@@ -176,9 +178,8 @@ class Supervising(abc.ABC):
         if self._sampler is not None:
             for notice in self._sampler.poll():
                 self._writer.write(events.DeviceNotice(code=notice.code, message=notice.message))
-                self.raise_problem(
-                    Problem(notice.code, notice.message, advice=notice.advice, severity="warning")
-                )
+                message, advice = notice.phrase_of(notice.message), notice.phrase_of(notice.advice or "")
+                self.raise_problem(Problem(notice.code, message, advice=advice or None, severity="warning"))
         return self.watch.poll()
 
     def _name_cause(self, oom_kills: int) -> int:
@@ -194,13 +195,13 @@ class Supervising(abc.ABC):
         return self._fail(cause.problem, cause.exit_code)
 
     def _restart_problem(self, cause: Problem) -> Problem:
-        count = f"{self._arguments.restarts + 1} of {self.max_restarts}"
-        return msgspec.structs.replace(
-            cause,
-            code="restarted",
-            message=f"{cause.message.rstrip('.')}. {self.next_words()} (restart {count}).",
-            severity="warning",
-        )
+        told = {"next": self.next_words(), "n": self._arguments.restarts + 1, "most": self.max_restarts}
+        said = cause.said("message")
+        if said.endswith("."):
+            message = phrase("{cause} {next} (restart {n} of {most}).", cause=said, **told)
+        else:
+            message = phrase("{cause}. {next} (restart {n} of {most}).", cause=said, **told)
+        return cause.but(code="restarted", message=message, severity="warning")
 
     def _begin_next_attempt(self) -> NoReturn:
         # The last one of each argument counts.
@@ -251,13 +252,13 @@ def _is_full(folder: Path) -> bool:
 
 
 def _disk_problem(dropped: int) -> Problem:
-    lines = f"{dropped} lines" if dropped else "some"
-    return Problem(
-        "disk-full",
-        f"No space was left on the disk: {lines} of its events could not be written.",
-        advice="Free space on the disk; curves of this run have gaps.",
-        severity="warning",
-    )
+    message = phrase("No space was left on the disk: some of its events could not be written.")
+    if dropped:
+        message = phrase(
+            "No space was left on the disk: {n} lines of its events could not be written.", n=dropped
+        )
+    advice = phrase("Free space on the disk; curves of this run have gaps.")
+    return Problem("disk-full", message, advice=advice, severity="warning")
 
 
 def _count_oom_kills() -> int:

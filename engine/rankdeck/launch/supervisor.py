@@ -21,6 +21,7 @@ from typing import Any
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.garbage import kept_for_good
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
 from rankdeck.config.cures import with_cure
@@ -105,7 +106,7 @@ class Supervisor(supervising.Supervising):
 
     def _fork_ranks(self) -> None:
         """Import what ranks need, then fork them, while there is one thread."""
-        self.write_phase("starting", self._world_size)
+        self.write_phase(marked("starting"), self._world_size)
         _set_threads(self._world_size)
         uuids = [device.uuid for device in self._devices if device.uuid is not None]
         if uuids:
@@ -126,7 +127,7 @@ class Supervisor(supervising.Supervising):
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
         from rankdeck.training import workload
 
-        self.write_phase("preparing data", self._world_size)
+        self.write_phase(marked("preparing data"), self._world_size)
         workload.prepare(self._config)
 
     def _release_ranks(self) -> bool:
@@ -163,12 +164,11 @@ class Supervisor(supervising.Supervising):
         """Bad input stays bad, and the same numbers become NaN again."""
         return super().may_restart(cause) and cause.problem.code != "loss-not-finite"
 
-    def next_words(self) -> str:
+    def next_words(self) -> Phrase:
         checkpoint, _ = newest_whole(self._run.checkpoints_folder)
-        where = (
-            f"after step {checkpoint.step}" if checkpoint else "from the beginning: there is no checkpoint"
-        )
-        return f"The run goes on {where}"
+        if checkpoint is None:
+            return phrase("The run goes on from the beginning: there is no checkpoint")
+        return phrase("The run goes on after step {step}", step=checkpoint.step)
 
 
 def _set_threads(num_ranks: int) -> None:

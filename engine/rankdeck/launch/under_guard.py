@@ -19,6 +19,7 @@ from typing import Any
 import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import MachineError, RankdeckError
+from rankdeck.base.phrases import phrase
 from rankdeck.launch import choose, guard
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.torchrun import without_observer
@@ -139,12 +140,15 @@ def _popen(run: RunDir, spec: Mapping[str, Any], passed: Sequence[int]) -> subpr
             env={**environment, guard.GUARD: str(run.path)},
         )
     except OSError as error:
-        raise MachineError(f"No process could be started: {error.strerror}.") from None
+        message = phrase("No process could be started: {why}.", why=error.strerror)
+        raise MachineError(message) from None
 
 
 def alive_error(run: RunDir) -> NotResumableError:
     return NotResumableError(
-        f"{run.name} is running.", code="running", advice=f"Stop it first with: rankdeck stop {run.name}"
+        phrase("{run} is running.", run=run.name),
+        code="running",
+        advice=phrase("Stop it first with: rankdeck stop {run}", run=run.name),
     )
 
 
@@ -159,8 +163,10 @@ def _read_answer(answer_end: int, run: RunDir) -> None:
     if "alive" in answer:
         raise alive_error(run)
     if "refused" in answer:
-        raise choose.busy_error("One of the chosen GPUs", answer["refused"].strip() or "another run")
+        raise choose.busy_error(answer["refused"].strip() or "another run")
+    message = phrase("The run could not be started: its guard gave no answer.")
+    if "failed" in answer:
+        message = phrase("The run could not be started: {why}.", why=answer["failed"])
     raise MachineError(
-        f"The run could not be started: {answer.get('failed', 'its guard gave no answer')}.",
-        advice="Check the space on the disk and the permissions of the folder of runs.",
+        message, advice=phrase("Check the space on the disk and the permissions of the folder of runs.")
     )

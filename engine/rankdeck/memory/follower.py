@@ -183,9 +183,16 @@ class Follower(DispatchMode):
 
 
 def _mix_error(func: OpOverload, first: int, second: int) -> DeviceMixError:
+    from ..base.phrases import phrase
     from .device_mix import DeviceMixError
 
     return DeviceMixError(
-        f"{func} read tensors of virtual devices {first} and {second}. On GPUs this operation would fail.",
-        advice="Move one of them first (VirtualDevices.transfer), or keep both on one device.",
+        phrase(
+            "{function} read tensors of virtual devices {first} and {second}."
+            " On GPUs this operation would fail.",
+            function=func,
+            first=first,
+            second=second,
+        ),
+        advice=phrase("Move one of them first (VirtualDevices.transfer), or keep both on one device."),
     )

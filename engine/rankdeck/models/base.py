@@ -14,6 +14,7 @@ from typing import ClassVar
 from torch import nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 
 
 class HasUnits(nn.Module):
@@ -39,9 +40,13 @@ def require_positive(**counts: int) -> None:
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ModelError(
-                f"model.args.{name} = {count!r} is not a whole number of at least 1.",
+                phrase(
+                    "model.args.{name} = {given} is not a whole number of at least 1.",
+                    name=name,
+                    given=repr(count),
+                ),
                 path=f"model.args.{name}",
-                advice=f"Give {name} a whole number such as 1, 2 or 128.",
+                advice=phrase("Give {name} a whole number such as 1, 2 or 128.", name=name),
             )
 
 
@@ -49,7 +54,7 @@ def require_dropout(dropout: float) -> None:
     """Raises ModelError unless 0 <= dropout < 1."""
     if not 0 <= dropout < 1:
         raise ModelError(
-            f"model.args.dropout = {dropout!r} is not a probability below 1.",
+            phrase("model.args.dropout = {given} is not a probability below 1.", given=repr(dropout)),
             path="model.args.dropout",
-            advice="Use 0 for none, or a share such as 0.1.",
+            advice=phrase("Use 0 for none, or a share such as 0.1."),
         )

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.models.blocks import repeated_blocks
 from rankdeck.torch_compat.modules import NormBase
 
@@ -31,10 +32,15 @@ def checkpoint_blocks(model: nn.Module) -> int:
     blocks = repeated_blocks(model)
     if not blocks:
         raise ModelError(
-            f"train.activation_checkpointing: {type(model).__name__} has no list of blocks to wrap.",
+            phrase(
+                "train.activation_checkpointing: {model} has no list of blocks to wrap.",
+                model=type(model).__name__,
+            ),
             path="train.activation_checkpointing",
-            advice="Put the repeated layers into an nn.ModuleList or nn.Sequential, "
-            "or give the model a method repeated_blocks().",
+            advice=phrase(
+                "Put the repeated layers into an nn.ModuleList or nn.Sequential, "
+                "or give the model a method repeated_blocks()."
+            ),
         )
     for block in blocks:
         if not isinstance(block, _Checkpointed):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.models.base import HasUnits, require_dropout, require_positive
 
 INIT_STD = 0.02
@@ -33,9 +34,17 @@ class Embed(nn.Module):
         length, context = tokens.shape[1], self.position.num_embeddings
         if length > context:
             raise ModelError(
-                f"A sequence of {length} tokens is longer than model.args.context = {context}.",
+                phrase(
+                    "A sequence of {length} tokens is longer than model.args.context = {context}.",
+                    length=length,
+                    context=context,
+                ),
                 path="model.args.context",
-                advice=f"Set model.args.context to {length} or more, or data.args.context to {context}.",
+                advice=phrase(
+                    "Set model.args.context to {length} or more, or data.args.context to {context}.",
+                    length=length,
+                    context=context,
+                ),
             )
         positions = torch.arange(length, device=tokens.device)
         out: Tensor = self.dropout(self.token(tokens) + self.position(positions))
@@ -177,8 +186,14 @@ def build(
     if width % heads:
         fitting = ", ".join(str(count) for count in range(1, min(width, 32) + 1) if width % count == 0)
         raise ModelError(
-            f"model.args.heads = {heads} does not divide model.args.width = {width}.",
+            phrase(
+                "model.args.heads = {heads} does not divide model.args.width = {width}.",
+                heads=heads,
+                width=width,
+            ),
             path="model.args.heads",
-            advice=f"Use {fitting} heads, or a width that is a multiple of {heads}.",
+            advice=phrase(
+                "Use {fitting} heads, or a width that is a multiple of {heads}.", fitting=fitting, heads=heads
+            ),
         )
     return Gpt(vocabulary, layers, heads, width, context, tied, dropout)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import MachineError, ModelError
+from rankdeck.base.phrases import phrase
 
 SAMPLES = 4096
 _WITHOUT_CACHE = {"use_cache": False}
@@ -39,9 +40,13 @@ def model(*, config: str, **changes: Any) -> nn.Module:
     architecture = getattr(transformers, name, None)
     if architecture is None:
         raise ModelError(
-            f"{config} names the architecture {name}, which this version of transformers does not have.",
+            phrase(
+                "{config} names the architecture {name}, which this version of transformers does not have.",
+                config=config,
+                name=name,
+            ),
             path="model.args.config",
-            advice="Look at its `architectures`, or install a newer version of transformers.",
+            advice=phrase("Look at its `architectures`, or install a newer version of transformers."),
         )
     known = {
         key: value for key, value in fields.items() if key not in ("architectures", "transformers_version")
@@ -58,9 +63,9 @@ def tokens(*, config: str, length: int, samples: int = SAMPLES) -> tuple[Tokens,
     vocabulary = _fields(config).get("vocab_size")
     if not isinstance(vocabulary, int):
         raise ModelError(
-            f"{config} has no vocab_size: it is no language model.",
+            phrase("{config} has no vocab_size: it is no language model.", config=config),
             path="data.args.config",
-            advice="Give the model data of its own.",
+            advice=phrase("Give the model data of its own."),
         )
     return Tokens(vocabulary, length, samples), None
 
@@ -87,15 +92,19 @@ def _fields(config: str) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{path} is no configuration of Hugging Face: {getattr(error, 'strerror', None) or error}.",
+            phrase(
+                "{path} is no configuration of Hugging Face: {why}.",
+                path=path,
+                why=getattr(error, "strerror", None) or error,
+            ),
             path="model.args.config",
-            advice="Give the config.json of a model, or the folder that holds it.",
+            advice=phrase("Give the config.json of a model, or the folder that holds it."),
         ) from None
     if not isinstance(fields, dict):
         raise ModelError(
-            f"{path} is no configuration of Hugging Face: it holds no object.",
+            phrase("{path} is no configuration of Hugging Face: it holds no object.", path=path),
             path="model.args.config",
-            advice="Give the config.json of a model.",
+            advice=phrase("Give the config.json of a model."),
         )
     return fields
 
@@ -105,8 +114,8 @@ def _transformers() -> Any:
         import transformers
     except ImportError:
         raise MachineError(
-            "Hugging Face's transformers is not installed.",
+            phrase("Hugging Face's transformers is not installed."),
             code="no-transformers",
-            advice="pip install 'rankdeck[hf]'",
+            advice=phrase("pip install 'rankdeck[hf]'"),
         ) from None
     return transformers

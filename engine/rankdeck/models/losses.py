@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.catalog import MASKED
 from rankdeck.models.means import MeanCounts
 
@@ -38,7 +39,7 @@ class Loss:
     correct: Callable[[Any, Any], Tensor] | None = None
     inside: bool = False
     """Whether the model computes it in its forward, from the batch that it is given."""
-    trouble: Callable[[], str | None] = lambda: None
+    trouble: Callable[[], Phrase | None] = lambda: None
     """Why parts of a batch do not add up to the whole, as far as was seen by now; None where they do."""
 
 
@@ -49,9 +50,12 @@ def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not isinstance(outputs, Tensor):
         raise ModelError(
-            f"cross_entropy needs the model's output to be one tensor; it is a {type(outputs).__name__}.",
+            phrase(
+                "cross_entropy needs the model's output to be one tensor; it is a {kind}.",
+                kind=type(outputs).__name__,
+            ),
             path="loss.use",
-            advice='Use loss.use = "model" or your own "module:function".',
+            advice=phrase('Use loss.use = "model" or your own "module:function".'),
         )
     if outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets):
         return outputs, targets
@@ -60,9 +64,13 @@ def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
         return outputs.movedim(1, -1).reshape(-1, outputs.shape[1]), targets.reshape(-1)
     raise ModelError(
-        f"cross_entropy cannot pair outputs {tuple(outputs.shape)} with targets {tuple(targets.shape)}.",
+        phrase(
+            "cross_entropy cannot pair outputs {outputs} with targets {targets}.",
+            outputs=tuple(outputs.shape),
+            targets=tuple(targets.shape),
+        ),
         path="loss.use",
-        advice="Outputs need one more dim than targets, for the classes.",
+        advice=phrase("Outputs need one more dim than targets, for the classes."),
     )
 
 
@@ -88,9 +96,13 @@ def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ModelError(
-            f"mse cannot pair outputs {shape} with targets {tuple(targets.shape)}.",
+            phrase(
+                "mse cannot pair outputs {shape} with targets {targets}.",
+                shape=shape,
+                targets=tuple(targets.shape),
+            ),
             path="loss.use",
-            advice='Give targets the outputs\' shape; for classes use loss.use = "cross_entropy".',
+            advice=phrase('Give targets the outputs\' shape; for classes use loss.use = "cross_entropy".'),
         )
     return F.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum"), targets.numel()
 
@@ -104,18 +116,20 @@ def _own_loss(counts: MeanCounts, outputs: Any, targets: Any) -> tuple[Tensor, A
     loss = _field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
-            'loss.use = "model", but the model\'s output has no loss.',
+            phrase('loss.use = "model", but the model\'s output has no loss.'),
             path="loss.use",
-            advice="Return an object or a dict with `loss` (a mean) and, where it can differ, `count`.",
+            advice=phrase(
+                "Return an object or a dict with `loss` (a mean) and, where it can differ, `count`."
+            ),
         )
     count = _field(outputs, "count")
     if count is None:
         count = counts.of(loss, targets)
     if count is None:
         raise ModelError(
-            'loss.use = "model": it is not known how many targets the loss is a mean of.',
+            phrase('loss.use = "model": it is not known how many targets the loss is a mean of.'),
             path="loss.use",
-            advice="Give the output a `count`, or the batch `labels`.",
+            advice=phrase("Give the output a `count`, or the batch `labels`."),
         )
     # An all-masked batch has a mean of NaN; its sum, and what goes backward from it, is 0.
     some = torch.as_tensor(count, device=loss.device) > 0
@@ -153,14 +167,16 @@ def own_loss(name: str, function: Any) -> Loss:
     Raises: ModelError when it cannot be called so.
     """
     if not callable(function):
-        raise ModelError(f"{name} is not a function.", path="loss.use", advice="Name a function.")
+        raise ModelError(
+            phrase("{name} is not a function.", name=name), path="loss.use", advice=phrase("Name a function.")
+        )
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
         raise ModelError(
-            f"{name} does not take (outputs, targets).",
+            phrase("{name} does not take (outputs, targets).", name=name),
             path="loss.use",
-            advice="Write it as def loss(outputs, targets): ... return total, count.",
+            advice=phrase("Write it as def loss(outputs, targets): ... return total, count."),
         ) from None
     except ValueError:
         pass  # a builtin without a signature: the first call tells
@@ -169,16 +185,23 @@ def own_loss(name: str, function: Any) -> Loss:
         result = function(outputs, targets)
         if not _is_sum_and_count(result):
             raise ModelError(
-                f"{name} must return (sum, count): a tensor without dims, and a number or such a tensor.",
+                phrase(
+                    "{name} must return (sum, count): a tensor without dims, and a number or such a tensor.",
+                    name=name,
+                ),
                 path="loss.use",
-                advice="Return the loss summed over its targets, and how many targets there were.",
+                advice=phrase("Return the loss summed over its targets, and how many targets there were."),
             )
         total: Tensor = result[0]
         if torch.is_grad_enabled() and not total.requires_grad:
             raise ModelError(
-                f"The sum that {name} returned does not depend on the model: nothing can be learned from it.",
+                phrase(
+                    "The sum that {name} returned does not depend on the model: nothing can be learned from "
+                    "it.",
+                    name=name,
+                ),
                 path="loss.use",
-                advice="Compute it from the outputs, without detach() or float().",
+                advice=phrase("Compute it from the outputs, without detach() or float()."),
             )
         return total, result[1]
 

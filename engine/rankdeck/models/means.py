@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.catalog import MASKED
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 
@@ -29,6 +30,17 @@ _NUM_LOOKS = 4
 _LINEAR = {"Add", "Sub", "Rsub", "Neg", "Mul", "Div", "ToCopy", "Clone", "Alias", "Stack", "Cat"}
 _LINEAR |= {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"}
 """What is done to numbers: a mean times a weight, plus another mean, is made of these."""
+
+HOLDS_MORE = phrase(
+    "The model's own loss holds what is no mean over targets, like the balance of a router. Parts of a "
+    "batch, each with its own, do not add up to the loss of the whole: the run ends with other weights than "
+    "one device that takes the batch at once."
+)
+HOLDS_SEVERAL = phrase(
+    "The model's own loss adds up means over different numbers of targets. Parts of a batch, each with its "
+    "own, do not add up to the loss of the whole: the run ends with other weights than one device that "
+    "takes the batch at once."
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ class MeanCounts:
     do not add up to the whole; None where nothing speaks against it."""
 
     def __init__(self) -> None:
-        self.trouble: str | None = None
+        self.trouble: Phrase | None = None
         self._rules: list[_Rule] | None = None
         self._shares: list[float] = []
         self._num_looks = 0
@@ -108,7 +120,7 @@ class MeanCounts:
         found = terms(loss)
         means = [term for term in found if term is not None]
         if len(means) < len(found):
-            self.trouble = "holds what is no mean over targets, like the balance of a router"
+            self.trouble = HOLDS_MORE
         if not means:
             return self._without_graph(batch)
         if self._num_looks < _NUM_LOOKS and not isinstance(loss, FakeTensor):
@@ -129,7 +141,7 @@ class MeanCounts:
         self._rules = [rule for rule in rules if float(rule(batch)) == count]
         shares = [float(mean.count) / count for mean in means if count]
         if self._shares and shares and shares != self._shares:
-            self.trouble = "adds up means over different numbers of targets"
+            self.trouble = HOLDS_SEVERAL
         self._shares = shares or self._shares
 
 

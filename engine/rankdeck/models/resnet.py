@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError, one_of
+from rankdeck.base.phrases import phrase
 from rankdeck.models.base import HasUnits, require_positive
 
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
@@ -116,15 +117,15 @@ def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels:
     require_positive(classes=classes, in_channels=in_channels)
     if depth not in DEPTHS:
         raise ModelError(
-            f"model.args.depth = {depth!r} is not a depth of a ResNet.",
+            phrase("model.args.depth = {given} is not a depth of a ResNet.", given=repr(depth)),
             path="model.args.depth",
-            advice=f"Use {one_of(str(known) for known in DEPTHS)}.",
+            advice=phrase("Use {known}.", known=one_of(str(known) for known in DEPTHS)),
         )
     if stem not in ("imagenet", "small"):
         raise ModelError(
-            f"model.args.stem = {stem!r} is unknown.",
+            phrase("model.args.stem = {given} is unknown.", given=repr(stem)),
             path="model.args.stem",
-            advice='Use "imagenet" for large pictures, or "small" for pictures below 64 pixels.',
+            advice=phrase('Use "imagenet" for large pictures, or "small" for pictures below 64 pixels.'),
         )
     return Resnet(depth, classes, stem, in_channels)
 

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig
 from rankdeck.planner.candidates import Candidate, num_microbatches
@@ -22,6 +25,11 @@ Planner = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
 
 MAX_BATCH = 2**20
 _ROUNDS = 12
+_SAVES = {
+    FITS: marked("{setting} saves {size} on the fullest device: it fits then."),
+    TIGHT: marked("{setting} saves {size} on the fullest device: it is tight then."),
+    DOES_NOT_FIT: marked("{setting} saves {size} on the fullest device: not enough alone."),
+}
 
 
 def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
@@ -65,11 +73,9 @@ def advise(
         saved_bytes = before.total_bytes - after.total_bytes
         if saved_bytes <= 0:
             continue
-        line_after.saves_bytes = saved_bytes
         what = ", ".join(itertools.starmap(format_setting, line_after.changes.items()))
-        enough = {FITS: "it fits then", TIGHT: "it is tight then"}.get(line_after.verdict, "not enough alone")
-        line_after.advice = f"{what} saves {format_bytes(saved_bytes)} on the fullest device: {enough}."
-        yield line_after
+        said = phrase(_SAVES[line_after.verdict], setting=what, size=format_bytes(saved_bytes))
+        yield msgspec.structs.replace(line_after, saves_bytes=saved_bytes, advice=said)
 
 
 def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: Planner) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_setting
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import STRATEGIES
@@ -77,10 +78,11 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
         for name in names:
             if name not in STRATEGIES:
                 raise ConfigError(
-                    f'"{name}" is not a strategy.',
+                    phrase('"{name}" is not a strategy.', name=name),
                     code="unknown-strategy",
                     path="strategy.use",
-                    advice=did_you_mean(name, STRATEGIES) or f"Use all, own, or {one_of(STRATEGIES)}.",
+                    advice=did_you_mean(name, STRATEGIES)
+                    or phrase("Use all, own, or {names}.", names=one_of(STRATEGIES)),
                 )
     if own.use not in names:
         candidates = []

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import Rates
 from rankdeck.data.loader import first_batch
@@ -40,6 +41,7 @@ from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.run.movement import Part
+from rankdeck.run.plan_lines import joined
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
@@ -229,7 +231,7 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
 def _notes(trainer: Trainer, workload: workloads.Workload) -> tuple[str, ...]:
     of_loss = difference_of_loss(workload, trainer.strategy)
     problems = [*trainer.notes, *filter(None, [of_loss])]
-    return tuple(problem.sentence for problem in problems)
+    return tuple(joined((problem.said("message"), problem.said("advice"))) for problem in problems)
 
 
 def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tuple[str, ...]:
@@ -237,16 +239,20 @@ def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tup
     by_torchs_wrapper = request.config.strategy_card.planning.stand_in(options) is not None
     left_out = []
     if values.has_workspaces:
-        left_out.append("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
+        left_out.append(
+            phrase("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
+        )
     kept = [value for state in optimizer.state.values() for value in state.values()]
     if any(isinstance(value, torch.Tensor) and value.is_sparse for value in kept):
         left_out.append(
-            "At least this much: what the optimizer keeps of sparse gradients grows step by step."
+            phrase("At least this much: what the optimizer keeps of sparse gradients grows step by step.")
         )
     elif values.forgets_elements:
-        left_out.append("At least this much: how many elements a sparse tensor has depends on values.")
+        left_out.append(
+            phrase("At least this much: how many elements a sparse tensor has depends on values.")
+        )
     if by_torchs_wrapper and options.get("compress") not in (None, "none"):
-        left_out.append("At least this much: what torch compresses gradients into is left out.")
+        left_out.append(phrase("At least this much: what torch compresses gradients into is left out."))
     return tuple(left_out)
 
 

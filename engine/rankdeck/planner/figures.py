@@ -12,13 +12,14 @@ from collections.abc import Mapping
 import msgspec
 
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
-from rankdeck.diagnose.exceptions import own_place
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.candidates import Candidate, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
+from rankdeck.planner.not_followed import in_words
 from rankdeck.planner.questions import Answers, EitherWay, at_most, record
 from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.step_time import step_time
@@ -36,35 +37,56 @@ from rankdeck.run.plan_lines import (
     TIGHT_SHARE,
     PlanLine,
     PlannedDevice,
+    Sentences,
     StepTime,
+    joined,
     verdict_of,
 )
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
-_BOUND = "At least this much: weights, gradients and optimizer state alone."
-_GIVES_BACK = "torch's allocator would fill the device and give back what it keeps unused when it has to."
-_ROUTED = "At most this much: tensors whose shape depends on values are taken for as large as they can be."
-_ASKED = "At least this much {}: the model does one thing or another as values say."
-_COMPUTED = "in a step whose samples decide as the first ones do, with the weights that it starts with"
-_YES, _NO = "yes or 1", "no or 0"
-_DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
+_BOUND = phrase("At least this much: weights, gradients and optimizer state alone.")
+_GIVES_BACK = phrase(
+    "torch's allocator would fill the device and give back what it keeps unused when it has to."
+)
+_ROUTED = phrase(
+    "At most this much: tensors whose shape depends on values are taken for as large as they can be."
+)
+_COMPUTED = phrase(
+    "At least this much in a step whose samples decide as the first ones do, with the weights that it starts "
+    "with: the model does one thing or another as values say."
+)
+_ANSWERED = {
+    True: phrase(
+        "At least this much where all that it asks is answered with yes or 1: the model does one thing or "
+        "another as values say."
+    ),
+    False: phrase(
+        "At least this much where all that it asks is answered with no or 0: the model does one thing or "
+        "another as values say."
+    ),
+}
+_OTHERWISE = {
+    True: marked("{size} where all that it asks is answered with yes or 1."),
+    False: marked("{size} where all that it asks is answered with no or 0."),
+}
+_DDP_FALLBACK = phrase("torch's DDP could not be followed: single's figures and a set of buckets.")
 
 
-class RankNeeds(msgspec.Struct):
+class RankNeeds(Sentences):
     """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
 
     `bound`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and the `mesh`
     of all ranks: see run/movement.py.
     """
 
-    devices: list[PlannedDevice] = []
-    work: list[Work] = []
+    devices: list[PlannedDevice] = msgspec.field(default_factory=list)
+    work: list[Work] = msgspec.field(default_factory=list)
     alike: tuple[int, ...] = ()
-    parts: list[Part] = []
-    mesh: list[tuple[str, int]] = []
+    parts: list[Part] = msgspec.field(default_factory=list)
+    mesh: list[tuple[str, int]] = msgspec.field(default_factory=list)
     sent_bytes: int = 0
     bubble: float = 0.0
-    notes: list[str] = []
+    notes: list[str] = msgspec.field(default_factory=list)
     reason: str | None = None
     bound: str | None = None
 
@@ -99,7 +121,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
         request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
         return _planned_rank(request, target)
     except RankdeckError as error:
-        return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
+        return RankNeeds(reason=joined((error.message, error.advice)))
     except NotFollowedError as error:
         answered = None if error.num_weights is None else _answered(request, target, error.num_weights)
         if answered is not None:
@@ -119,26 +141,23 @@ def _answered(request: PassRequest, target: Target, num_weights: int) -> RankNee
     """A bound for a model that asks for values; None where none of the ways to answer leads to the end."""
     found = _followed(request, target, at_most)
     if found is not None:
-        found.bound, found.notes = MOST, [*found.notes, _ROUTED]
-        return found
+        return msgspec.structs.replace(found, bound=MOST, notes=[*found.notes, _ROUTED])
     recorded = record(request.config, request.num_devices, num_weights, READS)
-    ways = {_YES: EitherWay(True), _NO: EitherWay(False)}
-    answered = {words: needs for words, way in ways.items() if (needs := _followed(request, target, way))}
+    answered = {
+        answer: needs
+        for answer in (True, False)
+        if (needs := _followed(request, target, EitherWay(answer))) is not None
+    }
     computed = None if recorded is None else _followed(request, target, recorded)
     if computed is None and not answered:
         return None
-    words, most = max(answered.items(), key=lambda item: _fullest(item[1]), default=(None, None))
+    answer, most = max(answered.items(), key=lambda item: _fullest(item[1]), default=(True, None))
     found = computed or most
     assert found is not None
-    found.bound = LEAST
-    found.notes.append(
-        _ASKED.format(
-            _COMPUTED if computed is not None else f"where all that it asks is answered with {words}"
-        )
-    )
+    notes = [*found.notes, _ANSWERED[answer] if computed is None else _COMPUTED]
     if computed is not None and most is not None and _fullest(most) > _fullest(computed):
-        found.notes.append(f"{format_bytes(_fullest(most))} where all that it asks is answered with {words}.")
-    return found
+        notes.append(phrase(_OTHERWISE[answer], size=format_bytes(_fullest(most))))
+    return msgspec.structs.replace(found, bound=LEAST, notes=notes)
 
 
 def _followed(request: PassRequest, target: Target, answers: Answers) -> RankNeeds | None:
@@ -176,7 +195,7 @@ def _planned_rank(request: PassRequest, target: Target, answers: Answers | None 
         sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
         notes=list(result.notes),
-        reason=" ".join(result.left_out) or None,
+        reason=joined(result.left_out) or None,
         bound=LEAST if result.left_out else None,
     )
 
@@ -233,8 +252,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
             device.needed_bytes += buckets_bytes
         if device.reserved_bytes is not None:
             device.reserved_bytes += buckets_bytes
-    figures.notes.append(_DDP_FALLBACK)
-    return figures
+    return msgspec.structs.replace(figures, notes=[*figures.notes, _DDP_FALLBACK])
 
 
 def empty_line(candidate: Candidate, target: Target, reason: str | None = None) -> PlanLine:
@@ -265,29 +283,31 @@ def line_of(
     says what moves in a step, where that is known."""
     line = empty_line(candidate, target)
     line.options = dict(config.strategy.options)
-    line.notes = list(dict.fromkeys(note for one in planned.values() for note in one.notes))
+    for one in planned.values():
+        line.phrases |= one.phrases
+    notes = [note for one in planned.values() for note in one.notes]
+    reason: str | None = None
     failed = next((one for one in planned.values() if one.reason is not None), None)
     if failed is None or failed.bound:
         line.devices = _planned_devices(config, target, planned)
-        line.verdict, line.reason = verdict_of(line.devices, target.host_bytes)
+        line.verdict, reason = verdict_of(line.devices, target.host_bytes)
         bounds = {one.bound for one in planned.values()} | ({LEAST} if samples.is_bound else set())
         line.bound = LEAST if LEAST in bounds else MOST if MOST in bounds else None
         line.is_bound = line.bound is not None
-        line.notes += filter(None, [samples.words])
+        notes.append(samples.words)
     if line.bound == MOST and line.verdict == DOES_NOT_FIT:
         # It may need far less.
-        line.verdict, line.reason = TIGHT, f"By what it needs at most: {line.reason}"
+        line.verdict, reason = TIGHT, phrase("By what it needs at most: {reason}", reason=reason)
     if failed is not None:
         too_much = line.verdict == DOES_NOT_FIT
-        line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
+        reason = joined((reason, failed.reason)) if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
-        return line
-    if line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
-        line.notes.append(_GIVES_BACK)
-    line.step = _step_time(config, target, planned, scale)
-    if movement:
-        line.movement = _movement(config, target.num_devices, planned)
-    return line
+    elif line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
+        notes.append(_GIVES_BACK)
+    if failed is None:
+        line.step = _step_time(config, target, planned, scale)
+        line.movement = _movement(config, target.num_devices, planned) if movement else None
+    return msgspec.structs.replace(line, reason=reason, notes=list(dict.fromkeys(filter(None, notes))))
 
 
 def _movement(config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds]) -> Movement | None:
@@ -357,18 +377,3 @@ def _step_time(
         bubble=max(one.bubble for one in ranks),
         scale=scale,
     )
-
-
-def in_words(error: BaseException) -> str:
-    """What kept a model from being followed, with the place in a person's code where there is one."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    name = type(error).__name__
-    file, number = own_place(error)
-    where = f" ({file}, line {number})" if file else ""
-    if name in ("DataDependentOutputException", "DynamicOutputShapeException"):
-        reads = name.startswith("Data")
-        what = "reads the value of a tensor" if reads else "makes a tensor whose shape depends on values"
-        return f"The model {what}, so that it cannot be followed without running it{where}."
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"The model cannot be followed without memory: {name}: {first[:200]}{where}"

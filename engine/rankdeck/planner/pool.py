@@ -27,6 +27,7 @@ import msgspec
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.planner.candidates import Candidate, effort
@@ -35,14 +36,14 @@ from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.planner.samples import UNIFORM, Samples, look
 from rankdeck.planner.targets import Target
 from rankdeck.planner.values import ANSWERED
-from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.plan_lines import PlanLine, joined
 from rankdeck.torch_compat.shape_memo import packed, unpacked
 from rankdeck.training import user_code
 
 MOST_AT_ONCE = 4
 _WHILE_IMPORTING_S = 0.05
 _CHUNK = 1 << 16
-_COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
+_COMPILED = phrase("train.compile is left out: what a compiled graph keeps is not known before it runs.")
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 RankPlanner = Callable[[RunConfig, int, Target, Samples], RankNeeds]
@@ -73,7 +74,7 @@ def plan_lines_of(
                 _Pending(candidate, candidate.config(base, target), target, base.train.compile, movement)
             )
         except ConfigError as error:
-            yield empty_line(candidate, target, " ".join(filter(None, (error.message, error.advice))))
+            yield empty_line(candidate, target, joined((error.message, error.advice)))
     pending.sort(key=lambda one: effort(one.config, target.num_devices))
     waiting = [(one, rank) for one in pending for rank in one.to_start()]
     running: dict[_Child, tuple[_Pending, int]] = {}
@@ -166,10 +167,8 @@ class _Pending:
     def line(self, scale: float | None, samples: Samples) -> PlanLine:
         figures, movement = self.figures, self.movement
         line = line_of(self.candidate, self.config, self.target, figures, scale, samples, movement=movement)
-        if self.is_compiled:
-            line.notes.append(_COMPILED)
         line.seconds = time.monotonic() - (self.started_s or 0.0)
-        return line
+        return msgspec.structs.replace(line, notes=[*line.notes, *[_COMPILED] * self.is_compiled])
 
 
 def _ended(
@@ -242,18 +241,23 @@ class _Child:
 
     def _end_in_words(self) -> str:
         if self.timed_out_s is not None:
-            return (
-                f"The planner had no answer after {self.timed_out_s:.0f} s. "
-                "Give it longer: rankdeck plan --timeout SECONDS, or in the app the setting plan.timeout_s."
+            return phrase(
+                "The planner had no answer after {seconds:.0f} s. Give it longer: rankdeck plan --timeout "
+                "SECONDS, or in the app the setting plan.timeout_s.",
+                seconds=self.timed_out_s,
             )
         if os.WIFSIGNALED(self.status):
             how = signal.Signals(os.WTERMSIG(self.status)).name
         else:
-            how = f"exit code {os.WEXITSTATUS(self.status)}"
+            how = phrase("exit code {code}", code=os.WEXITSTATUS(self.status))
         self.errors.seek(0)
         last = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"The planner's process ended without an answer ({how})" + (
-            f": {last[-1].strip()[:200]}" if last else "."
+        if not last:
+            return phrase("The planner's process ended without an answer ({how}).", how=how)
+        return phrase(
+            "The planner's process ended without an answer ({how}): {last}",
+            how=how,
+            last=last[-1].strip()[:200],
         )
 
 

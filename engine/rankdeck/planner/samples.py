@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.config import RunConfig
 from rankdeck.data.base import ReadsBatches
 from rankdeck.parallel.nested import each_tensor, tensors_of
@@ -26,6 +27,7 @@ from rankdeck.training.workload import one_sample
 
 BUDGET_S = 3.0
 _MOST_SEEN = 200_000
+_AND = marked("{before} and {one}")
 
 Shape = tuple[int, ...]
 
@@ -54,14 +56,26 @@ class Samples(msgspec.Struct, frozen=True):
         """Which batch is planned; "" where there is but one kind."""
         if self.largest is None or not (self.is_varied or self.is_bound):
             return ""
-        shapes = " and ".join(dict.fromkeys("x".join(map(str, shape)) for shape in self.largest if shape))
+        known = dict.fromkeys("x".join(map(str, shape)) for shape in self.largest if shape)
+        shapes = listed(known, _AND)
         if self.is_bound:
-            return (
-                f"At least this much: {self.num_seen:,} of {self.num_samples:,} samples were looked at, the "
-                f"largest {shapes}. Name the longest in data.longest."
+            return phrase(
+                "At least this much: {seen:,} of {samples:,} samples were looked at, the largest {shapes}. "
+                "Name the longest in data.longest.",
+                seen=self.num_seen,
+                samples=self.num_samples,
+                shapes=shapes,
             )
-        whose = "data.longest" if self.is_named else f"all {self.num_samples:,}"
-        return f"Samples differ in shape; planned for a batch of the largest by {whose}: {shapes}."
+        if self.is_named:
+            return phrase(
+                "Samples differ in shape; planned for a batch of the largest by data.longest: {shapes}.",
+                shapes=shapes,
+            )
+        return phrase(
+            "Samples differ in shape; planned for a batch of the largest by all {samples:,}: {shapes}.",
+            samples=self.num_samples,
+            shapes=shapes,
+        )
 
     def enlarge(self, sample: Any) -> Any:
         """The sample with every tensor, (1, ...), as large as the largest; what is in it is not kept."""

@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
 from rankdeck.config import RunConfig
 from rankdeck.torch_compat.dispatch import DispatchMode, packet_of
@@ -195,9 +196,11 @@ class SimulatedPace:
         cost, forward, largest = self._agree([computing_s / flops if flops else 0.0, forward, largest])
         if not forward:
             raise _not_held(
-                "rehearsal.pace = simulated: this model has no matrix product or convolution whose time "
-                "could be told from its FLOPs.",
-                'Use rehearsal.pace = "real".',
+                phrase(
+                    "rehearsal.pace = simulated: this model has no matrix product or convolution whose time "
+                    "could be told from its FLOPs."
+                ),
+                phrase('Use rehearsal.pace = "real".'),
             )
         if self._asked_gflops is None:
             self._s_per_flop = max(LEAST_SLOT_S / forward, _MARGIN * cost / MOST_COMPUTE_SHARE)
@@ -206,9 +209,13 @@ class SimulatedPace:
             self._check_rate(self._asked_gflops, forward, cost)
         if largest * self._s_per_flop > self._longest_s:
             raise _not_held(
-                f"rehearsal.pace = simulated: one slot would take {largest * self._s_per_flop:.0f} s, longer "
-                f"than the ranks wait for each other ({format_duration(self._longest_s)}).",
-                "Lower train.global_batch, make the model smaller, or raise launch.timeout_s.",
+                phrase(
+                    "rehearsal.pace = simulated: one slot would take {slot_s:.0f} s, longer than the ranks "
+                    "wait for each other ({longest}).",
+                    slot_s=largest * self._s_per_flop,
+                    longest=format_duration(self._longest_s),
+                ),
+                phrase("Lower train.global_batch, make the model smaller, or raise launch.timeout_s."),
             )
 
     def _check_rate(self, asked_gflops: float, forward: float, cost: float) -> None:
@@ -217,14 +224,23 @@ class SimulatedPace:
             return
         slot_s = forward * self._s_per_flop
         if slot_s < LEAST_SLOT_S:
-            reason = f"a forward would take {slot_s * 1e3:.2g} ms, and the shape is true from 50 ms on"
+            told = phrase(
+                "rehearsal.device_gflops = {asked:g} cannot be held: a forward would take {slot_ms:.2g} ms, "
+                "and the shape is true from 50 ms on.",
+                asked=asked_gflops,
+                slot_ms=slot_s * 1e3,
+            )
         else:
-            share = cost / self._s_per_flop
-            reason = f"computing takes {share:.0%} of a slot here, and at most 5 % leaves the shape true"
+            told = phrase(
+                "rehearsal.device_gflops = {asked:g} cannot be held: computing takes {share:.0%} of a slot "
+                "here, and at most 5 % leaves the shape true.",
+                asked=asked_gflops,
+                share=cost / self._s_per_flop,
+            )
         most = _rounded_down(1e-9 / slowest / _MARGIN)
         raise _not_held(
-            f"rehearsal.device_gflops = {asked_gflops:g} cannot be held: {reason}.",
-            f"Use at most {most:g}, or leave it out to have one chosen.",
+            told,
+            phrase("Use at most {most:g}, or leave it out to have one chosen.", most=most),
             path="rehearsal.device_gflops",
         )
 
@@ -245,9 +261,9 @@ def pace_of(
         return None
     if device.type != "cpu":
         raise ConfigError(
-            "rehearsal.pace = simulated is for virtual devices, and this run has GPUs.",
+            phrase("rehearsal.pace = simulated is for virtual devices, and this run has GPUs."),
             path="rehearsal.pace",
-            advice='Use rehearsal.pace = "real", or devices.use = "cpu:4".',
+            advice=phrase('Use rehearsal.pace = "real", or devices.use = "cpu:4".'),
         )
 
     def largest(values: list[float]) -> list[float]:

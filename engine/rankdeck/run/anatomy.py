@@ -12,26 +12,27 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from rankdeck.base.phrases import marked
 from rankdeck.events import Pipeline, Spans
 
 PHASES = (
-    "data",
-    "scatter",
-    "replicate",
-    "forward",
-    "gather",
-    "loss",
-    "backward",
-    "backward-input",
-    "backward-weight",
-    "all-reduce",
-    "reduce",
-    "step",
+    marked("data"),
+    marked("scatter"),
+    marked("replicate"),
+    marked("forward"),
+    marked("gather"),
+    marked("loss"),
+    marked("backward"),
+    marked("backward-input"),
+    marked("backward-weight"),
+    marked("all-reduce"),
+    marked("reduce"),
+    marked("step"),
 )
 """In the order of a step. Strategies may add others."""
 COMMUNICATION = ("all-reduce",)
 """Phases that may run under another one of the same device."""
-SIMULATED_TIME = "simulated time"
+SIMULATED_TIME = marked("simulated time")
 _LEAST_IDLE_S = 5e-6
 _MOST_WAITING = 1024
 _NUM_WHOLE = 16

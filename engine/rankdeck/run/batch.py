@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from itertools import chain
 from typing import Any, NamedTuple
 
 from rankdeck.events import OWNERS_SEEN, AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
@@ -93,14 +92,16 @@ class Peak(NamedTuple):
 
 def is_sensible(device: DeviceMemory) -> bool:
     """Whether a device's bytes are such."""
-    by_kind = ((device.live_by_kind or {}).values(), (device.peak_by_kind or {}).values())
-    sizes = (
+    sizes = [
         device.live_bytes,
         device.peak_bytes,
         device.reserved_bytes or 0,
         device.peak_reserved_bytes or 0,
-    )
-    return 0 <= device.device < MOST_RANKS and all(0 <= size < _TOO_MANY for size in chain(sizes, *by_kind))
+    ]
+    for by_kind in (device.live_by_kind, device.peak_by_kind):
+        if by_kind:
+            sizes += by_kind.values()
+    return 0 <= device.device < MOST_RANKS and min(sizes) >= 0 and max(sizes) < _TOO_MANY
 
 
 @dataclass

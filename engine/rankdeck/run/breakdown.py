@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED, DeviceMemory, ProcessUse
 
 SEGMENTS = ("others", "context", "unattributed", "reserved_unused", *MEMORY_KINDS, "driver", "free")
@@ -79,8 +80,12 @@ def _kinds(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str, int]:
     return found | {"reserved_unused": left_bytes}
 
 
-def highest_of(num_sampled: int, num_steps: int) -> str:
+def highest_of(num_sampled: int, num_steps: int) -> Phrase:
     """Of which steps a peak that the ledger measured is the highest; steps may be told later than their
     memory."""
     num_steps = max(num_sampled, num_steps)
-    return f"highest of {'all' if num_sampled == num_steps else f'{num_sampled} of'} {num_steps} steps"
+    if num_sampled == num_steps:
+        return phrase("highest of all {num_steps} steps", num_steps=num_steps)
+    return phrase(
+        "highest of {num_sampled} of {num_steps} steps", num_sampled=num_sampled, num_steps=num_steps
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankdeck import events
+from rankdeck.base.phrases import phrase
 from rankdeck.run.batch import MemoryColumns, Peak, Readings
 from rankdeck.run.breakdown import break_down
 from rankdeck.run.series import Curve, Series
@@ -136,7 +137,9 @@ class DeviceFigures:
 
     @property
     def label(self) -> str:
-        return f"{'Virtual' if self.kind == 'virtual' else 'GPU'} {self.device}"
+        if self.kind == "virtual":
+            return phrase("Virtual {device}", device=self.device)
+        return f"GPU {self.device}"
 
     @property
     def live_bytes(self) -> int | None:

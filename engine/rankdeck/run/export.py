@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import SCRIPT, AnyEvent, RunStarted, Spans, Steps
 from rankdeck.run.fold import Fold, read_fold
@@ -42,21 +43,23 @@ def weights(run: RunDir, file: Path) -> None:
     script = script_of(run)
     if script is not None:
         raise ConfigError(
-            f"{run.name} has no weights to export: {name_of(script)} is a script of your own, and saves them "
-            "itself.",
+            phrase(
+                "{run} has no weights to export: {script} is a script of your own, and saves them itself.",
+                run=run.name,
+                script=name_of(script),
+            ),
             code="no-weights",
             path=str(run.path),
-            advice=f"Look where it was started: {script.script.folder}",
+            advice=phrase("Look where it was started: {folder}", folder=script.script.folder),
         )
     if not run.weights.is_file():
         outcome = run.outcome()
-        waiting = outcome == "running"
-        reason = " yet" if waiting else f": it {_how(outcome)} before they were saved"
+        later = phrase("They are saved after the last step: rankdeck watch {run}", run=run.name)
         raise ConfigError(
-            f"{run.name} has no weights{reason}.",
+            _without_weights(run.name, outcome),
             code="no-weights",
             path=str(run.weights),
-            advice=f"They are saved after the last step: rankdeck watch {run.name}" if waiting else None,
+            advice=later if outcome == "running" else None,
         )
     write_whole(file, lambda target: shutil.copyfile(run.weights, target))
 
@@ -125,12 +128,14 @@ def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
     is_script = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in told)
     if not any(isinstance(event, Steps if is_script else Spans) for event in told):
         raise ConfigError(
-            f"{run.name} has no step." if is_script else f"{run.name} has no sampled step.",
+            phrase("{run} has no step.", run=run.name)
+            if is_script
+            else phrase("{run} has no sampled step.", run=run.name),
             code="no-spans",
             path=str(run.events_folder),
-            advice="No optimizer step was seen of its script."
+            advice=phrase("No optimizer step was seen of its script.")
             if is_script
-            else "Steps 2 to 4 are sampled always: run four steps or more.",
+            else phrase("Steps 2 to 4 are sampled always: run four steps or more."),
         )
     made = trace_of_script(told) if is_script else trace_of(told)
     text = json.dumps(made, allow_nan=False, separators=(",", ":"))
@@ -147,7 +152,8 @@ def tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
     fold = read_fold(run, attempt=attempt, rows_held=None)
     scalars = list(scalars_of(fold))
     if not scalars:
-        raise ConfigError(f"{run.name} has no curve.", code="no-curves", path=str(run.events_folder))
+        message = phrase("{run} has no curve.", run=run.name)
+        raise ConfigError(message, code="no-curves", path=str(run.events_folder))
     file = file.expanduser()
     began = min(told.t for told in scalars)
     if _TENSORBOARD not in file.name:
@@ -186,8 +192,14 @@ def _logged(metric: MetricFigures) -> list[dict[str, Any]]:
     ]
 
 
-def _how(outcome: str) -> str:
-    return {"lost": "was killed", "stopped": "was stopped"}.get(outcome, "ended")
+def _without_weights(run: str, outcome: str) -> Phrase:
+    if outcome == "running":
+        return phrase("{run} has no weights yet.", run=run)
+    if outcome == "lost":
+        return phrase("{run} has no weights: it was killed before they were saved.", run=run)
+    if outcome == "stopped":
+        return phrase("{run} has no weights: it was stopped before they were saved.", run=run)
+    return phrase("{run} has no weights: it ended before they were saved.", run=run)
 
 
 def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
@@ -199,7 +211,8 @@ def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
     """
     file = file.expanduser()
     if file.is_dir():
-        raise ConfigError(f"{file} is a folder.", code="unwritable", path=str(file), advice="Name a file.")
+        message, advice = phrase("{path} is a folder.", path=file), phrase("Name a file.")
+        raise ConfigError(message, code="unwritable", path=str(file), advice=advice)
     try:
         files.write_whole(file, fill, make_folder=False)
     except OSError as error:
@@ -209,11 +222,12 @@ def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
 def _unwritable(file: Path, error: OSError) -> RankdeckError:
     import errno
 
-    reason = f"{file} cannot be written: {error.strerror or error}."
+    reason = phrase("{path} cannot be written: {why}.", path=file, why=error.strerror or error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return MachineError(
-            reason, code="disk-full", path=str(file), advice="Make room, or name another disk."
-        )
+        advice = phrase("Make room, or name another disk.")
+        return MachineError(reason, code="disk-full", path=str(file), advice=advice)
     folder = file.resolve().parent
-    advice = "Name another file." if folder.is_dir() else f"Make the folder first: mkdir -p {folder}"
+    advice = phrase("Make the folder first: mkdir -p {folder}", folder=folder)
+    if folder.is_dir():
+        advice = phrase("Name another file.")
     return ConfigError(reason, code="unwritable", path=str(file), advice=advice)

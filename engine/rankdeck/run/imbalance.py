@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-BALANCED = "balanced"
+from rankdeck.base.phrases import marked
+
+BALANCED = marked("balanced")
 NOTABLE_RATIO = 1.1
 """Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankdeck.base.phrases import phrase
+
 if TYPE_CHECKING:  # whoever has words alone to say needs no numpy
     from rankdeck.run.fold import Fold
 
@@ -19,4 +21,8 @@ def left_out_in_words(samples: int | None = None, left_out: int | None = None) -
     """What a person reads; empty where nothing is left out, or nothing is known."""
     if not left_out:
         return ""
-    return f'{left_out} of {samples} samples are left out of each epoch (data.last = "drop")'
+    return phrase(
+        '{left_out} of {samples} samples are left out of each epoch (data.last = "drop")',
+        left_out=left_out,
+        samples=samples,
+    )

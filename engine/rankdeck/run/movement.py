@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 
-SEND, RECEIVE = "send", "receive"
+SEND, RECEIVE = marked("send"), marked("receive")
 MOST_PARTS = 20_000
 """Of all devices together; a step of more is not laid out."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rankdeck import events
 from rankdeck.base.allocations import Allocation, allocation_of
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.config.cures import is_out_of_memory
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from rankdeck.run.devices import DeviceFigures
     from rankdeck.run.fold import Fold
 
-THE_MODEL = "the model itself"
-"""The module whose name is empty."""
 _OVER_CAPACITY = "over-capacity"
 
 
@@ -135,11 +134,17 @@ def _fullest(fold: Fold) -> DeviceFigures | None:
 
 def headline(ran: RanOut) -> str:
     """'GPU 1 ran out of memory in step 6.'"""
-    who = ran.label or "A process"
-    when = "" if ran.step is None else f" in step {format_count(ran.step)}"
-    if ran.is_pretended:
-        return f"{who} held more{when} than it pretends to have; the rehearsal went on."
-    return f"{who} ran out of memory{when}."
+    who = ran.label or phrase("A process")
+    if ran.step is None:
+        if ran.is_pretended:
+            return phrase("{device} held more than it pretends to have; the rehearsal went on.", device=who)
+        return phrase("{device} ran out of memory.", device=who)
+    template = (
+        marked("{device} held more in step {step} than it pretends to have; the rehearsal went on.")
+        if ran.is_pretended
+        else marked("{device} ran out of memory in step {step}.")
+    )
+    return phrase(template, device=who, step=format_count(ran.step))
 
 
 def tipped(ran: RanOut) -> str:
@@ -148,53 +153,89 @@ def tipped(ran: RanOut) -> str:
     if ran.is_pretended:
         if told.capacity_bytes is None:
             return ""
-        pretended = format_bytes(told.capacity_bytes)
-        return f"It held {format_bytes(ran.held_bytes)}, and rehearsal.capacity is {pretended}."
+        return phrase(
+            "It held {held}, and rehearsal.capacity is {capacity}.",
+            held=format_bytes(ran.held_bytes),
+            capacity=format_bytes(told.capacity_bytes),
+        )
     if told.asked_bytes is None:
-        return "Which allocation it was, nobody said: the process was ended from outside."
-    words = f"An allocation of {format_bytes(told.asked_bytes)} failed"
-    if ran.module is not None:
-        words += f" in {module_name(ran.module)}"
-    return f"{words}.{_room(told)}"
+        return phrase("Which allocation it was, nobody said: the process was ended from outside.")
+    size = format_bytes(told.asked_bytes)
+    failed = (
+        phrase("An allocation of {size} failed.", size=size)
+        if ran.module is None
+        else phrase("An allocation of {size} failed in {module}.", size=size, module=module_name(ran.module))
+    )
+    room = _room(told)
+    return phrase("{failed} {room}", failed=failed, room=room) if room else failed
+
+
+_HELD = (
+    ("in_use_bytes", marked("this process held {size}"), marked("This process held {size}")),
+    ("allocated_bytes", marked("torch's tensors of it {size}"), marked("Torch's tensors of it {size}")),
+    (
+        "unused_bytes",
+        marked("torch's allocator kept unused {size}"),
+        marked("Torch's allocator kept unused {size}"),
+    ),
+    ("others_bytes", marked("others held {size}"), marked("Others held {size}")),
+)
+"""Of an allocation that failed, and what is said of it: within a sentence, and where one begins with it."""
 
 
 def _room(told: Allocation) -> str:
-    """' Of 14.6 GiB 1.6 GiB were free: this process held 966.0 MiB, others 12.0 GiB.'"""
-    holders = [
-        f"{who} {format_bytes(size)}"
-        for who, size in (
-            ("this process held", told.in_use_bytes),
-            ("torch's tensors of it", told.allocated_bytes),
-            ("torch's allocator kept unused", told.unused_bytes),
-            ("others held", told.others_bytes),
-        )
-        if size
+    """'Of 14.6 GiB 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
+    known = [
+        (format_bytes(size), within, first) for name, within, first in _HELD if (size := getattr(told, name))
     ]
-    held = ", ".join(holders)
     if told.capacity_bytes is None or told.free_bytes is None:
-        return f" {held[0].upper()}{held[1:]}." if held else ""
-    of = f" Of {format_bytes(told.capacity_bytes)} {format_bytes(told.free_bytes)} were free"
-    return f"{of}: {held}." if held else f"{of}."
+        parts = [phrase(within if at else first, size=size) for at, (size, within, first) in enumerate(known)]
+        return phrase("{held}.", held=listed(parts)) if parts else ""
+    held = listed([phrase(within, size=size) for size, within, _ in known])
+    capacity, free = format_bytes(told.capacity_bytes), format_bytes(told.free_bytes)
+    if not held:
+        return phrase("Of {capacity} {free} were free.", capacity=capacity, free=free)
+    return phrase("Of {capacity} {free} were free: {held}.", capacity=capacity, free=free, held=held)
 
 
 def moment(ran: RanOut) -> str:
     """When what is shown by kind stood on the device."""
     if not ran.held:
-        return "No step was sampled before it failed: what stood on the device by kind is not known."
-    step = "" if ran.held_step is None else f"step {format_count(ran.held_step)}"
+        return phrase("No step was sampled before it failed: what stood on the device by kind is not known.")
+    if ran.held_step is None:
+        return phrase("when it failed") if ran.age_s == 0 else ""
+    step = format_count(ran.held_step)
     if ran.age_s == 0:
-        return f"at the peak of {step}" if ran.is_pretended else f"when it failed, in {step}"
-    age = "" if ran.age_s is None else f", {ran.age_s:.1f} s before it failed"
-    return f"peak of {step}, the last one that was sampled{age}"
+        if ran.is_pretended:
+            return phrase("at the peak of step {step}", step=step)
+        return phrase("when it failed, in step {step}", step=step)
+    if ran.age_s is None:
+        return phrase("peak of step {step}, the last one that was sampled", step=step)
+    return phrase(
+        "peak of step {step}, the last one that was sampled, {seconds:.1f} s before it failed",
+        step=step,
+        seconds=ran.age_s,
+    )
 
 
 def short_moment(ran: RanOut) -> str:
     """The same where there is little room: 'step 3, 1.4 s before'."""
     if not ran.held:
-        return "not known"
-    step = "" if ran.held_step is None else f"step {format_count(ran.held_step)}"
-    return f"{step}, {ran.age_s:.1f} s before" if ran.age_s else step
+        return phrase("not known")
+    if ran.held_step is None:
+        return ""
+    step = format_count(ran.held_step)
+    if ran.age_s:
+        return phrase("step {step}, {seconds:.1f} s before", step=step, seconds=ran.age_s)
+    return phrase("step {step}", step=step)
+
+
+def listed(parts: Sequence[Phrase]) -> str:
+    """'one, another, a third'"""
+    named = {f"part{place}": part for place, part in enumerate(parts)}
+    return phrase(", ".join(f"{{{name}}}" for name in named), **named)
 
 
 def module_name(name: str) -> str:
-    return name or THE_MODEL
+    """The one whose name is empty is the model."""
+    return name or phrase("the model itself")

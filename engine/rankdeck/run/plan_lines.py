@@ -24,20 +24,43 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base.phrases import Phrase, Telling, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.planning import Planning
 from rankdeck.run.movement import Movement
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
-_VERDICT_WORDS = {DOES_NOT_FIT: "does not fit"}
+_VERDICT_WORDS = {
+    FITS: marked("fits"),
+    TIGHT: marked("tight"),
+    DOES_NOT_FIT: marked("does not fit"),
+    CANNOT: marked("cannot"),
+}
+MAY_FIT = marked("may fit")
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
-PREDICTED = "predicted"
+PREDICTED = marked("predicted")
 LEAST, MOST = "least", "most"
 MOST_SHOWN = 64
 """So many devices are shown one by one."""
 TIGHT_SHARE = 0.92
 """From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
+
+
+class Sentences(Telling):
+    """A line whose texts may be several sentences, or hold others: `phrases` knows each of them."""
+
+    def _plain(self, said: Phrase) -> str:
+        for inner in said.arguments.values():
+            if isinstance(inner, Phrase):
+                self._plain(inner)
+        return super()._plain(said)
+
+
+def joined(sentences: Iterable[str | None]) -> str:
+    """Sentences one after the other, each as it can be said by itself."""
+    known = {f"s{place}": one for place, one in enumerate(filter(None, sentences))}
+    return phrase(" ".join(f"{{{name}}}" for name in known), **known)
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
@@ -79,7 +102,7 @@ class StepTime(msgspec.Struct, kw_only=True):
     calibrated: bool = False
 
 
-class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
+class PlanLine(Sentences, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and what it would need.
 
     `label` names it for people, with the options that are not its default ones. `verdict` is one of VERDICTS
@@ -99,15 +122,15 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     verdict: str
     reason: str | None = None
     seconds: float = 0.0
-    devices: list[PlannedDevice] = []
+    devices: list[PlannedDevice] = msgspec.field(default_factory=list)
     target: str = ""
     configured: bool = False
     source: str = PREDICTED
     is_bound: bool = False
     bound: str | None = None
-    notes: list[str] = []
+    notes: list[str] = msgspec.field(default_factory=list)
     step: StepTime | None = None
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = msgspec.field(default_factory=dict)
     advice: str | None = None
     saves_bytes: int | None = None
     largest_batch: int | None = None
@@ -157,23 +180,52 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
     """
     together = sum(device.total_bytes for device in devices)
     if host_bytes is not None and together > host_bytes:
-        words = f"The devices need {format_bytes(together)} of this machine's memory together, which has "
-        return DOES_NOT_FIT, f"{words}{format_bytes(host_bytes)} left."
+        return DOES_NOT_FIT, phrase(
+            "The devices need {needed} of this machine's memory together, which has {left} left.",
+            needed=format_bytes(together),
+            left=format_bytes(host_bytes),
+        )
     limited = [device for device in devices if device.room_bytes is not None]
     if not limited:
         return FITS, None
-    worst = min(limited, key=lambda device: _room(device))
-    room, total = _room(worst), worst.total_bytes
-    name = f"device {worst.device}" + (f" ({worst.name})" if worst.name else "")
-    others = f" beside {format_bytes(worst.others_bytes)} of other processes" if worst.others_bytes else ""
+    worst = min(limited, key=_room)
+    room = _room(worst)
     if room < 0:
-        return (
-            DOES_NOT_FIT,
-            f"{name} lacks {format_bytes(-room)}: it would need {format_bytes(total)}{others}.",
-        )
+        return DOES_NOT_FIT, _lack(worst, room)
     if any(is_tight(device) for device in limited):
-        return TIGHT, f"{name} would have {format_bytes(room)} to spare{others}."
+        return TIGHT, _little_room(worst, room)
     return FITS, None
+
+
+def _name(device: PlannedDevice) -> str:
+    return f"{device.device}" + (f" ({device.name})" if device.name else "")
+
+
+def _lack(device: PlannedDevice, room: int) -> str:
+    sizes = {"lacking": format_bytes(-room), "total": format_bytes(device.total_bytes)}
+    if not device.others_bytes:
+        return phrase(
+            "device {device} lacks {lacking}: it would need {total}.", device=_name(device), **sizes
+        )
+    return phrase(
+        "device {device} lacks {lacking}: it would need {total} beside {others} of other processes.",
+        device=_name(device),
+        others=format_bytes(device.others_bytes),
+        **sizes,
+    )
+
+
+def _little_room(device: PlannedDevice, room: int) -> str:
+    if not device.others_bytes:
+        return phrase(
+            "device {device} would have {room} to spare.", device=_name(device), room=format_bytes(room)
+        )
+    return phrase(
+        "device {device} would have {room} to spare beside {others} of other processes.",
+        device=_name(device),
+        room=format_bytes(room),
+        others=format_bytes(device.others_bytes),
+    )
 
 
 def is_tight(device: PlannedDevice) -> bool:
@@ -203,6 +255,40 @@ _ABOUT = 1.5
 """A range whose ends are closer than this factor is told by its middle."""
 EQUALLY_FAST = 1.1
 """Predictions whose middles are no further apart than this factor cannot tell which is faster."""
+_ONLY_ONE = (marked("It fits with room."), marked("As far as is known it fits with room."))
+"""Why a line is recommended: what is predicted for it is sure, or a bound of which more is not known."""
+_SURE_OF_NO_OTHER = (
+    marked("It fits with room, which is sure of no other."),
+    marked("As far as is known it fits with room, which is sure of no other."),
+)
+_NO_OTHER_DOES = (
+    marked("It fits with room, which no other does."),
+    marked("As far as is known it fits with room, which no other does."),
+)
+_SIMPLEST = (
+    marked("It fits with room, step times are not known, and it is the simplest."),
+    marked("As far as is known it fits with room, step times are not known, and it is the simplest."),
+)
+_SIMPLEST_AT_ONCE = (
+    marked(
+        "It fits with room, step times are not known, and it is the simplest in which all devices work at "
+        "once."
+    ),
+    marked(
+        "As far as is known it fits with room, step times are not known, and it is the simplest in which all "
+        "devices work at once."
+    ),
+)
+_FASTEST = (
+    marked("It fits with room, and no other that does is predicted to be faster."),
+    marked("As far as is known it fits with room, and no other that does is predicted to be faster."),
+)
+_SIMPLEST_OF_FASTEST = (
+    marked("It fits with room, and of the fastest that do (within 10 %) it is the simplest."),
+    marked(
+        "As far as is known it fits with room, and of the fastest that do (within 10 %) it is the simplest."
+    ),
+)
 
 
 def marks(lines: Iterable[PlanLine]) -> Marks:
@@ -223,24 +309,22 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     if len(fits) == 1:
         ((place, line),) = fits
         may_fit = any(_is_open(other) for _, other in asked if other is not line)
-        others = ", which is sure of no other" if may_fit else ", which no other does"
-        return Marks(cheapest, place, f"{_it_fits(line)}{others if len(asked) > 1 else ''}.")
+        why = _ONLY_ONE if len(asked) == 1 else _SURE_OF_NO_OTHER if may_fit else _NO_OTHER_DOES
+        return Marks(cheapest, place, _because(line, why))
     timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
     if not timed:
         # One device after another is as slow as one alone.
         place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *complexity(item[1])))
-        together = " in which all devices work at once" if len(line.devices) > 1 else ""
-        reason = f"{_it_fits(line)}, step times are not known, and it is the simplest{together}."
-        return Marks(cheapest, place, reason)
+        why = _SIMPLEST_AT_ONCE if len(line.devices) > 1 else _SIMPLEST
+        return Marks(cheapest, place, _because(line, why))
     fastest_s = min(middle_s for _, _, middle_s in timed)
     close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
     place, line = min(close, key=lambda item: complexity(item[1]))
-    why = (
-        "no other that does is predicted to be faster"
-        if len(close) == 1
-        else "of the fastest that do (within 10 %) it is the simplest"
-    )
-    return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
+    return Marks(cheapest, place, _because(line, _FASTEST if len(close) == 1 else _SIMPLEST_OF_FASTEST))
+
+
+def _because(line: PlanLine, why: tuple[str, str]) -> str:
+    return phrase(why[line.is_bound and line.bound != MOST])
 
 
 def _least_of_tight(cheapest: int | None, tight: Sequence[tuple[int, PlanLine]]) -> Marks:
@@ -248,13 +332,19 @@ def _least_of_tight(cheapest: int | None, tight: Sequence[tuple[int, PlanLine]])
         return Marks(cheapest, None)
     sure = [item for item in tight if not _is_open(item[1])]
     place, _ = min(sure or tight, key=lambda item: _need(item[1]))
-    which = "Memory is tight under all that fit" if sure else "Memory is tight, and none is sure to fit"
-    return Marks(cheapest, place, f"{which}; this one needs the least.")
+    return Marks(
+        cheapest,
+        place,
+        phrase("Memory is tight under all that fit; this one needs the least.")
+        if sure
+        else phrase("Memory is tight, and none is sure to fit; this one needs the least."),
+    )
 
 
 def words_of(line: PlanLine) -> str:
-    """The verdict for people: a lower bound that fits and an upper one that does not leave it open."""
-    return "may fit" if _is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
+    """The verdict for people, as a marked text: a lower bound that fits and an upper one that does not leave
+    it open."""
+    return MAY_FIT if _is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
 
 
 def _is_open(line: PlanLine) -> bool:
@@ -266,21 +356,13 @@ def step_words(step: StepTime) -> str:
     unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
     low, high = step.low_s * factor, step.high_s * factor
     if high < _ABOUT * low:
-        return f"about {_two_digits(math.sqrt(low * high))} {unit}"
+        return phrase("about {time}", time=f"{_two_digits(math.sqrt(low * high))} {unit}")
     return f"{_two_digits(low)}–{_two_digits(high)} {unit}"
 
 
 def _two_digits(value: float) -> str:
     """'340', '3.4', '0.34'; '2' for 2.0."""
     return f"{float(f'{value:.1e}'):.10g}"
-
-
-def _it_fits(line: PlanLine) -> str:
-    return (
-        "As far as is known it fits with room"
-        if line.is_bound and line.bound != MOST
-        else "It fits with room"
-    )
 
 
 def _need(line: PlanLine) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.run.script_words import name_of, script_of, status_in_words, status_of
 from rankdeck.rundir import LineCounts, RunDir
 
@@ -11,17 +12,19 @@ def lost_problem(run: RunDir) -> Problem:
     """What is said of a run that has no last word and no guard."""
     return Problem(
         "lost",
-        "The run was killed from outside: nothing holds its lock and it left no last word.",
+        phrase("The run was killed from outside: nothing holds its lock and it left no last word."),
         path=str(run.path),
-        advice=f"What its ranks wrote until then is in {run.logs_folder}.",
+        advice=phrase("What its ranks wrote until then is in {folder}.", folder=run.logs_folder),
     )
 
 
 def failed_problem(run: RunDir) -> Problem:
     """What is said of a run that failed and whose ranks raised no problem."""
     end = run.end()
-    reason = (end.reason if end else None) or _status(run) or "The run failed without saying why."
-    return Problem("failed", reason, path=str(run.path), advice=f"See the files in {run.logs_folder}.")
+    unsaid = phrase("The run failed without saying why.")
+    reason = (end.reason if end else None) or _status(run) or unsaid
+    advice = phrase("See the files in {folder}.", folder=run.logs_folder)
+    return Problem("failed", reason, path=str(run.path), advice=advice)
 
 
 def _status(run: RunDir) -> str | None:
@@ -38,8 +41,11 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
         problems.append(
             Problem(
                 "newer-events",
-                f"{counts.newer} events were written by a newer version of Rankdeck and are not shown.",
-                advice="Update Rankdeck to see them.",
+                phrase(
+                    "{count} events were written by a newer version of Rankdeck and are not shown.",
+                    count=counts.newer,
+                ),
+                advice=phrase("Update Rankdeck to see them."),
                 severity="warning",
             )
         )
@@ -47,8 +53,8 @@ def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
         problems.append(
             Problem(
                 "unreadable-events",
-                f"{counts.unreadable + refused} events are damaged and are not shown.",
-                advice="Look at the disk, and at who else writes into the folder of events.",
+                phrase("{count} events are damaged and are not shown.", count=counts.unreadable + refused),
+                advice=phrase("Look at the disk, and at who else writes into the folder of events."),
                 severity="warning",
             )
         )

@@ -16,7 +16,7 @@ import msgspec
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.events import DeviceInfo
-from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.plan_lines import PlanLine, Sentences
 from rankdeck.rundir import RaceDir, RunDir, read_labels
 
 VERSION = 1
@@ -57,7 +57,7 @@ class Measured(msgspec.Struct, kw_only=True):
         return times[min(len(times) - 1, round(share * (len(times) - 1)))] if times else None
 
 
-class LossAgreement(msgspec.Struct, kw_only=True):
+class LossAgreement(Sentences, kw_only=True):
     """Whether an entry's losses are the reference's. `difference` is the largest relative one, in `step`.
 
     `verdict`: reference | agrees | expected | differs; `reason` says why the last two. `is_as_good`: what
@@ -71,7 +71,7 @@ class LossAgreement(msgspec.Struct, kw_only=True):
     is_as_good: bool = True
 
 
-class RaceEntry(msgspec.Struct, kw_only=True):
+class RaceEntry(Sentences, kw_only=True):
     """One strategy with its options. `folder` is its run's, below the race's own.
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
@@ -91,7 +91,7 @@ class RaceEntry(msgspec.Struct, kw_only=True):
     agreement: LossAgreement | None = None
     place: int | None = None
     repeats: int | None = None
-    seen: dict[str, str] = {}
+    seen: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -102,7 +102,7 @@ class RaceEntry(msgspec.Struct, kw_only=True):
         return None if self.measured is None else self.measured.median_s
 
 
-class LeftOut(msgspec.Struct, kw_only=True):
+class LeftOut(Sentences, kw_only=True):
     """A strategy of the plan that does not race, and why."""
 
     label: str
@@ -110,7 +110,7 @@ class LeftOut(msgspec.Struct, kw_only=True):
     reason: str | None = None
 
 
-class Verdicts(msgspec.Struct, kw_only=True):
+class Verdicts(Sentences, kw_only=True):
     """What follows from the entries together. Numbers are entries'; `drift` is (repeated - first) / first.
 
     Losses agree that differ by at most `bar` of themselves in the first steps and `late_bar` later.
@@ -125,7 +125,7 @@ class Verdicts(msgspec.Struct, kw_only=True):
     fastest: int | None = None
     fastest_why: str = ""
     winner: int | None = None
-    notes: list[str] = []
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 class Race(msgspec.Struct, kw_only=True):

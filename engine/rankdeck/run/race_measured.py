@@ -7,6 +7,7 @@ import statistics
 
 import numpy as np
 
+from rankdeck.base.phrases import Said
 from rankdeck.run.fold import Fold
 from rankdeck.run.problems import failed_problem
 from rankdeck.run.race import (
@@ -28,7 +29,13 @@ def finish(race: Race, entry: RaceEntry, run: RunDir, fold: Fold, seconds: float
     states = {COMPLETED: COMPLETED, STOPPED: STOPPED, RUNNING: STOPPED}  # running: whoever raced has left it
     entry.state = states.get(outcome, FAILED)
     problems = problems_of(run, fold, outcome)
-    entry.seen = {problem.code: problem.message for problem in problems if problem.severity == "info"}
+    told = [problem for problem in problems if problem.severity == "info"]
+    entry.seen = {problem.code: problem.message for problem in told}
+    entry.phrases |= {
+        problem.message: Said(problem.templates["message"], problem.arguments.get("message", {}))
+        for problem in told
+        if "message" in problem.templates
+    }
     if entry.state == COMPLETED:
         entry.measured = _measured(race, fold, seconds)
     elif entry.state == FAILED:

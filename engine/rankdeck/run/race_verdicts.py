@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rankdeck.base.errors import one_of
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import complexity
 from rankdeck.run.race import (
@@ -38,28 +38,48 @@ FP32_BAR = 2e-6
 LATER = 50
 """How many times the bar losses may be apart after the first steps."""
 STRICT_STEPS = 10
-_ROUNDED = {"bf16": "bf16 keeps 3 digits", "fp16": "fp16 keeps 4 digits"}
+_ROUNDED = {
+    "bf16": marked("bf16 keeps 3 digits: sums in another order differ in the last of them."),
+    "fp16": marked("fp16 keeps 4 digits: sums in another order differ in the last of them."),
+}
 _DIFFERENT = {"batch-norm-differs", "dropout-differs", "loss-differs"}
 """Codes of what a run tells of itself before or after its first step (training/sameness.py)."""
 _TOLD_DRIFT = 0.03
+_NO_OTHER = (
+    marked("No other was as fast."),
+    marked("No other was as fast; {last} does not train the same."),
+    marked("No other was as fast; {others} and {last} do not train the same."),
+)
+"""Why an entry is the fastest: where nobody, one, or several were as fast and do not train the same."""
+_SIMPLEST = (
+    marked("It is the simplest of {count} that are not told apart."),
+    marked("It is the simplest of {count} that are not told apart; {last} does not train the same."),
+    marked(
+        "It is the simplest of {count} that are not told apart; {others} and {last} do not train the same."
+    ),
+)
 
 
 def judge(race: Race) -> None:
     """Work out what is known by now, and write it into the race."""
     reference = _reference(race)
     bar = BARS.get(race.precision, FP32_BAR)
-    verdicts = Verdicts(bar=bar, late_bar=LATER * bar, drift=_drift(race))
+    drift = _drift(race)
     for entry in race.entries:
         entry.place = None
         entry.agreement = None if reference is None else _agreement(race, entry, reference, bar)
-    verdicts.reference = None if reference is None else reference.number
-    groups = _places(race, abs(verdicts.drift or 0.0))
-    verdicts.notes = [*_drift_notes(race, verdicts.drift, groups)]
+    groups = _places(race, abs(drift or 0.0))
     best, why = _fastest(groups)
-    if best is not None:
-        verdicts.fastest, verdicts.fastest_why = best.number, why
-        verdicts.winner = None if race.is_rehearsal else best.number
-    race.verdicts = verdicts
+    race.verdicts = Verdicts(
+        reference=None if reference is None else reference.number,
+        bar=bar,
+        late_bar=LATER * bar,
+        drift=drift,
+        fastest=None if best is None else best.number,
+        fastest_why=why,
+        winner=None if best is None or race.is_rehearsal else best.number,
+        notes=_drift_notes(race, drift, groups),
+    )
 
 
 def _reference(race: Race) -> RaceEntry | None:
@@ -75,25 +95,30 @@ def _agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: float) -
         return LossAgreement(verdict=REFERENCE)
     apart = _differences(entry.measured.losses, reference.measured.losses)
     if not apart:
-        return LossAgreement(verdict=DIFFERS, reason="No step's loss is known under both.", is_as_good=False)
+        why = phrase("No step's loss is known under both.")
+        return LossAgreement(verdict=DIFFERS, reason=why, is_as_good=False)
     step, most = max(apart, key=lambda item: item[1])
     beyond = [(at, by) for at, by in apart if not by <= (bar if at <= STRICT_STEPS else LATER * bar)]
     if not beyond:
         return LossAgreement(verdict=AGREES, difference=most, step=step)
-    why = _expected(race, entry, reference)
-    if why is not None:
-        reason, is_as_good = why
-        return LossAgreement(
-            verdict=EXPECTED, difference=most, step=step, reason=reason, is_as_good=is_as_good
-        )
+    expected = _expected(race, entry, reference)
+    if expected is not None:
+        expected.difference, expected.step = most, step
+        return expected
     first, by = beyond[0]
     allowed = bar if first <= STRICT_STEPS else LATER * bar
     return LossAgreement(
         verdict=DIFFERS,
         difference=most,
         step=step,
-        reason=f"From step {first} on its losses are not those of {reference.label}: {by:.1e} apart, where "
-        f"rounding explains {allowed:.0e}. It does not train the same, and nothing says that it should not.",
+        reason=phrase(
+            "From step {step} on its losses are not those of {reference}: {apart:.1e} apart, where rounding "
+            "explains {allowed:.0e}. It does not train the same, and nothing says that it should not.",
+            step=first,
+            reference=reference.label,
+            apart=by,
+            allowed=allowed,
+        ),
         is_as_good=False,
     )
 
@@ -110,21 +135,31 @@ def _differences(
     ]
 
 
-def _expected(race: Race, entry: RaceEntry, reference: RaceEntry) -> tuple[str, bool] | None:
+def _expected(race: Race, entry: RaceEntry, reference: RaceEntry) -> LossAgreement | None:
     """Why it is known beforehand that losses differ, and whether what is trained is as good; else None."""
     for one in (entry, reference):
-        compress = one.options.get("compress", "none")
+        compress, why = one.options.get("compress", "none"), ""
         if STRATEGIES[one.strategy].is_stale:
-            return f"{one.label} steps with weights that are a few updates old: it trains otherwise.", False
-        if compress != "none":
-            return f"{one.label} rounds gradients to {compress} on their way: it trains otherwise.", False
+            why = phrase(
+                "{strategy} steps with weights that are a few updates old: it trains otherwise.",
+                strategy=one.label,
+            )
+        elif compress != "none":
+            why = phrase(
+                "{strategy} rounds gradients to {compress} on their way: it trains otherwise.",
+                strategy=one.label,
+                compress=compress,
+            )
+        if why:
+            return LossAgreement(verdict=EXPECTED, reason=why, is_as_good=False)
     for one in (entry, reference):
         for code in sorted(_DIFFERENT & one.seen.keys()):
-            return one.seen[code], True
+            return LossAgreement(verdict=EXPECTED, reason=one.seen[code], phrases=one.phrases)
     if race.precision in _ROUNDED:
-        return f"{_ROUNDED[race.precision]}: sums in another order differ in the last of them.", True
+        return LossAgreement(verdict=EXPECTED, reason=phrase(_ROUNDED[race.precision]))
     if race.allow_tf32 and not race.is_rehearsal:
-        return "TF32 keeps 4 digits: sums in another order differ in the last of them.", True
+        why = phrase("TF32 keeps 4 digits: sums in another order differ in the last of them.")
+        return LossAgreement(verdict=EXPECTED, reason=why)
     return None
 
 
@@ -172,21 +207,33 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
 def _drift_notes(race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]]) -> list[str]:
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
-        return (
-            ["How much the machine drifted is not known: the repetition was not timed."] if repeated else []
-        )
-    words = f"The machine drifted by {drift * 100:+.0f} % between the first entry and its repetition"
+        unknown = phrase("How much the machine drifted is not known: the repetition was not timed.")
+        return [unknown] if repeated else []
     tied = [group for group in groups if len(group) > 1]
     if abs(drift) < _TOLD_DRIFT or not tied:
-        return [f"{words}."]
-    return [f"{words}: places {', '.join(map(_places_in_words, tied))} are not told apart."]
+        return [
+            phrase(
+                "The machine drifted by {drift:+.0f} % between the first entry and its repetition.",
+                drift=drift * 100,
+            )
+        ]
+    return [
+        phrase(
+            "The machine drifted by {drift:+.0f} % between the first entry and its repetition: places "
+            "{places} are not told apart.",
+            drift=drift * 100,
+            places=listed(map(_places_in_words, tied)),
+        )
+    ]
 
 
 def _places_in_words(group: Sequence[RaceEntry]) -> str:
     """'2 and 3', '4 to 7': the places that entries of one group would have."""
     first = group[0].place or 0
     last = first + len(group) - 1
-    return f"{first} {'and' if len(group) == 2 else 'to'} {last}"
+    if len(group) == 2:
+        return phrase("{first} and {last}", first=first, last=last)
+    return phrase("{first} to {last}", first=first, last=last)
 
 
 def _fastest(groups: Sequence[Sequence[RaceEntry]]) -> tuple[RaceEntry | None, str]:
@@ -199,13 +246,7 @@ def _fastest(groups: Sequence[Sequence[RaceEntry]]) -> tuple[RaceEntry | None, s
         if not fair:
             continue
         best = min(fair, key=lambda one: complexity(one.predicted))
-        why = (
-            "no other was as fast"
-            if len(fair) == 1
-            else f"it is the simplest of {len(fair)} that are not told apart"
-        )
-        if passed:
-            names = one_of(one.label for one in passed).replace(" or ", " and ")
-            why += f"; {names} {'do' if len(passed) > 1 else 'does'} not train the same"
-        return best, f"{why[0].upper()}{why[1:]}."
+        *others, last = [one.label for one in passed] or [""]
+        said = (_NO_OTHER if len(fair) == 1 else _SIMPLEST)[min(len(passed), 2)]
+        return best, phrase(said, count=len(fair), others=", ".join(others), last=last)
     return None, ""

@@ -97,7 +97,7 @@ def _notes(run: RunDir, fold: Fold, config: ScriptConfig | None) -> Iterable[str
     if config is not None and config.script.observe == "none":
         yield "the script was not observed (--observe=none)"
     elif not fold.step:
-        yield without_steps(began=bool(script.ranks), is_over=run.outcome() != "running")
+        yield str(without_steps(began=bool(script.ranks), is_over=run.outcome() != "running"))
     yield from _parts_off(script.seen)
     for rank, observed in sorted(script.seen.items()):
         if observed.not_finite is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.rundir import RunDir, events_from_end
 
 if TYPE_CHECKING:
@@ -28,20 +29,22 @@ def name_of(config: ScriptConfig) -> str:
     return script.run if script.kind == "module" else PurePath(script.folder, script.run).name
 
 
-def status_in_words(name: str, status: int) -> str:
+def status_in_words(name: str, status: int) -> Phrase:
     """'train.py exited with 3.'"""
     try:
-        ended_by = f" ({signal.Signals(status - 128).name})" if status > 128 else ""
+        ended_by = signal.Signals(status - 128).name if status > 128 else ""
     except ValueError:
         ended_by = ""
-    return f"{name} exited with {status}{ended_by}."
+    if not ended_by:
+        return phrase("{name} exited with {status}.", name=name, status=status)
+    return phrase("{name} exited with {status} ({signal}).", name=name, status=status, signal=ended_by)
 
 
-def without_steps(*, began: bool, is_over: bool) -> str:
+def without_steps(*, began: bool, is_over: bool) -> Phrase:
     """Why there are no steps. `began`: a rank was seen; none is before its first step."""
     if began and is_over:
-        return "it ended before its first steps were written down"
-    return "no optimizer step was seen" + ("" if is_over else " yet")
+        return phrase("it ended before its first steps were written down")
+    return phrase("no optimizer step was seen") if is_over else phrase("no optimizer step was seen yet")
 
 
 def status_of(run: RunDir) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rankdeck.base import files
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.cures import STRATEGY
@@ -69,8 +70,10 @@ class WayOut:
         """'12.1 GiB to spare', 'lacks 1.0 GiB', '3.0 GiB less than now'."""
         room = self.room_bytes
         if room is None:
-            return f"{format_bytes(self.saves_bytes)} less than now"
-        return f"{format_bytes(room)} to spare" if room >= 0 else f"lacks {format_bytes(-room)}"
+            return phrase("{size} less than now", size=format_bytes(self.saves_bytes))
+        if room >= 0:
+            return phrase("{size} to spare", size=format_bytes(room))
+        return phrase("lacks {size}", size=format_bytes(-room))
 
     @property
     def verdict(self) -> str:

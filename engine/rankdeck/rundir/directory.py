@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end
 from rankdeck.rundir.writing import EventWriter
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
     from rankdeck.config import RunConfig
     from rankdeck.config.script import ScriptConfig
 
-OUTCOMES = ("running", "completed", "failed", "stopped", "lost")
+OUTCOMES = (
+    marked("running"),
+    marked("completed"),
+    marked("failed"),
+    marked("stopped"),
+    marked("lost"),
+)
 HIDDEN = ".new-"
 
 
@@ -145,16 +152,21 @@ class RunDir:
 
         if not files.is_regular(self.config_file):
             raise ConfigError(
-                f"{self.config_file} is no regular file.", code="unreadable", path=str(self.config_file)
+                phrase("{path} is no regular file.", path=self.config_file),
+                code="unreadable",
+                path=str(self.config_file),
             )
         script = self.script()
         if script is not None:
             raise ConfigError(
-                f"{self.name} is a run of a person's own script, {script.script.run}: "
-                "it has no configuration.",
+                phrase(
+                    "{run} is a run of a person's own script, {script}: it has no configuration.",
+                    run=self.name,
+                    script=script.script.run,
+                ),
                 code="script",
                 path=str(self.config_file),
-                advice=f"What was seen of it: rankdeck show {self.name}",
+                advice=phrase("What was seen of it: rankdeck show {run}", run=self.name),
             )
         return load(self.config_file)
 
@@ -239,15 +251,17 @@ def add_attempt(
                 file.write(text)
     except FileExistsError:
         raise ConfigError(
-            f"{run.name} is being resumed by another command.", code="running", advice="Wait for that one."
+            phrase("{run} is being resumed by another command.", run=run.name),
+            code="running",
+            advice=phrase("Wait for that one."),
         ) from None
     except OSError as error:
         for path in contents:
             path.unlink(missing_ok=True)
         raise ConfigError(
-            f"{run.path} cannot be written: {error.strerror}.",
+            phrase("{path} cannot be written: {why}.", path=run.path, why=error.strerror),
             code="run-folder",
-            advice="Free space on the disk, or mend the folder's permissions.",
+            advice=phrase("Free space on the disk, or mend the folder's permissions."),
         ) from None
     return attempt, list(contents)
 
@@ -273,9 +287,9 @@ def create(
         (hidden / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{runs} cannot hold runs: {error.strerror}.",
+            phrase("{folder} cannot hold runs: {why}.", folder=runs, why=error.strerror),
             code="runs-folder",
-            advice="Name another folder with --runs.",
+            advice=phrase("Name another folder with --runs."),
         ) from None
     return RunDir(hidden)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +20,9 @@ LONGEST_NAME = 120
 LONGEST_TAG = 40
 MOST_TAGS = 50
 LONGEST_NOTE = 20_000
+_LONG_NAME = marked("This name has {count} characters; at most {most} are kept.")
+_LONG_TAG = marked("This tag has {count} characters; at most {most} are kept.")
+_LONG_NOTE = marked("This note has {count} characters; at most {most} are kept.")
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,20 @@ class Labels:
         name = " ".join(labels.name.split())
         tags = tuple(dict.fromkeys(tag for tag in (" ".join(tag.split()) for tag in labels.tags) if tag))
         if name.lower() == "last":
-            raise ConfigError('"last" names the newest run, whichever it is.', advice="Choose another name.")
-        for what, text, longest in (
-            ("name", name, LONGEST_NAME),
-            *(("tag", tag, LONGEST_TAG) for tag in tags),
-            ("note", labels.note, LONGEST_NOTE),
+            raise ConfigError(
+                phrase('"last" names the newest run, whichever it is.'),
+                advice=phrase("Choose another name."),
+            )
+        for too_long, text, longest in (
+            (_LONG_NAME, name, LONGEST_NAME),
+            *((_LONG_TAG, tag, LONGEST_TAG) for tag in tags),
+            (_LONG_NOTE, labels.note, LONGEST_NOTE),
         ):
             if len(text) > longest:
-                raise ConfigError(f"This {what} has {len(text)} characters; at most {longest} are kept.")
+                raise ConfigError(phrase(too_long, count=len(text), most=longest))
         if len(tags) > MOST_TAGS:
-            raise ConfigError(f"These are {len(tags)} tags; at most {MOST_TAGS} are kept.")
+            many = phrase("These are {count} tags; at most {most} are kept.", count=len(tags), most=MOST_TAGS)
+            raise ConfigError(many)
         return replace(labels, name=name, tags=tags, note=labels.note.strip())
 
 
@@ -87,10 +95,10 @@ def write_labels(run: Path, labels: Labels) -> None:
             files.write_whole(file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be written: {error.strerror}.",
+            phrase("{path} cannot be written: {why}.", path=file, why=error.strerror),
             code="labels",
             path=str(file),
-            advice="Mend the folder's permissions.",
+            advice=phrase("Mend the folder's permissions."),
         ) from None
 
 

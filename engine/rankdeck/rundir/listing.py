@@ -8,6 +8,7 @@ from pathlib import Path
 from rankdeck.base import files
 from rankdeck.base.errors import RunNotFoundError, one_of
 from rankdeck.base.home import state_dir
+from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import HIDDEN, RunDir, slug
 
 
@@ -77,7 +78,9 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     if text == "last":
         if runs:
             return runs[0]
-        raise RunNotFoundError("There is no run yet.", advice="Start one with: rankdeck train digits-mlp")
+        raise RunNotFoundError(
+            phrase("There is no run yet."), advice=phrase("Start one with: rankdeck train digits-mlp")
+        )
     matching = (
         [run for run in runs if run.name == text]
         or [run for run in runs if _is_named(run, text)]
@@ -86,16 +89,16 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise RunNotFoundError(
-            f'"{text}" names {len(matching)} runs.',
-            code="ambiguous-run",
-            advice=f"Use {one_of(run.name for run in matching[:10])}."
-            + (" All of them: rankdeck runs." if len(matching) > 10 else ""),
-        )
+        names = one_of(run.name for run in matching[:10])
+        advice = phrase("Use {runs}.", runs=names)
+        if len(matching) > 10:
+            advice = phrase("Use {runs}. All of them: rankdeck runs.", runs=names)
+        message = phrase('"{name}" names {count} runs.', name=text, count=len(matching))
+        raise RunNotFoundError(message, code="ambiguous-run", advice=advice)
     known = ", ".join(run.name for run in runs[:5])
     raise RunNotFoundError(
-        f'There is no run called "{text if len(text) < 200 else text[:200] + "..."}".',
-        advice=f"The latest: {known}." if known else "There is no run yet.",
+        phrase('There is no run called "{name}".', name=text if len(text) < 200 else text[:200] + "..."),
+        advice=phrase("The latest: {runs}.", runs=known) if known else phrase("There is no run yet."),
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import slug
 from rankdeck.rundir.listing import indexed_paths
 
@@ -76,9 +77,9 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
         race.asked.write_text(asked_toml, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{runs} cannot hold a race: {error.strerror}.",
+            phrase("{folder} cannot hold a race: {why}.", folder=runs, why=error.strerror),
             code="runs-folder",
-            advice="Name another folder with --runs.",
+            advice=phrase("Name another folder with --runs."),
         ) from None
     return race
 

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
 from rankdeck.base.errors import ConfigError, ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
@@ -247,9 +248,12 @@ class _Stages(PipelineParallel):
         """Shards gather together, and each has batches of its own."""
         if "shard" in self._axes:
             raise ModelError(
-                "Samples differ in their sizes, which stages whose weights are cut over shard cannot follow.",
+                phrase(
+                    "Samples differ in their sizes, which stages whose weights are cut over shard cannot "
+                    "follow."
+                ),
                 path="strategy.shard",
-                advice="Pad all samples to one length, or set strategy.shard = 1.",
+                advice=phrase("Pad all samples to one length, or set strategy.shard = 1."),
             )
 
     def _move_part(self, part: nn.Module) -> None:
@@ -270,7 +274,7 @@ def _require_untied(runners: Sequence[nn.Module]) -> None:
     weights = [weight for runner in runners for weight in runner.parameters()]
     if len(set(weights)) < len(weights):
         raise ModelError(
-            "A tied weight lies in two stages of one rank, which shard cannot cut twice.",
+            phrase("A tied weight lies in two stages of one rank, which shard cannot cut twice."),
             path="strategy.schedule",
-            advice="Use schedule = 1f1b or gpipe, shard = 1, or a model whose weights are not tied.",
+            advice=phrase("Use schedule = 1f1b or gpipe, shard = 1, or a model whose weights are not tied."),
         )

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ConfigError, ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.config import microbatches as rules
 from rankdeck.config.capabilities import SPLIT_BACKWARD
 from rankdeck.config.catalog import PipelineOptions
@@ -110,10 +111,15 @@ class PipelineParallel(Strategy):
         several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
         if several is not None and self.options.schedule in SPLIT_BACKWARD:
             raise ModelError(
-                f"strategy.schedule = {self.options.schedule} splits backward in two, and "
-                f"{len(self.cut.boundaries[several])} tensors enter stage {several}.",
+                phrase(
+                    "strategy.schedule = {schedule} splits backward in two, and "
+                    "{num_tensors} tensors enter stage {stage}.",
+                    schedule=self.options.schedule,
+                    num_tensors=len(self.cut.boundaries[several]),
+                    stage=several,
+                ),
                 path="strategy.schedule",
-                advice='Set strategy.schedule = "1f1b" or "interleaved-1f1b".',
+                advice=phrase('Set strategy.schedule = "1f1b" or "interleaved-1f1b".'),
                 cure={"strategy.schedule": "1f1b"},
             )
 

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.costs import like
@@ -90,10 +91,14 @@ class AsyncPipeline(PipelineParallel):
         self._place_stages()
         if self.cut.shared_parameters():
             raise ModelError(
-                "A weight is shared by stages that update it at different times: its copies would drift.",
+                phrase(
+                    "A weight is shared by stages that update it at different times: its copies would drift."
+                ),
                 path="strategy.use",
-                advice="Untie the weights, cut so that one stage holds both ends, or use strategy.use = "
-                '"pipeline".',
+                advice=phrase(
+                    "Untie the weights, cut so that one stage holds both ends, or use strategy.use = "
+                    '"pipeline".'
+                ),
             )
         self._versions = WeightVersions(self.cut.stages[self._stage])
         self._traffic = Traffic(self.spans)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.phrases import phrase
 from rankdeck.telemetry.availability import Availability
 from rankdeck.telemetry.readings import METRICS, Device, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
@@ -144,9 +145,12 @@ def _no_answer(notices: list[NoticeLine], patience_s: float) -> MachineError:
     for notice in notices:
         if notice.code in ("no-driver", "driver", "restarted"):
             code = "driver" if notice.code == "restarted" else notice.code
-            return MachineError(notice.message, code=code, advice=notice.advice)
+            advice = None if notice.advice is None else notice.phrase_of(notice.advice)
+            return MachineError(notice.phrase_of(notice.message), code=code, advice=advice)
     return MachineError(
-        f"NVIDIA's driver has not answered for {patience_s:.0f} s.", code="driver", advice="Try nvidia-smi."
+        phrase("NVIDIA's driver has not answered for {seconds:.0f} s.", seconds=patience_s),
+        code="driver",
+        advice=phrase("Try nvidia-smi."),
     )
 
 

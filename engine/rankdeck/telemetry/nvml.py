@@ -17,6 +17,7 @@ from typing import Any
 import pynvml
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.phrases import phrase
 from rankdeck.telemetry import xid
 from rankdeck.telemetry.attribution import ProcessNames
 from rankdeck.telemetry.nvml_calls import (
@@ -84,7 +85,9 @@ class NvmlProvider(Provider):
                 self._add(index)
             driver = text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
-            raise MachineError(f"NVIDIA's driver failed: {error}.", code="driver", advice=RESTART) from None
+            raise MachineError(
+                phrase("NVIDIA's driver failed: {error}.", error=error), code="driver", advice=phrase(RESTART)
+            ) from None
         devices = [gpu.device for gpu in self._gpus.values()]
         return DevicesLine(devices=devices, driver=driver, simulated=self._simulated)
 
@@ -216,8 +219,14 @@ class NvmlProvider(Provider):
             NoticeLine(
                 code="slow",
                 uuid=gpu.device.uuid,
-                message=f"GPU {gpu.device.index}: the driver took {took_s:.1f} s to tell {names}, which is "
-                f"read only every {RESTS_FOR * took_s:.0f} s now.",
+                message=phrase(
+                    "GPU {index}: the driver took {took:.1f} s to tell {names}, which is read only every "
+                    "{rest:.0f} s now.",
+                    index=gpu.device.index,
+                    took=took_s,
+                    names=names,
+                    rest=RESTS_FOR * took_s,
+                ),
             )
         )
 
@@ -283,13 +292,13 @@ class NvmlProvider(Provider):
             None,
         )
         number = int(event.eventData)
-        what, advice = xid.describe(number)
-        name = "A GPU" if gpu is None else f"GPU {gpu.device.index} ({gpu.device.name})"
+        name = phrase("A GPU") if gpu is None else f"GPU {gpu.device.index} ({gpu.device.name})"
+        message, advice = xid.describe(number, name)
         return NoticeLine(
             code="xid",
             uuid=None if gpu is None else gpu.device.uuid,
             xid=number,
-            message=f"{name}: XID {number}, {what}.",
+            message=message,
             advice=advice,
             severity="warning" if number in xid.BY_PROGRAMS else "error",
         )

@@ -14,11 +14,11 @@ from typing import Any
 import pynvml
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.telemetry.readings import Device, Reading
 
 SONAME = "libnvidia-ml.so.1"
-_REHEARSE = "GPUs need NVIDIA's driver. Without one, rehearse on virtual devices: --devices cpu:2."
-RESTART = "Try nvidia-smi; after an update of the driver the machine needs a restart."
+RESTART = marked("Try nvidia-smi; after an update of the driver the machine needs a restart.")
 REFUSED = (
     pynvml.NVMLError_NotSupported,
     pynvml.NVMLError_FunctionNotFound,
@@ -132,10 +132,18 @@ def open_nvml(library: Path | None) -> None:
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        raise MachineError("No NVIDIA driver found.", code="no-driver", advice=_REHEARSE) from None
+        raise MachineError(
+            phrase("No NVIDIA driver found."),
+            code="no-driver",
+            advice=phrase(
+                "GPUs need NVIDIA's driver. Without one, rehearse on virtual devices: --devices cpu:2."
+            ),
+        ) from None
     except pynvml.NVMLError as error:
         raise MachineError(
-            f"NVIDIA's driver does not answer: {error}.", code="driver", advice=RESTART
+            phrase("NVIDIA's driver does not answer: {error}.", error=error),
+            code="driver",
+            advice=phrase(RESTART),
         ) from None
 
 
@@ -144,14 +152,22 @@ def _load(library: Path) -> None:
 
     Raises: MachineError.
     """
-    advice = "RANKDECK_NVML names a simulated NVML; unset it to see the machine's own GPUs."
+    advice = phrase("RANKDECK_NVML names a simulated NVML; unset it to see the machine's own GPUs.")
     try:
         loaded = ctypes.CDLL(str(library))
         if ctypes.CDLL(SONAME)._handle == loaded._handle:
             return
     except OSError as error:
-        raise MachineError(f"{library} cannot be loaded: {error}.", code="no-driver", advice=advice) from None
-    raise MachineError(f"{library} is not called {SONAME} inside (soname).", code="no-driver", advice=advice)
+        raise MachineError(
+            phrase("{library} cannot be loaded: {error}.", library=library, error=error),
+            code="no-driver",
+            advice=advice,
+        ) from None
+    raise MachineError(
+        phrase("{library} is not called {name} inside (soname).", library=library, name=SONAME),
+        code="no-driver",
+        advice=advice,
+    )
 
 
 def known(ask: Callable[..., Any], *arguments: Any) -> Any:

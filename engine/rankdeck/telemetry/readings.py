@@ -27,6 +27,7 @@ from typing import Literal
 
 import msgspec
 
+from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.events import ProcessUse as ProcessUse
 
 State = Literal["value", "unsupported", "error", "stale"]
@@ -34,7 +35,9 @@ State = Literal["value", "unsupported", "error", "stale"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is read: its unit, how often, and what the number means. `hz` is the rate of the sampler."""
+    """What is read: its unit, how often, and what the number means, as a marked text. `hz` is the rate of the
+    sampler.
+    """
 
     name: str
     unit: str
@@ -50,25 +53,43 @@ class Metric:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("used_bytes", "B", 10, "memory in use, without the driver's own reserve where it tells that"),
-        Metric("utilisation", "ratio", 5, "share of the last 1/6 to 1 s with a kernel running (0..1)"),
-        Metric("memory_utilisation", "ratio", 5, "share of that time in which memory was read or written"),
-        Metric("power_w", "W", 2, "drawn power, on most cards the mean of the last second"),
-        Metric("energy_j", "J", 2, "energy since the driver was loaded"),
-        Metric("temperature_c", "C", 1, "the GPU's core"),
-        Metric("sm_clock_mhz", "MHz", 1, "clock of the multiprocessors"),
-        Metric("memory_clock_mhz", "MHz", 1, "clock of the memory"),
+        Metric(
+            "used_bytes",
+            "B",
+            10,
+            marked("memory in use, without the driver's own reserve where it tells that"),
+        ),
+        Metric(
+            "utilisation", "ratio", 5, marked("share of the last 1/6 to 1 s with a kernel running (0..1)")
+        ),
+        Metric(
+            "memory_utilisation",
+            "ratio",
+            5,
+            marked("share of that time in which memory was read or written"),
+        ),
+        Metric("power_w", "W", 2, marked("drawn power, on most cards the mean of the last second")),
+        Metric("energy_j", "J", 2, marked("energy since the driver was loaded")),
+        Metric("temperature_c", "C", 1, marked("the GPU's core")),
+        Metric("sm_clock_mhz", "MHz", 1, marked("clock of the multiprocessors")),
+        Metric("memory_clock_mhz", "MHz", 1, marked("clock of the memory")),
         Metric("throttle", "bits", 1, "why clocks are lowered, as NVML's bits; throttle_words() names them"),
-        Metric("fan", "ratio", 1, "intended speed of the fan (0..1)"),
-        Metric("ecc_errors", "count", 1, "uncorrected memory errors since the driver was loaded"),
+        Metric("fan", "ratio", 1, marked("intended speed of the fan (0..1)")),
+        Metric("ecc_errors", "count", 1, marked("uncorrected memory errors since the driver was loaded")),
     )
+}
+STATE_WORDS = {
+    "value": marked("value"),
+    "unsupported": marked("unsupported"),
+    "error": marked("error"),
+    "stale": marked("stale"),
 }
 PROCESSES_HZ = 1.0
 COVERED_HZ = 1.0
 """The rate of everything on devices that a run's own sampler reads."""
 
 
-class SamplerLine(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
+class SamplerLine(Telling, tag_field="kind", omit_defaults=True, kw_only=True):
     """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
 
     t: float = msgspec.field(default_factory=time.time)
@@ -175,6 +196,11 @@ class NoticeLine(SamplerLine, tag="notice"):
     xid: int | None = None
     severity: str = "warning"
 
+    def phrase_of(self, text: str) -> str:
+        """The message or the advice as the phrase that it was, where it was one."""
+        made = self.phrases.get(text)
+        return text if made is None else phrase(made.template, **made.arguments)
+
 
 AnyLine = DevicesLine | SampleLine | ProcessesLine | NoticeLine
 
@@ -196,14 +222,14 @@ def decode(line: bytes) -> AnyLine | None:
 
 
 _THROTTLE = {
-    0x4: "power limit",
-    0x8: "hardware slowdown",
-    0x20: "thermal limit",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
+    0x4: marked("power limit"),
+    0x8: marked("hardware slowdown"),
+    0x20: marked("thermal limit"),
+    0x40: marked("hardware thermal slowdown"),
+    0x80: marked("power brake"),
 }
 
 
 def throttle_words(bits: int) -> list[str]:
-    """What lowers the clocks, of what is worth telling; empty for an idle or a free GPU."""
+    """What lowers the clocks, of what is worth telling, in marked texts; empty for an idle or a free GPU."""
     return [words for bit, words in _THROTTLE.items() if bits & bit]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rankdeck.base.phrases import marked
 from rankdeck.telemetry.readings import (
     METRICS,
     AnyLine,
@@ -22,7 +23,8 @@ from rankdeck.telemetry.readings import (
     SampleLine,
 )
 
-_NEVER = Reading(state="error", detail="not read yet")
+NOT_READ = marked("not read yet")
+_NEVER = Reading(state="error", detail=NOT_READ)
 _MAX_NOTICES = 100
 LOST = "the GPU is lost"
 

@@ -15,6 +15,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.rundir import RunDir
 from rankdeck.telemetry.host import virtual_uuid
 from rankdeck.telemetry.readings import (
@@ -65,7 +66,8 @@ class RunSink:
         """A device of the run that is not there, or is left out, is lost."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in (uuid for uuid in self.uuids if uuid not in there):
-            words = f"{self._names[self._index[uuid]]} ({uuid}) cannot be read any more."
+            name = self._names[self._index[uuid]]
+            words = phrase("{device} ({uuid}) cannot be read any more.", device=name, uuid=uuid)
             self._notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=words))
 
     def _sample(self, line: SampleLine) -> None:
@@ -136,5 +138,7 @@ class RunSink:
         if notice.code in ("lost", "xid", "no-driver", "driver"):
             code = {"lost": "gpu-lost", "xid": "gpu-error"}.get(notice.code, notice.code)
             # A warning: whether the run fails of it is for the ranks to say.
-            problem = Problem(code, notice.message, advice=notice.advice, severity="warning")
+            advice = None if notice.advice is None else notice.phrase_of(notice.advice)
+            message = notice.phrase_of(notice.message)
+            problem = Problem(code, message, advice=advice, severity="warning")
             self._writer.write(events.ProblemRaised(problem=problem), sync=True)

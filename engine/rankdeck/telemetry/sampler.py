@@ -26,6 +26,7 @@ from typing import NoReturn
 from rankdeck.base.errors import MachineError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.leases import lease_holder
+from rankdeck.base.phrases import phrase
 from rankdeck.observer import title
 from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.provider import DeviceLostError, Provider
@@ -113,7 +114,7 @@ class Sampler:
         while not is_over:
             self.tick(tick)
             if tick % LOOK_TICKS == 0 and self._has_changed():
-                words = "There are other devices than before."
+                words = phrase("There are other devices than before.")
                 self._write(NoticeLine(code="changed", message=words, severity="info"))
                 return False
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
@@ -205,16 +206,17 @@ class Sampler:
 
     def _lose(self, device: Device, why: str) -> None:
         self._lost.add(device.uuid)
+        gpu = f"GPU {device.index} ({device.name})"
         # Most often the driver says no more than that.
-        more = "" if "is lost" in why.lower() else f": {why.rstrip('.')}"
+        if "is lost" in why.lower():
+            message = phrase("{gpu} is lost.", gpu=gpu)
+        else:
+            message = phrase("{gpu} is lost: {why}.", gpu=gpu, why=why.rstrip("."))
+        advice = phrase(
+            "What runs on it fails. See the kernel's log (dmesg); the machine may need a restart."
+        )
         self._write(
-            NoticeLine(
-                code="lost",
-                uuid=device.uuid,
-                message=f"GPU {device.index} ({device.name}) is lost{more}.",
-                advice="What runs on it fails. See the kernel's log (dmesg); the machine may need a restart.",
-                severity="error",
-            )
+            NoticeLine(code="lost", uuid=device.uuid, message=message, advice=advice, severity="error")
         )
 
     def _is_back(self, device: Device, tick: int) -> bool:
@@ -229,7 +231,7 @@ class Sampler:
         if all(reading.state == "error" for reading in values.values()):
             return False
         self._lost.discard(device.uuid)
-        words = f"GPU {device.index} ({device.name}) answers again."
+        words = phrase("{gpu} answers again.", gpu=f"GPU {device.index} ({device.name})")
         self._write(NoticeLine(code="back", uuid=device.uuid, message=words, severity="info"))
         return True
 

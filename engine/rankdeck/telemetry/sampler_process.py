@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.readings import AnyLine, NoticeLine, decode
 from rankdeck.telemetry.sampler import EXIT_CHANGED
@@ -27,6 +28,24 @@ _NO_DRIVER = 3
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """What a library does to its process; any other signal came from outside and tells nothing of a device."""
 _CHUNK_BYTES = 1 << 16
+_HUNG = (
+    marked("NVIDIA's driver has not answered for {silence:.0f} s. Readings begin again in {pause:.0f} s."),
+    marked(
+        "NVIDIA's driver has not answered for {silence:.0f} s while it asked {device}. Readings begin again "
+        "in {pause:.0f} s."
+    ),
+)
+"""How a sampler ended: without and with what it asked then."""
+_CRASHED = (
+    marked("NVIDIA's library crashed ({signal}). Readings begin again in {pause:.0f} s."),
+    marked(
+        "NVIDIA's library crashed ({signal}) while it asked {device}. Readings begin again in {pause:.0f} s."
+    ),
+)
+_ENDED = (
+    marked("The sampler ended with {code}. Readings begin again in {pause:.0f} s."),
+    marked("The sampler ended with {code} while it asked {device}. Readings begin again in {pause:.0f} s."),
+)
 
 
 class SamplerProcess:
@@ -113,12 +132,11 @@ class SamplerProcess:
             self._skip.append(device)
         self._pause_s = FIRST_PAUSE_S if lived_s > WELL_AFTER_S else self._pause_s
         self._begins_s = time.monotonic() + self._pause_s
-        words = _how(code, device, hangs=hangs)
-        message = f"{words} Readings begin again in {self._pause_s:.0f} s."
+        message = _how(code, device, self._pause_s, hangs=hangs)
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-        advice = "If it comes again, see whether nvidia-smi answers."
+        advice = phrase("If it comes again, see whether nvidia-smi answers.")
         if device:
-            advice = "That GPU is left out from now on; the machine may need a restart."
+            advice = phrase("That GPU is left out from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]
 
     def wait_for_lines(self, timeout_s: float) -> list[AnyLine]:
@@ -168,13 +186,18 @@ class SamplerProcess:
         self._last_call.close()
 
 
-def _how(code: int, device: str, *, hangs: bool) -> str:
-    """How a sampler ended, as a sentence."""
-    where = f" while it asked {device.replace('#', 'GPU ')}" if device else ""
+def _how(code: int, device: str, pause_s: float, *, hangs: bool) -> str:
+    """How a sampler ended and when the next one begins, in sentences."""
+    name = device.replace("#", "GPU ")
     if hangs:
-        return f"NVIDIA's driver has not answered for {HANGS_AFTER_S:.0f} s{where}."
+        return phrase(_HUNG[bool(device)], silence=HANGS_AFTER_S, device=name, pause=pause_s)
+    how = signal.Signals(-code).name if code < 0 else ""
     if code < 0 and -code not in _CRASHES:
-        return f"The sampler was ended by {signal.Signals(-code).name}."
+        return phrase(
+            "The sampler was ended by {signal}. Readings begin again in {pause:.0f} s.",
+            signal=how,
+            pause=pause_s,
+        )
     if code < 0:
-        return f"NVIDIA's library crashed ({signal.Signals(-code).name}){where}."
-    return f"The sampler ended with {code}{where}."
+        return phrase(_CRASHED[bool(device)], signal=how, device=name, pause=pause_s)
+    return phrase(_ENDED[bool(device)], code=code, device=name, pause=pause_s)

@@ -10,6 +10,7 @@ import importlib
 from importlib import metadata
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.torch_compat.places import CHECKED, Private
 
 SUBJECTS = (
@@ -44,6 +45,16 @@ def _minor(version: str) -> tuple[str, ...]:
     return tuple(version.partition("+")[0].split(".")[:2])
 
 
+_HAS_CHANGED = marked(
+    "torch {installed} is not one of the versions that this engine was checked with ({checked}). What has "
+    "changed in it: {doubts}."
+)
+_SEEMS_THE_SAME = marked(
+    "torch {installed} is not one of the versions that this engine was checked with ({checked}). Nothing "
+    "that it relies on seems to have moved."
+)
+
+
 @functools.cache
 def version_problem(version: str | None = None) -> Problem | None:
     """A warning about the installed torch, or about `version` in its place; None where it is known."""
@@ -55,14 +66,10 @@ def version_problem(version: str | None = None) -> Problem | None:
         return None
     moved = [place for place in places() if place.moved() is not None]
     doubts = "; ".join(dict.fromkeys(place.without for place in moved))
-    message = f"torch {installed} is not one of the versions that this engine was checked with "
-    message += f"({', '.join(CHECKED)}). "
-    message += (
-        f"What has changed in it: {doubts}." if moved else "Nothing that it relies on seems to have moved."
-    )
+    template = _HAS_CHANGED if moved else _SEEMS_THE_SAME
     return Problem(
         "torch-unknown",
-        message,
-        advice="If something fails or looks wrong, install one of those versions.",
+        phrase(template, installed=installed, checked=", ".join(CHECKED), doubts=doubts),
+        advice=phrase("If something fails or looks wrong, install one of those versions."),
         severity="warning",
     )

@@ -9,9 +9,30 @@ data/sampling.py before.
 from __future__ import annotations
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.data.sampling import own_share
 from rankdeck.strategies.base import Strategy
 from rankdeck.training.workload import Workload
+
+_LOSS_SEES_PADDING = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} fills them up to whole microbatches: loss.use = {loss}, which the model "
+    "computes inside, would count the padding."
+)
+_NORMS_SEE_FILLING = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} fills them up to whole microbatches: the model's batch norms would see "
+    "padding."
+)
+_NORMS_SEE_EMPTY_SLICES = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} has fewer samples than slices there: the model's batch norms would see "
+    "padding."
+)
+_NORMS_SEE_ONE = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} gives a device a single one of them: a batch norm needs two to normalise."
+)
 
 
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
@@ -22,32 +43,26 @@ def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: 
     _, num_shards = strategy.data_shard()
     most = len(own_share(epochs.tail, 0, num_parts, 0, num_shards))
     fewest = len(own_share(epochs.tail, num_parts - 1, num_parts, num_shards - 1, num_shards))
-    steps = (
-        f'data.last = "keep" leaves {epochs.tail} of {epochs.num_samples} samples for the last step of an '
-        f"epoch, and strategy.use = {strategy.name} "
-    )
     if strategy.pads and workload.loss.inside:
-        raise _refusal(
-            f"{steps}fills them up to whole microbatches: loss.use = {workload.loss.name}, which the model "
-            "computes inside, would count the padding.",
-            workload,
-        )
+        raise _refusal(_LOSS_SEES_PADDING, workload, strategy)
     if with_batch_norm and (strategy.pads or not fewest):
-        what = (
-            "fills them up to whole microbatches" if strategy.pads else "has fewer samples than slices there"
-        )
-        raise _refusal(f"{steps}{what}: the model's batch norms would see padding.", workload)
+        why = _NORMS_SEE_FILLING if strategy.pads else _NORMS_SEE_EMPTY_SLICES
+        raise _refusal(why, workload, strategy)
     is_joint = getattr(strategy.options, "sync_batchnorm", False)
     if with_batch_norm and not is_joint and 1 in map(strategy.fewest_together, (fewest, most)):
-        raise _refusal(
-            f"{steps}gives a device a single one of them: a batch norm needs two to normalise.", workload
-        )
+        raise _refusal(_NORMS_SEE_ONE, workload, strategy)
 
 
-def _refusal(message: str, workload: Workload) -> ConfigError:
-    num = workload.epochs.num_samples
+def _refusal(template: str, workload: Workload, strategy: Strategy) -> ConfigError:
+    epochs, num = workload.epochs, workload.epochs.num_samples
     return ConfigError(
-        message,
+        phrase(
+            template,
+            tail=epochs.tail,
+            num_samples=num,
+            strategy=strategy.name,
+            loss=workload.loss.name,
+        ),
         path="data.last",
-        advice=f'Set data.last = "drop", or a train.global_batch that divides {num}.',
+        advice=phrase('Set data.last = "drop", or a train.global_batch that divides {num}.', num=num),
     )

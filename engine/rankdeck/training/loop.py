@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.cures import with_cure
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import StepBatches
@@ -150,10 +151,13 @@ class Trainer:
         restored = saver.restore(saver.start)
         if restored.step > self._workload.steps:
             raise ConfigError(
-                f"The checkpoint is of step {restored.step}, but the run has {self._workload.steps} steps "
-                "only.",
+                phrase(
+                    "The checkpoint is of step {step}, but the run has {steps} steps only.",
+                    step=restored.step,
+                    steps=self._workload.steps,
+                ),
                 path="train.steps",
-                advice=f"Resume with --set train.steps={2 * restored.step}",
+                advice=phrase("Resume with --set train.steps={steps}", steps=2 * restored.step),
             )
         if not restored.same_layout:
             # Streams of another layout cannot be taken over: new ones, which do not repeat those from step 1.
@@ -255,11 +259,12 @@ class Trainer:
         place = first_non_finite(
             self.strategy.module, self._optimizer_step.last_inputs, alone=self.strategy.forwards_alone
         )
-        word = "NaN" if math.isnan(total) else "infinite"
         raise TrainingError(
-            f"The loss became {word} in step {step} on rank {self._rank}, first seen in {place}.",
+            place.told(total, step, self._rank),
             code="loss-not-finite",
-            advice="Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule.",
+            advice=phrase(
+                "Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule."
+            ),
             rank=self._rank,
         )
 

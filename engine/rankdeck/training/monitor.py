@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.cures import with_cure
@@ -207,9 +208,16 @@ class StepMonitor:
         place = self._places[readings.index(fullest)]
         problem = Problem(
             "over-capacity",
-            f"Virtual device {place} held {format_bytes(fullest.peak_bytes)} in step {step}, and "
-            f"rehearsal.capacity is {format_bytes(capacity_bytes)}.",
-            advice="A GPU of that size would have run out of memory. See what fits with: rankdeck plan",
+            phrase(
+                "Virtual device {place} held {peak} in step {step}, and rehearsal.capacity is {capacity}.",
+                place=place,
+                peak=format_bytes(fullest.peak_bytes),
+                step=step,
+                capacity=format_bytes(capacity_bytes),
+            ),
+            advice=phrase(
+                "A GPU of that size would have run out of memory. See what fits with: rankdeck plan"
+            ),
             severity="warning",
             path="rehearsal.capacity",
         )

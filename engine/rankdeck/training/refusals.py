@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.fake_tensors import active_mode
@@ -48,19 +49,28 @@ def refuse_sparse(model: nn.Module, strategy: Strategy, config: RunConfig) -> No
         return
     if config.train.clip_norm:
         raise ConfigError(
-            f"train.clip_norm needs the norm of all gradients, and those of {name!r} are sparse.",
+            phrase(
+                "train.clip_norm needs the norm of all gradients, and those of {name!r} are sparse.",
+                name=name,
+            ),
             path="train.clip_norm",
-            advice="Set train.clip_norm = 0, or build the embedding with sparse = False.",
+            advice=phrase("Set train.clip_norm = 0, or build the embedding with sparse = False."),
             cure={"train.clip_norm": 0.0},
         )
     if not strategy.takes_sparse_gradients:
         raise ModelError(
-            f"The embedding {name!r} gives sparse gradients (sparse=True), which strategy.use = "
-            f"{config.strategy.use} cannot add up or cut.",
+            phrase(
+                "The embedding {name!r} gives sparse gradients (sparse=True), which strategy.use = "
+                "{strategy} cannot add up or cut.",
+                name=name,
+                strategy=config.strategy.use,
+            ),
             code="sparse-gradients",
             path="strategy.use",
-            advice="Build the embedding with sparse = False, or use single, model, pipeline or ddp with "
-            'sync = "native".',
+            advice=phrase(
+                "Build the embedding with sparse = False, or use single, model, pipeline or ddp with "
+                'sync = "native".'
+            ),
             cure={"strategy.use": "ddp"} if config.strategy.use != "ddp" else {"strategy.sync": "native"},
         )
 
@@ -96,7 +106,7 @@ def refuse_optimizer(build: Build, optimizer: Optimizer, strategy: Strategy, con
             return
         expected = _stepped(build, [whole.parameter() for whole in wholes], wholes, use)
         if in_slices:
-            _compare(_stepped(build, held, wholes, use, "in slices"), expected, wholes, use)
+            _compare(_stepped(build, held, wholes, use, in_slices=True), expected, wholes, use)
         if strategy.mesh().size("stage") > 1 and len(wholes) > 1:
             some = wholes[:1]
             alone = _stepped(build, [whole.parameter() for whole in some], some, use)
@@ -111,7 +121,7 @@ def _try_slices_without_values(
     Raises: ConfigError where torch says that it cannot place what comes out.
     """
     try:
-        _stepped(build, held, wholes, use, "in slices")
+        _stepped(build, held, wholes, use, in_slices=True)
     except ConfigError as error:
         if any(word in str(error.__cause__) for word in _OF_PLACEMENTS):
             raise
@@ -164,7 +174,12 @@ class _Whole:
 
 
 def _stepped(
-    build: Build, weights: Sequence[nn.Parameter], wholes: Sequence[_Whole], use: str, how: str = ""
+    build: Build,
+    weights: Sequence[nn.Parameter],
+    wholes: Sequence[_Whole],
+    use: str,
+    *,
+    in_slices: bool = False,
 ) -> list[Tensor]:
     """The weights after some steps. Raises: ConfigError where the optimizer cannot take them."""
     try:
@@ -177,14 +192,22 @@ def _stepped(
                 weight.grad = whole.gradient(weight, step)
             optimizer.step()
     except Exception as error:  # whatever a person's optimizer raises
+        if in_slices:
+            raise ConfigError(
+                phrase(
+                    "train.optimizer {use} cannot step weights that lie in slices on several ranks.", use=use
+                ),
+                code="optimizer",
+                path="train.optimizer.use",
+                advice=phrase("Use sgd, adam or adamw, or ddp, which keeps weights whole."),
+                cure={"strategy.use": "ddp"},
+            ) from error
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        why = f"cannot step weights that lie {how} on several ranks" if how else f"cannot take a step: {said}"
         raise ConfigError(
-            f"train.optimizer {use} {why}.",
+            phrase("train.optimizer {use} cannot take a step: {said}.", use=use, said=said),
             code="optimizer",
             path="train.optimizer.use",
-            advice=f"Use sgd, adam or adamw{', or ddp, which keeps weights whole' if how else ''}.",
-            cure={"strategy.use": "ddp"} if how else None,
+            advice=phrase("Use sgd, adam or adamw."),
         ) from error
     return [weight.detach() for weight in weights]
 
@@ -196,11 +219,14 @@ def _compare(
     for ours, theirs, whole in zip(stepped, expected, wholes, strict=False):
         if whole.differs(ours, theirs):
             raise ConfigError(
-                f"train.optimizer {use} gives other weights where each rank holds a part of them: tried out, "
-                "its steps differ from those on the whole.",
+                phrase(
+                    "train.optimizer {use} gives other weights where each rank holds a part of them: tried "
+                    "out, its steps differ from those on the whole.",
+                    use=use,
+                ),
                 code="optimizer",
                 path="train.optimizer.use",
-                advice="Use ddp, where every rank holds all weights, or sgd, adam or adamw.",
+                advice=phrase("Use ddp, where every rank holds all weights, or sgd, adam or adamw."),
                 cure={"strategy.use": "ddp"},
             )
 

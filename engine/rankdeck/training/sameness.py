@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload
@@ -57,8 +58,13 @@ def differences(workload: Workload, strategy: Strategy, traits: Traits) -> list[
         found.append(
             Problem(
                 "dropout-differs",
-                "Dropout draws numbers of its own on each device: the run ends with other weights than one.",
-                advice="Training is as good. Set dropout to 0 to compare strategies number by number.",
+                phrase(
+                    "Dropout draws numbers of its own on each device: the run ends with other weights than "
+                    "one."
+                ),
+                advice=phrase(
+                    "Training is as good. Set dropout to 0 to compare strategies number by number."
+                ),
                 severity="info",
             )
         )
@@ -72,10 +78,11 @@ def difference_of_loss(workload: Workload, strategy: Strategy) -> Problem | None
         return None
     return Problem(
         "loss-differs",
-        f"The model's own loss {trouble}. Parts of a batch, each with its own, do not add up to the loss of "
-        "the whole: the run ends with other weights than one device that takes the batch at once.",
+        trouble,
         path="loss.use",
-        advice="Switch that part of the loss off, or give the output a `count`, to compare number by number.",
+        advice=phrase(
+            "Switch that part of the loss off, or give the output a `count`, to compare number by number."
+        ),
         severity="info",
     )
 
@@ -92,11 +99,15 @@ def _of_batch_norms(strategy: Strategy) -> Problem:
     num = strategy.fewest_together(part_batch // strategy.data_shard()[1])
     return Problem(
         "batch-norm-differs",
-        f"Batch norms normalise over {num} samples at a time, where one device takes {part_batch}: the run "
-        "ends with other weights than one device.",
+        phrase(
+            "Batch norms normalise over {num} samples at a time, where one device takes {part_batch}: the "
+            "run ends with other weights than one device.",
+            num=num,
+            part_batch=part_batch,
+        ),
         path="strategy.sync_batchnorm" if has_option else "strategy.use",
-        advice="Set strategy.sync_batchnorm = true."
+        advice=phrase("Set strategy.sync_batchnorm = true.")
         if has_option
-        else 'Use strategy.use = "ddp" or "fsdp" with sync_batchnorm = true, or "model".',
+        else phrase('Use strategy.use = "ddp" or "fsdp" with sync_batchnorm = true, or "model".'),
         severity="info",
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import try_weights_file
 from rankdeck.checkpoint_files import CANNOT_BE_SAVED, Checkpoint, CheckpointError
@@ -76,8 +77,11 @@ class Saver:
             missing = [*missing, "what compression of gradients has left out so far"]
         self._tell_lost(
             missing,
-            f"The checkpoint of step {restored.step} does not bring back {{}}: training goes on with first "
-            "values of it, and not as if it had never stopped.",
+            marked(
+                "The checkpoint of step {step} does not bring back {names}: training goes on with first "
+                "values of it, and not as if it had never stopped."
+            ),
+            restored.step,
         )
         return restored
 
@@ -96,16 +100,23 @@ class Saver:
             self._warn(error.problem)
             return
         self._tell_lost(
-            lost, "Checkpoints of this run do not hold {}: a resumed run begins with first values of it."
+            lost,
+            marked(
+                "Checkpoints of this run do not hold {names}: a resumed run begins with first values of it."
+            ),
+            step,
         )
 
     def _extra(self) -> dict[str, Tensor]:
         return self._trained.strategy.extra_state() | self._trained.scaling.state()
 
-    def _tell_lost(self, names: list[str], words: str) -> None:
+    def _tell_lost(self, names: list[str], template: str, step: int) -> None:
         if names:
-            advice = "Keep it in a buffer, in get_extra_state, or in the optimizer's state of each weight."
-            self._warn(Problem("not-restored", words.format(", ".join(names)), advice=advice))
+            advice = phrase(
+                "Keep it in a buffer, in get_extra_state, or in the optimizer's state of each weight."
+            )
+            told = phrase(template, names=", ".join(names), step=step)
+            self._warn(Problem("not-restored", told, advice=advice))
 
     def _warn(self, problem: Problem) -> None:
         if self.rank == 0:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.data.base import SampleSet
 from rankdeck.diagnose.exceptions import own_place
 
@@ -45,9 +46,11 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
     model = _call(target, args, folder, "model", ModelError)
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"model.use = {target!r} returned {_kind(model)}, not an nn.Module.",
+            phrase(
+                "model.use = {target!r} returned {kind}, not an nn.Module.", target=target, kind=_kind(model)
+            ),
             path="model.use",
-            advice="Let the factory return the model itself.",
+            advice=phrase("Let the factory return the model itself."),
         )
     return model
 
@@ -62,14 +65,18 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
         pair = (pair, None)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
-            f"data.use = {target!r} returned {_kind(pair)}, not a pair (train, heldout).",
+            phrase(
+                "data.use = {target!r} returned {kind}, not a pair (train, heldout).",
+                target=target,
+                kind=_kind(pair),
+            ),
             path="data.use",
-            advice="Return a data set, or two of them: (train, heldout).",
+            advice=phrase("Return a data set, or two of them: (train, heldout)."),
         )
     train, heldout = pair
-    _check_samples(train, f"data.use = {target!r}: train")
+    _check_samples(train, target, "train")
     if heldout is not None:
-        _check_samples(heldout, f"data.use = {target!r}: heldout")
+        _check_samples(heldout, target, "heldout")
     return train, heldout
 
 
@@ -85,9 +92,13 @@ def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]
     found = _find(target, folder, "train.optimizer", ConfigError)
     if not (inspect.isclass(found) and issubclass(found, Optimizer)):
         raise ConfigError(
-            f"train.optimizer.use = {target!r} is {_kind(found)}, not a subclass of torch.optim.Optimizer.",
+            phrase(
+                "train.optimizer.use = {target!r} is {kind}, not a subclass of torch.optim.Optimizer.",
+                target=target,
+                kind=_kind(found),
+            ),
             path="train.optimizer.use",
-            advice="Name the class itself, not an instance or a function.",
+            advice=phrase("Name the class itself, not an instance or a function."),
         )
     return found
 
@@ -98,7 +109,7 @@ def _call(target: str, args: Mapping[str, Any], folder: Path, section: str, erro
     try:
         return factory(**args)
     except (Exception, SystemExit) as error:
-        raise raised_by_user(error, f"{section}.use = {target!r} raised", error_class) from error
+        raise raised_by_user(error, f"{section}.use", target, error_class) from error
 
 
 def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> Callable[..., Any]:
@@ -107,9 +118,13 @@ def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> C
     place, _, name = target.rpartition(":")
     if not place or not name.isidentifier():
         raise error_class(
-            f"{key} = {target!r} is neither in the catalogue nor of the form module:name.",
+            phrase(
+                "{key} = {target!r} is neither in the catalogue nor of the form module:name.",
+                key=key,
+                target=target,
+            ),
             path=key,
-            advice='Write "package.module:name" or "path/to/file.py:name".',
+            advice=phrase('Write "package.module:name" or "path/to/file.py:name".'),
         )
     module = _import(place, target, folder, key, error_class)
     try:
@@ -118,9 +133,14 @@ def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> C
         raise _missing_name(module, place, name, key, error_class) from None
     if not callable(found):
         raise error_class(
-            f"{key} = {target!r} is {_kind(found)}, which cannot be called.",
+            phrase(
+                "{key} = {target!r} is {kind}, which cannot be called.",
+                key=key,
+                target=target,
+                kind=_kind(found),
+            ),
             path=key,
-            advice="Name a function or a class.",
+            advice=phrase("Name a function or a class."),
         )
     callable_found: Callable[..., Any] = found
     return callable_found
@@ -133,23 +153,31 @@ def _import(place: str, target: str, folder: Path, key: str, error_class: ErrorC
     except FileNotFoundError as error:
         file = folder / place
         if file.exists():
-            raise raised_by_user(error, f"{key} = {target!r}: the import raised", error_class) from error
+            raise raised_by_user(error, key, target, error_class, imported=True) from error
         raise error_class(
-            f"{key} = {target!r}: there is no file {file}.",
+            phrase("{key} = {target!r}: there is no file {file}.", key=key, target=target, file=file),
             path=key,
-            advice=_similar(place, folder) or "Give the path relative to the configuration's folder.",
+            advice=_similar(place, folder) or phrase("Give the path relative to the configuration's folder."),
         ) from None
     except ModuleNotFoundError as error:
         if error.name is None or not (place + ".").startswith(error.name + "."):
-            raise raised_by_user(error, f"{key} = {target!r}: the import raised", error_class) from error
+            raise raised_by_user(error, key, target, error_class, imported=True) from error
         raise error_class(
-            f"{key} = {target!r}: there is no module {error.name!r} in {folder}, nor an installed one.",
+            phrase(
+                "{key} = {target!r}: there is no module {module!r} in {folder}, nor an installed one.",
+                key=key,
+                target=target,
+                module=error.name,
+                folder=folder,
+            ),
             path=key,
             advice=_similar(place, folder)
-            or f'Write "path/to/file.py:{target.rpartition(":")[2]}", or install the package.',
+            or phrase(
+                'Write "path/to/file.py:{name}", or install the package.', name=target.rpartition(":")[2]
+            ),
         ) from None
     except (Exception, SystemExit) as error:
-        raise raised_by_user(error, f"{key} = {target!r}: the import raised", error_class) from error
+        raise raised_by_user(error, key, target, error_class, imported=True) from error
 
 
 def _import_file(place: str, folder: Path) -> ModuleType:
@@ -191,13 +219,18 @@ def _missing_name(
     module: ModuleType, place: str, name: str, key: str, error_class: ErrorClass
 ) -> RankdeckError:
     if place.partition(".")[0] in sys.stdlib_module_names:
-        advice = f'{place} is a module of Python itself. For a file of your own write "{place}.py:{name}".'
-    else:
-        public = [word for word in vars(module) if word[0] != "_"]
-        advice = (
-            did_you_mean(name, public) or f"It has {', '.join(sorted(public)[:12]) or 'no public names'}."
+        advice: str = phrase(
+            '{place} is a module of Python itself. For a file of your own write "{place}.py:{name}".',
+            place=place,
+            name=name,
         )
-    return error_class(f"{key}: {place} has no {name!r}.", path=key, advice=advice)
+    elif public := [word for word in vars(module) if word[0] != "_"]:
+        advice = did_you_mean(name, public) or phrase("It has {names}.", names=", ".join(sorted(public)[:12]))
+    else:
+        advice = phrase("It has no public names.")
+    return error_class(
+        phrase("{key}: {place} has no {name!r}.", key=key, place=place, name=name), path=key, advice=advice
+    )
 
 
 def _check_args(
@@ -213,15 +246,26 @@ def _check_args(
     except TypeError as error:
         unknown = [name for name in args if name not in signature.parameters]
         hint = did_you_mean(unknown[0], signature.parameters) if unknown else None
-        taken = ", ".join(str(parameter) for parameter in signature.parameters.values()) or "nothing"
+        taken = ", ".join(str(parameter) for parameter in signature.parameters.values())
+        takes = phrase("It takes {taken}.", taken=taken) if taken else phrase("It takes nothing.")
         raise error_class(
-            f"{section}.args do not fit {target!r}: {error}.",
+            phrase(
+                "{section}.args do not fit {target!r}: {error}.", section=section, target=target, error=error
+            ),
             path=f"{section}.args",
-            advice=" ".join(filter(None, [hint, f"It takes {taken}."])),
+            advice=phrase("{did_you_mean} {takes}", did_you_mean=hint, takes=takes) if hint else takes,
         ) from None
 
 
-def raised_by_user(error: BaseException, what: str, error_class: ErrorClass) -> RankdeckError:
+_RAISED = marked("{key} = {target!r} raised {error}")
+_RAISED_AT = marked("{key} = {target!r} raised {error} ({file}, line {line})")
+_IMPORT_RAISED = marked("{key} = {target!r}: the import raised {error}")
+_IMPORT_RAISED_AT = marked("{key} = {target!r}: the import raised {error} ({file}, line {line})")
+
+
+def raised_by_user(
+    error: BaseException, key: str, target: str, error_class: ErrorClass, *, imported: bool = False
+) -> RankdeckError:
     """What the user's code raised, as an error with the file and line of the last frame that is theirs.
 
     An error of ours that passed through their code (a catalogue model called with bad arguments, say) keeps
@@ -236,12 +280,16 @@ def raised_by_user(error: BaseException, what: str, error_class: ErrorClass) -> 
     else:
         file, line = own_place(error)
         text = str(error)
-    where = f" ({file}, line {line})" if file else ""
+    if file:
+        template = _IMPORT_RAISED_AT if imported else _RAISED_AT
+    else:
+        template = _IMPORT_RAISED if imported else _RAISED
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return error_class(
-        f"{what} {type(error).__name__}: {text}{where}" if text else f"{what} {type(error).__name__}{where}",
+        phrase(template, key=key, target=target, error=said, file=file, line=line),
         path=file,
         line=line,
-        advice="Mend the code there, then start again." if file else None,
+        advice=phrase("Mend the code there, then start again.") if file else None,
     )
 
 
@@ -257,9 +305,8 @@ def _similar(place: str, folder: Path) -> str | None:
     close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
     if not close:
         return None
-    if place.endswith(".py"):
-        return f'Did you mean "{close[0]}"?'
-    return f'Did you mean "{close[0][:-3].replace("/", ".")}"?'
+    found = close[0] if place.endswith(".py") else close[0][:-3].replace("/", ".")
+    return phrase('Did you mean "{word}"?', word=found)
 
 
 def _is_one_data_set(returned: object) -> bool:
@@ -271,19 +318,28 @@ def _missing_of_samples(dataset: object) -> list[str]:
     return [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
 
 
-def _check_samples(dataset: object, what: str) -> None:
+_WITHOUT = marked("data.use = {target!r}: {part} is {kind} without {missing}.")
+_WITHOUT_BOTH = marked("data.use = {target!r}: {part} is {kind} without __len__ and __getitem__.")
+
+
+def _check_samples(dataset: object, target: str, part: str) -> None:
     if missing := _missing_of_samples(dataset):
+        template = _WITHOUT if len(missing) == 1 else _WITHOUT_BOTH
         raise DataError(
-            f"{what} is {_kind(dataset)} without {' and '.join(missing)}.",
+            phrase(template, target=target, part=part, kind=_kind(dataset), missing=missing[0]),
             path="data.use",
-            advice="Return map-style data sets: len(dataset) samples, dataset[i] one of them.",
+            advice=phrase("Return map-style data sets: len(dataset) samples, dataset[i] one of them."),
         )
     if len(dataset) == 0:  # type: ignore[arg-type]  # it has a length, as just seen
-        raise DataError(f"{what} is empty.", path="data.use", advice="Return at least one sample.")
+        raise DataError(
+            phrase("data.use = {target!r}: {part} is empty.", target=target, part=part),
+            path="data.use",
+            advice=phrase("Return at least one sample."),
+        )
 
 
 def _kind(value: object) -> str:
     if value is None:
         return "None"
     name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+    return phrase("an {kind}", kind=name) if name[0].lower() in "aeiou" else phrase("a {kind}", kind=name)

@@ -24,6 +24,7 @@ from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import MachineError, Problem, RankdeckError
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.diagnose.exceptions import describe, is_out_of_memory
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
@@ -161,7 +162,7 @@ class Worker:
     def work(self) -> None:
         """Load, build, train, evaluate, save."""
         place = self._place
-        self._phase("importing torch")
+        self._phase(marked("importing torch"))
         with kept_for_good():
             import torch
 
@@ -178,13 +179,13 @@ class Worker:
         devices = self._torch_devices(torch, [run_devices[index] for index in mine])
         if not card.one_process:
             self._join(torch, devices[0], config.launch.timeout_s)
-        self._phase("loading data")
+        self._phase(marked("loading data"))
         workload = workloads.load(config)
         first_steps: int | None = environment.get(FIRST_STEPS)
         if first_steps is not None:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
-        self._phase("building the model")
+        self._phase(marked("building the model"))
         always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
             workload,
@@ -202,7 +203,9 @@ class Worker:
         gc.collect()
         gc.freeze()  # model and data stay: no step waits for a search for garbage among them
         epochs = workload.epochs
-        self._phase("training", steps=workload.steps, samples=epochs.num_samples, left_out=epochs.left_out)
+        self._phase(
+            marked("training"), steps=workload.steps, samples=epochs.num_samples, left_out=epochs.left_out
+        )
         trainer.run()
         if first_steps is None:
             self._save(trainer.strategy)
@@ -219,8 +222,14 @@ class Worker:
         else:
             if torch.cuda.device_count() < len(infos):
                 raise MachineError(
-                    f"torch sees {torch.cuda.device_count()} CUDA devices where {len(infos)} were chosen.",
-                    advice="Install a CUDA build of torch that fits the driver, or rehearse on cpu:N.",
+                    phrase(
+                        "torch sees {num_seen} CUDA devices where {num_chosen} were chosen.",
+                        num_seen=torch.cuda.device_count(),
+                        num_chosen=len(infos),
+                    ),
+                    advice=phrase(
+                        "Install a CUDA build of torch that fits the driver, or rehearse on cpu:N."
+                    ),
                 )
             first = 0 if len(infos) > 1 else place.local_rank
             devices = [torch.device("cuda", first + index) for index in range(len(infos))]
@@ -228,8 +237,13 @@ class Worker:
             for info, uuid in zip(infos, uuids, strict=True):
                 if info.uuid is not None and info.uuid != uuid:
                     raise MachineError(
-                        f"{info.name} was chosen as {info.uuid}, but torch's device is {uuid}.",
-                        advice="Unset CUDA_VISIBLE_DEVICES, or choose the GPU by its UUID.",
+                        phrase(
+                            "{device} was chosen as {chosen}, but torch's device is {uuid}.",
+                            device=info.name,
+                            chosen=info.uuid,
+                            uuid=uuid,
+                        ),
+                        advice=phrase("Unset CUDA_VISIBLE_DEVICES, or choose the GPU by its UUID."),
                     )
             torch.cuda.set_device(devices[0])
         self._writer.write(
@@ -244,7 +258,7 @@ class Worker:
         """The process group of all ranks; one rank that has nobody to meet makes one with itself."""
         import datetime
 
-        self._phase("joining the other ranks")
+        self._phase(marked("joining the other ranks"))
         alone = self._place.world_size == 1
         torch.distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -290,7 +304,11 @@ class Worker:
         if self._place.rank == 0:
             newest, complaints = newest_whole(self._place.run.checkpoints_folder)
         for complaint in complaints:
-            advice = "An older checkpoint is used. Look at the disk." if newest else "The run begins anew."
+            advice = (
+                phrase("An older checkpoint is used. Look at the disk.")
+                if newest
+                else phrase("The run begins anew.")
+            )
             problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
             self._writer.write(events.ProblemRaised(problem=problem), sync=True)
         if self._place.world_size == 1:
@@ -312,16 +330,18 @@ class Worker:
         extra_state = gather_extra_state(strategy.module, strategy.stage_modules)
         if self._place.rank != 0:
             return
-        self._phase("saving weights")
+        self._phase(marked("saving weights"))
         path = self._place.run.weights
         try:
             metadata = {"run": self._place.run.name, "step": str(self.step)}
             num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
             raise RankdeckError(
-                f"The final weights could not be saved to {path}: {error.strerror}.",
+                phrase(
+                    "The final weights could not be saved to {path}: {why}.", path=path, why=error.strerror
+                ),
                 code="weights-not-saved",
-                advice="Free space on the disk, then run again.",
+                advice=phrase("Free space on the disk, then run again."),
                 rank=self._place.rank,
             ) from None
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)

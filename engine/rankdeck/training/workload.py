@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rankdeck.base.errors import ConfigError, DataError, ModelError
+from rankdeck.base.errors import ConfigError, DataError, ModelError, one_of
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
 from rankdeck.config.schema import DEFAULT_STEPS
@@ -71,9 +72,9 @@ class Workload:
         model = _model(self.config, self.card, self.train)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError(
-                "The model has no parameter that can be trained.",
+                phrase("The model has no parameter that can be trained."),
                 path="model.use",
-                advice="Leave requires_grad on for what is to learn.",
+                advice=phrase("Leave requires_grad on for what is to learn."),
             )
         if self.config.train.activation_checkpointing:
             checkpoint_blocks(model)
@@ -93,7 +94,9 @@ class Workload:
             return user_code.build_optimizer_class(chosen.use, _folder(self.config))(parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"train.optimizer {chosen.use}: {error}.", path="train.optimizer", advice="Check its options."
+                phrase("train.optimizer {optimizer}: {error}.", optimizer=chosen.use, error=error),
+                path="train.optimizer",
+                advice=phrase("Check its options."),
             ) from None
 
 
@@ -179,10 +182,16 @@ def _steps(config: RunConfig, num_samples: int) -> int:
     train = config.train
     if num_samples < train.global_batch:
         raise DataError(
-            f"The training data has {num_samples} samples, fewer than train.global_batch = "
-            f"{train.global_batch}.",
+            phrase(
+                "The training data has {num_samples} samples, fewer than train.global_batch = "
+                "{global_batch}.",
+                num_samples=num_samples,
+                global_batch=train.global_batch,
+            ),
             path="train.global_batch",
-            advice=f"Use a global batch of at most {num_samples}, or more data.",
+            advice=phrase(
+                "Use a global batch of at most {num_samples}, or more data.", num_samples=num_samples
+            ),
             cure={"train.global_batch": num_samples},
         )
     if train.epochs is not None:
@@ -213,9 +222,9 @@ def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Mod
     if missing:
         names = ", ".join(missing)
         raise ModelError(
-            f"Model {use} needs to know: {names}. Your own data does not tell.",
+            phrase("Model {use} needs to know: {names}. Your own data does not tell.", use=use, names=names),
             path="model.args",
-            advice=f"Give {names} in model.args, or take a model of your own.",
+            advice=phrase("Give {names} in model.args, or take a model of your own.", names=names),
         )
     model: nn.Module = MODELS[use].load()(**args)
     return model
@@ -251,11 +260,23 @@ def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
     }
     if fits.get(use, True):
         return None
-    better = {"mlp": "digits", "gpt": "text", "resnet": "images or digits"}[use]
+    if card.vocabulary is not None:
+        told = phrase(
+            "Model {use} cannot read data {data}, whose samples are sequences of {length} tokens.",
+            use=use,
+            data=data,
+            length=card.input_shape[0],
+        )
+    else:
+        told = phrase(
+            "Model {use} cannot read data {data}, whose samples are numbers of shape {shape}.",
+            use=use,
+            data=data,
+            shape=tuple(card.input_shape),
+        )
+    better = one_of({"mlp": ["digits"], "gpt": ["text"], "resnet": ["images", "digits"]}[use])
     return ModelError(
-        f"Model {use} cannot read data {data}, whose samples are {_shape_words(card)}.",
-        path="model.use",
-        advice=f"Use data.use = {better}, or another model.",
+        told, path="model.use", advice=phrase("Use data.use = {better}, or another model.", better=better)
     )
 
 
@@ -268,14 +289,14 @@ def _too_few(config: RunConfig, card: DataCard) -> ModelError | None:
         given = config.model.args.get(name)
         if given is not None and least is not None and given < least:
             return ModelError(
-                f"model.args.{name} is {given}, and data {config.data.use} has {least}.",
+                phrase(
+                    "model.args.{name} is {given}, and data {data} has {least}.",
+                    name=name,
+                    given=given,
+                    data=config.data.use,
+                    least=least,
+                ),
                 path=f"model.args.{name}",
-                advice="Leave it out: it follows from the data.",
+                advice=phrase("Leave it out: it follows from the data."),
             )
     return None
-
-
-def _shape_words(card: DataCard) -> str:
-    if card.vocabulary is not None:
-        return f"sequences of {card.input_shape[0]} tokens"
-    return f"numbers of shape {tuple(card.input_shape)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rankdeck.base.errors import (
@@ -17,6 +18,7 @@ from rankdeck.base.errors import (
     did_you_mean,
     one_of,
 )
+from rankdeck.base.phrases import Phrase, phrase
 
 
 def test_a_headline_names_the_file_and_the_line_inside_the_sentence() -> None:
@@ -34,6 +36,37 @@ def test_a_line_that_the_message_names_itself_is_not_named_twice() -> None:
 
 def test_a_headline_names_the_rank() -> None:
     assert Problem("x", "The loss is not finite.", rank=2).headline() == "rank 2: The loss is not finite."
+
+
+def _waiting(step: int) -> Phrase:
+    return phrase("It waits {where}.", where=phrase("in step {step}", step=step))
+
+
+def test_a_phrase_in_a_phrase_is_kept_by_its_place() -> None:
+    problem = Problem("x", _waiting(3), advice=phrase("Use {known}.", known=one_of("abc")))
+    assert problem.sentence == "It waits in step 3. Use a, b or c."
+    assert problem.templates["message.where"] == "in step {step}"
+    assert problem.arguments["message"] == {"where": "in step 3"}
+    assert problem.arguments["message.where"] == {"step": 3}
+    read = msgspec.json.decode(msgspec.json.encode(problem), type=Problem)
+    assert read == problem
+    again = read.said("message")
+    assert isinstance(again, Phrase) and again == _waiting(3)
+    assert Problem("x", again, advice=read.said("advice")) == problem
+    assert not isinstance(Problem("x", "As it was.").said("message"), Phrase)
+
+
+def test_what_a_problem_said_before_is_forgotten_with_all_that_it_was_made_of() -> None:
+    problem = Problem("x", _waiting(3), advice=phrase("Use {known}.", known=one_of("ab")))
+    otherwise = problem.but(message="It is over.")
+    assert set(otherwise.templates) == set(otherwise.arguments) == {"advice", "advice.known"}
+    assert problem.but(message=_waiting(4)) == Problem("x", _waiting(4), advice=problem.said("advice"))
+
+
+def test_a_headline_is_a_phrase_about_the_message() -> None:
+    told = Problem("x", "It is wrong.", line=3, rank=1).headline("run.toml")
+    assert told == "rank 1: It is wrong (run.toml, line 3)."
+    assert isinstance(told, Phrase) and isinstance(told.arguments["message"], Phrase)
 
 
 def test_an_error_without_problems_is_one_problem_itself() -> None:

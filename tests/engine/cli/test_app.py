@@ -64,7 +64,8 @@ def test_with_json_the_problems_are_one_document_on_stdout(five: Path) -> None:
     code, problems = told("validate", five, "--json")
     assert code == 2
     assert [problem["line"] for problem in problems] == [2, 5, 6, 7, 11]
-    assert all(set(problem) == {"code", "path", "line", "message", "advice", "cure"} for problem in problems)
+    said = {"code", "path", "line", "message", "advice", "cure", "templates", "arguments"}
+    assert all(set(problem) == said for problem in problems)
     assert all(problem["advice"] for problem in problems)
 
 
@@ -115,10 +116,9 @@ def test_a_mistyped_command_ends_with_2_and_says_where_to_look(argv: list[str], 
 def test_a_wrong_argument_ends_with_2_and_advice(argv: list[str], code: str, words: str) -> None:
     exit_code, out, err = spoken(*argv)
     assert (exit_code, out) == (2, "") and words in err
-    if argv[0] not in ("stop", "export"):
-        exit_code, problems = told(*argv, "--json")
-        assert (exit_code, problems[0]["code"]) == (2, code)
-        assert words in problems[0]["advice"]
+    exit_code, problems = told(*argv, "--json")
+    assert (exit_code, problems[0]["code"]) == (2, code)
+    assert words in problems[0]["advice"]
 
 
 def test_a_file_beside_the_mistyped_one_is_suggested(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:

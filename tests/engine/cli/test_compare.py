@@ -99,6 +99,8 @@ def test_a_report_is_written_of_a_run_or_an_attempt(runs: Path, tmp_path: Path) 
     done = rankdeck_here("report", "slow@0", "--html", file, "--by", "time")
     assert (done.code, done.out) == (0, "") and "holds the report of" in done.err
     assert "DistributedDataParallel" in file.read_text() and 'id="by-time" checked' in file.read_text()
+    told = rankdeck_here("report", "slow@0", "--html", file, "--json", code=0).json
+    assert told["file"] == str(file) and "slow" in told["run"]
     for words, said in (
         (("slow", "--html", tmp_path), "is a folder"),
         (("slow",), "--html"),

@@ -193,6 +193,8 @@ def test_export_writes_every_format(written: WrittenRun, tmp_path: Path) -> None
         out, err = spoken("export", "last", "--to", kind, str(tmp_path / kind))
         assert out == "" and kind in err
         assert (tmp_path / kind).stat().st_size > 0
+    out, _ = spoken("export", "last", "--to", "csv", str(tmp_path / "csv"), "--json")
+    assert json.loads(out) == {"file": str(tmp_path / "csv"), "step": None}
 
 
 def test_stopping_what_is_over_is_no_error(written: WrittenRun) -> None:

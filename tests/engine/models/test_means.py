@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankdeck.config.catalog import MASKED
-from rankdeck.models import losses
+from rankdeck.models import losses, means
 from rankdeck.models.means import terms
 
 TARGETS = torch.tensor([1, 2, MASKED, 3, 0, MASKED])
@@ -78,4 +78,4 @@ def test_means_over_numbers_that_vary_apart_are_told() -> None:
         assert loss.trouble() is None
         own = F.cross_entropy(logits, targets) + logits.mean()
         loss.function({"loss": own}, {"labels": targets})
-    assert loss.trouble() == "adds up means over different numbers of targets"
+    assert loss.trouble() == means.HOLDS_SEVERAL

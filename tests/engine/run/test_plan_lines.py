@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime, joined
 
 GIB = 2**30
 
@@ -217,3 +219,15 @@ def test_a_step_time_has_the_digits_that_a_prediction_deserves(
 def test_a_line_survives_json() -> None:
     before = line("ddp", 1.5)
     assert plan_lines.decode(plan_lines.encode(before)) == before
+
+
+def test_json_keeps_every_sentence_of_a_text_and_what_is_in_it() -> None:
+    inner = phrase("device {device} lacks {size}.", device=0, size="1 GiB")
+    whole = phrase("By what it needs at most: {reason}", reason=inner)
+    told = msgspec.structs.replace(line("dp", 25), reason=joined((whole, None, phrase("Choose another."))))
+    read = plan_lines.decode(plan_lines.encode(told))
+    assert read == told
+    assert read.reason == "By what it needs at most: device 0 lacks 1 GiB. Choose another."
+    assert {"device 0 lacks 1 GiB.", "Choose another.", str(whole)} < read.phrases.keys()
+    assert read.phrases["device 0 lacks 1 GiB."].template == "device {device} lacks {size}."
+    assert joined((None, "")) == "" and joined(("Only one.",)) == "Only one."

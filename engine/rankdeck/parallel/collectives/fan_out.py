@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives.parallel_apply import HANDED_OVER, parallel_apply
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
@@ -61,8 +62,11 @@ def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
     if len(counts) > 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
         raise ModelError(
-            f"The batch's tensors have different first dims and cannot be scattered together: {shapes}.",
-            advice="Give every tensor of a batch the same first dim.",
+            phrase(
+                "The batch's tensors have different first dims and cannot be scattered together: {shapes}.",
+                shapes=shapes,
+            ),
+            advice=phrase("Give every tensor of a batch the same first dim."),
         )
     num_slices = counts.pop() if counts else 1
     return [
@@ -102,14 +106,19 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     flat = [tree_flatten(output) for output in outputs]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
-        raise ModelError("The replicas returned different structures, which cannot be gathered.")
+        raise ModelError(phrase("The replicas returned different structures, which cannot be gathered."))
     groups = list(zip(*(leaves for leaves, _ in flat), strict=True))
     for group in groups:
         if len({(leaf.dtype, leaf.shape[1:]) for leaf in group}) > 1:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in group)
             raise ModelError(
-                f"The replicas returned outputs that cannot be joined along their first dim: {shapes}.",
-                advice="Pad to a fixed length, or compute the loss inside the forward (parallel_loss).",
+                phrase(
+                    "The replicas returned outputs that cannot be joined along their first dim: {shapes}.",
+                    shapes=shapes,
+                ),
+                advice=phrase(
+                    "Pad to a fixed length, or compute the loss inside the forward (parallel_loss)."
+                ),
             )
     leaves = [leaf for group in groups for leaf in group]
     return tree_unflatten(list(_Gather.apply(devices, len(outputs), *leaves)), spec)

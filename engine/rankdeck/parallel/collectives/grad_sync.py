@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.collectives.all_to_all import all_to_all_sum
 from rankdeck.parallel.collectives.buckets import DEFAULT_BUCKET_BYTES, in_buckets
 from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
@@ -138,16 +139,25 @@ def gradients_of(module: nn.Module, *, find_unused: bool = False) -> list[Tensor
     for name, parameter in parameters:
         if parameter.grad is None:
             raise ModelError(
-                f"Parameter {name} took no part in the loss, so this rank has no gradient to send for it.",
+                phrase(
+                    "Parameter {name} took no part in the loss, so this rank has no gradient to send for it.",
+                    name=name,
+                ),
                 path="strategy.find_unused_parameters",
-                advice="Set strategy.find_unused_parameters = true, or freeze the parameter "
-                "(requires_grad = False).",
+                advice=phrase(
+                    "Set strategy.find_unused_parameters = true, or freeze the parameter "
+                    "(requires_grad = False)."
+                ),
                 cure={"strategy.find_unused_parameters": True},
             )
         if parameter.grad.is_sparse:
             raise ModelError(
-                f"The gradient of {name} is sparse (an embedding with sparse=True?), which no bucket holds.",
-                advice="Build the embedding with sparse=False.",
+                phrase(
+                    "The gradient of {name} is sparse (an embedding with sparse=True?), which no bucket "
+                    "holds.",
+                    name=name,
+                ),
+                advice=phrase("Build the embedding with sparse=False."),
             )
         gradients.append(local_part(parameter.grad))
     return gradients

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rankdeck.base.errors import ModelError, TrainingError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import Replicas
 from rankdeck.torch_compat.dispatch import TreeSpec, tree_flatten, tree_unflatten
@@ -66,8 +67,11 @@ class _Replica:
             for output in outputs:
                 if not isinstance(output, Tensor):
                     raise ModelError(
-                        f"The model returned {output!r}, which cannot be gathered from several devices.",
-                        advice="Return tensors, or tuples, lists and dicts of tensors.",
+                        phrase(
+                            "The model returned {output}, which cannot be gathered from several devices.",
+                            output=repr(output),
+                        ),
+                        advice=phrase("Return tensors, or tuples, lists and dicts of tensors."),
                     )
             self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
         self._arguments = ()
@@ -120,8 +124,8 @@ class _ParallelWork:
         replicas, self._replicas = self._replicas, []
         if not replicas:
             raise TrainingError(
-                "The backward ran a second time through the same replicas.",
-                advice="Call backward once per forward; retain_graph has no effect across replicas.",
+                phrase("The backward ran a second time through the same replicas."),
+                advice=phrase("Call backward once per forward; retain_graph has no effect across replicas."),
             )
         for replica, own in zip(replicas, self._by_replica(grads), strict=True):
             replica.take_over(own)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import RankdeckError, TrainingError
+from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.profiling.spans import PhaseSpan, SpanRecorder
 
@@ -39,9 +40,14 @@ class ReplicaError(TrainingError):
     code = "replica-failed"
 
     def __init__(self, replica: int, cause: BaseException) -> None:
-        message = f"Replica {replica} (virtual device {replica}) raised {type(cause).__name__}: {cause}"
+        message = phrase(
+            "Replica {replica} (virtual device {replica}) raised {kind}: {cause}",
+            replica=replica,
+            kind=type(cause).__name__,
+            cause=cause,
+        )
         advice = cause.advice if isinstance(cause, RankdeckError) else None
-        super().__init__(message, advice=advice or "The first traceback says where in the model.")
+        super().__init__(message, advice=advice or phrase("The first traceback says where in the model."))
         self.replica = replica
 
 

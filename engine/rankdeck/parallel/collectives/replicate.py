@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives.buckets import buckets_of, flatten, unflatten
 from rankdeck.torch_compat.modules import note_weight, own_children, shallow_copy
@@ -138,8 +139,10 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
     """
     if any(grad is not None and grad.is_sparse for own in grads for grad in own):
         raise ModelError(
-            "A gradient is sparse (an embedding with sparse=True?), which dp cannot lay into its buckets.",
-            advice="Build the embedding with sparse=False.",
+            phrase(
+                "A gradient is sparse (an embedding with sparse=True?), which dp cannot lay into its buckets."
+            ),
+            advice=phrase("Build the embedding with sparse=False."),
         )
     summed: list[Tensor | None] = [None] * len(grads[0])
     present = [p for p in range(len(summed)) if any(own[p] is not None for own in grads)]

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import call
 
 Received = tuple[Tensor, ...] | None
@@ -51,7 +52,7 @@ class Chain(ABC):
         return [any(parameter.requires_grad for parameter in unit.parameters()) for unit in self.units()]
 
 
-def handed_on(output: Any, where: str) -> tuple[Tensor, ...]:
+def handed_on(output: Any, unit: str) -> tuple[Tensor, ...]:
     """A unit's output as it crosses a cut.
 
     Raises: ModelError when it is neither a tensor nor a tuple of tensors.
@@ -60,9 +61,13 @@ def handed_on(output: Any, where: str) -> tuple[Tensor, ...]:
     if tensors and all(isinstance(tensor, Tensor) for tensor in tensors):
         return tensors
     raise ModelError(
-        f"{where} returns {type(output).__name__}; only tensors can cross from stage to stage.",
+        phrase(
+            "Unit {unit} returns {kind}; only tensors can cross from stage to stage.",
+            unit=unit,
+            kind=type(output).__name__,
+        ),
         path="strategy.cuts",
-        advice="Let the unit return a tensor or a tuple of tensors, or cut elsewhere.",
+        advice=phrase("Let the unit return a tensor or a tuple of tensors, or cut elsewhere."),
     )
 
 
@@ -95,4 +100,4 @@ class UnitStage(nn.Module):
             is_model_input = received is None and index == 0
             takes_apart = is_model_input or not isinstance(passing, dict)
             passing = call(unit, passing) if takes_apart else unit(passing)
-        return passing if self.is_last else handed_on(passing, f"Unit {self.names[-1]}")
+        return passing if self.is_last else handed_on(passing, self.names[-1])

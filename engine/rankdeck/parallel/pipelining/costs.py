@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import each_tensor, first_samples
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
@@ -89,10 +90,15 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     for name, boundary in zip(chain.names, boundaries, strict=True):
         if boundary and not boundary[0].by_sample:
             raise ModelError(
-                f"Unit {name} receives a tensor of shape {boundary[0].shape} for {num_samples} samples; "
-                "only tensors whose first dim is the batch can cross a cut.",
+                phrase(
+                    "Unit {name} receives a tensor of shape {shape} for {num_samples} samples; "
+                    "only tensors whose first dim is the batch can cross a cut.",
+                    name=name,
+                    shape=boundary[0].shape,
+                    num_samples=num_samples,
+                ),
                 path="strategy.cuts",
-                advice="Hand the batch on as the first dim, or cut elsewhere.",
+                advice=phrase("Hand the batch on as the first dim, or cut elsewhere."),
             )
     return boundaries
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from rankdeck.base.errors import ConfigError, ModelError, did_you_mean, one_of
+from rankdeck.base.phrases import phrase
 
 _SHOWN_UNITS = 12
 
@@ -27,9 +28,13 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
         weighted.append(weighted[-1] + holds)
     if weighted[-1] < num_stages:
         raise ModelError(
-            f"The model has {weighted[-1]} units with weights, too few for {num_stages} stages.",
+            phrase(
+                "The model has {num_units} units with weights, too few for {num_stages} stages.",
+                num_units=weighted[-1],
+                num_stages=num_stages,
+            ),
             path="strategy.use",
-            advice=f"Use at most {weighted[-1]} stages, or a deeper model.",
+            advice=phrase("Use at most {num_units} stages, or a deeper model.", num_units=weighted[-1]),
         )
 
     @cache
@@ -57,29 +62,46 @@ def given_cuts(
     Raises: ConfigError.
     """
     if len(wanted) != num_stages - 1:
-        raise ConfigError(
-            f"strategy.cuts has {_count(len(wanted), 'cut')}, which make {len(wanted) + 1} stages; "
-            f"there are {num_stages}.",
-            path="strategy.cuts",
-            advice=f"Give {_count(num_stages - 1, 'cut')}, or leave them out.",
-        )
+        raise _other_number(len(wanted), num_stages)
     cuts = [_place(cut, names) for cut in wanted]
     ends = [*cuts, len(names)]
     for start, end in zip([0, *cuts], ends, strict=True):
         if end <= start:
             raise ConfigError(
-                f"strategy.cuts = {list(wanted)} leaves a stage without a unit.",
+                phrase("strategy.cuts = {wanted} leaves a stage without a unit.", wanted=list(wanted)),
                 path="strategy.cuts",
-                advice=f"Name units in the model's order: {_some(names)}.",
+                advice=phrase("Name units in the model's order: {names}.", names=_some(names)),
             )
         if not any(holds_weights[start:end]):
             raise ConfigError(
-                f"strategy.cuts = {list(wanted)} leaves a stage without weights: "
-                f"{', '.join(names[start:end])}.",
+                phrase(
+                    "strategy.cuts = {wanted} leaves a stage without weights: {names}.",
+                    wanted=list(wanted),
+                    names=", ".join(names[start:end]),
+                ),
                 path="strategy.cuts",
-                advice="Move a cut so that each stage holds weights that can be trained.",
+                advice=phrase("Move a cut so that each stage holds weights that can be trained."),
             )
     return cuts
+
+
+def _other_number(num_cuts: int, num_stages: int) -> ConfigError:
+    if num_cuts == 1:
+        told = phrase(
+            "strategy.cuts has 1 cut, which make 2 stages; there are {num_stages}.", num_stages=num_stages
+        )
+    else:
+        told = phrase(
+            "strategy.cuts has {num_cuts} cuts, which make {num_made} stages; there are {num_stages}.",
+            num_cuts=num_cuts,
+            num_made=num_cuts + 1,
+            num_stages=num_stages,
+        )
+    if num_stages == 2:
+        advice = phrase("Give 1 cut, or leave them out.")
+    else:
+        advice = phrase("Give {num_cuts} cuts, or leave them out.", num_cuts=num_stages - 1)
+    return ConfigError(told, path="strategy.cuts", advice=advice)
 
 
 def _place(cut: str | int, names: Sequence[str]) -> int:
@@ -89,17 +111,21 @@ def _place(cut: str | int, names: Sequence[str]) -> int:
         if 0 < cut < len(names):
             return cut
         raise ConfigError(
-            f"strategy.cuts: there is no cut before unit {cut} of {len(names)}.",
+            phrase(
+                "strategy.cuts: there is no cut before unit {cut} of {num_units}.",
+                cut=cut,
+                num_units=len(names),
+            ),
             path="strategy.cuts",
-            advice=f"Use 1 to {len(names) - 1}, or names: {_some(names)}.",
+            advice=phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=_some(names)),
         )
     for index, name in enumerate(names):
         if index and (name == cut or name.startswith(cut + ".")):
             return index
     raise ConfigError(
-        f'strategy.cuts: the model has no unit "{cut}" that a stage could begin with.',
+        phrase('strategy.cuts: the model has no unit "{cut}" that a stage could begin with.', cut=cut),
         path="strategy.cuts",
-        advice=did_you_mean(cut, names) or f"Its units: {_some(names)}.",
+        advice=did_you_mean(cut, names) or phrase("Its units: {names}.", names=_some(names)),
     )
 
 
@@ -107,7 +133,3 @@ def _some(names: Sequence[str]) -> str:
     if len(names) <= _SHOWN_UNITS:
         return one_of(names)
     return f"{', '.join(names[: _SHOWN_UNITS - 1])}, ... {names[-1]}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.chain import Chain, Received, UnitChain
 from rankdeck.parallel.pipelining.observed import ObservedChain, observe
@@ -64,9 +65,11 @@ def _checked(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:
     if units and is_list and all(isinstance(unit, nn.Module) for _, unit in units):
         return [(str(name), unit) for name, unit in units]
     raise ModelError(
-        f"{type(model).__name__}.pipeline_units() must return a list of (name, module).",
+        phrase("{model}.pipeline_units() must return a list of (name, module).", model=type(model).__name__),
         path="model.use",
-        advice="Return the modules in the order in which they run, each fed what the one before returned.",
+        advice=phrase(
+            "Return the modules in the order in which they run, each fed what the one before returned."
+        ),
     )
 
 

@@ -21,10 +21,13 @@ from torch import fx, nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import same_weights
 
-_ADVICE = "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
+_ADVICE = phrase(
+    "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
+)
 
 
 def trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
@@ -35,7 +38,10 @@ def trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
     weights = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     if len(set(weights)) < len(weights):
         raise ModelError(
-            f"{type(model).__name__} can only be cut by tracing, which would untie its tied weights.",
+            phrase(
+                "{model} can only be cut by tracing, which would untie its tied weights.",
+                model=type(model).__name__,
+            ),
             path="strategy.use",
             advice=_ADVICE,
         )
@@ -53,8 +59,12 @@ def _graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModul
     except Exception as error:  # tracing runs the model's own code on symbols, which may raise anything
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
-            f"{type(model).__name__} cannot be cut into stages: it does not run as a row of modules, and "
-            f"tracing failed ({reason[0]}).",
+            phrase(
+                "{model} cannot be cut into stages: it does not run as a row of modules, and "
+                "tracing failed ({reason}).",
+                model=type(model).__name__,
+                reason=reason[0],
+            ),
             path="strategy.use",
             advice=_ADVICE,
         ) from error
@@ -70,7 +80,7 @@ class TracedChain(Chain):
         pieces = [_pieces(graph) for graph in (evaluating, training)]
         if len(pieces[0]) != len(pieces[1]) or len(pieces[0]) != len(names) + 1:
             raise ModelError(
-                f"{type(model).__name__} has other units in training than in evaluation.",
+                phrase("{model} has other units in training than in evaluation.", model=type(model).__name__),
                 path="strategy.use",
                 advice=_ADVICE,
             )

@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
 from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
@@ -138,31 +139,47 @@ class LayerSplit:
 
 def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) -> None:
     if options.sequence_parallel and not plan.blocks:
-        why = "the plan is given by hand" if plan.is_given else "the model has no transformer blocks"
         raise ModelError(
-            f"strategy.sequence_parallel cuts the stream between transformer blocks, and {why}.",
+            phrase(
+                "strategy.sequence_parallel cuts the stream between transformer blocks, and the plan is "
+                "given by hand."
+            )
+            if plan.is_given
+            else phrase(
+                "strategy.sequence_parallel cuts the stream between transformer blocks, and the model has no "
+                "transformer blocks."
+            ),
             path="strategy.sequence_parallel",
-            advice="Leave it out, or leave strategy.plan out.",
+            advice=phrase("Leave it out, or leave strategy.plan out."),
         )
     if options.sequence_parallel and len({block.rpartition(".")[0] for block in plan.blocks}) > 1:
         raise ModelError(
-            "strategy.sequence_parallel cuts one stream between transformer blocks, and the model has "
-            f"several rows of them ({plan.blocks[0]}, {plan.blocks[-1]}).",
+            phrase(
+                "strategy.sequence_parallel cuts one stream between transformer blocks, and the model has "
+                "several rows of them ({first}, {last}).",
+                first=plan.blocks[0],
+                last=plan.blocks[-1],
+            ),
             path="strategy.sequence_parallel",
-            advice="Leave it out.",
+            advice=phrase("Leave it out."),
         )
     if options.sequence_parallel and (bare := _bare_block(plan)):
         raise ModelError(
-            f"strategy.sequence_parallel cuts the stream around attention, and {bare} computes attention "
-            "itself.",
+            phrase(
+                "strategy.sequence_parallel cuts the stream around attention, and {bare} computes attention "
+                "itself.",
+                bare=bare,
+            ),
             path="strategy.sequence_parallel",
-            advice="Put query, key, value and output into a module of their own, or leave it out.",
+            advice=phrase("Put query, key, value and output into a module of their own, or leave it out."),
         )
     if options.loss_parallel and plan.output is None:
         raise ModelError(
-            "strategy.loss_parallel needs an output layer whose classes are split, and the plan has none.",
+            phrase(
+                "strategy.loss_parallel needs an output layer whose classes are split, and the plan has none."
+            ),
             path="strategy.loss_parallel",
-            advice="Leave it out, or give the model a vocabulary that divides by the ranks.",
+            advice=phrase("Leave it out, or give the model a vocabulary that divides by the ranks."),
         )
 
 
@@ -187,9 +204,13 @@ def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: S
         for name in others:
             if way(name) != way(first):
                 raise ModelError(
-                    f"{first} and {name} are one weight, but the plan splits them in different ways.",
+                    phrase(
+                        "{first} and {name} are one weight, but the plan splits them in different ways.",
+                        first=first,
+                        name=name,
+                    ),
                     path="strategy.plan",
-                    advice='An embedding as "row" goes with its output layer as "column".',
+                    advice=phrase('An embedding as "row" goes with its output layer as "column".'),
                 )
 
 

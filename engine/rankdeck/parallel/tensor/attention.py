@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from rankdeck.base.errors import ModelError, one_of
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.torch_compat.modules import has_one_input_weight
 
 QUERY = ("query", "q_proj", "q", "wq", "q_lin", "to_q", "query_proj", "linear_q")
@@ -110,6 +111,12 @@ def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -
     return None
 
 
+_HEADS = marked("{name} has {heads} heads, which cannot be split over {num_ranks} ranks.")
+_HEADS_OF_TWO_KINDS = marked(
+    "{name} has {heads} heads ({key_heads} of keys and values), which cannot be split over {num_ranks} ranks."
+)
+
+
 def _counts(
     module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
 ) -> tuple[int, tuple[HeadCount, ...]]:
@@ -117,19 +124,21 @@ def _counts(
     heads = _num_heads(module, query)
     if heads is None:
         raise ModelError(
-            f"tensor cannot tell how many heads {name} has.",
+            phrase("tensor cannot tell how many heads {name} has.", name=name),
             path="strategy.use",
-            advice="Give the module an attribute head_dim or num_heads.",
+            advice=phrase("Give the module an attribute head_dim or num_heads."),
         )
     key_heads = key.out_features * heads // query.out_features
     if heads % num_ranks or key_heads % num_ranks:
         fitting = [str(n) for n in range(1, key_heads + 1) if heads % n == 0 and key_heads % n == 0]
-        words = f"{heads} heads" if heads == key_heads else f"{heads} heads ({key_heads} of keys and values)"
+        template = _HEADS if heads == key_heads else _HEADS_OF_TWO_KINDS
         raise ModelError(
-            f"{name} has {words}, which cannot be split over {num_ranks} ranks.",
+            phrase(template, name=name, heads=heads, key_heads=key_heads, num_ranks=num_ranks),
             code="tensor-heads",
             path="strategy.use",
-            advice=f"Use {one_of(fitting)} devices along tensor, or another number of heads.",
+            advice=phrase(
+                "Use {fitting} devices along tensor, or another number of heads.", fitting=one_of(fitting)
+            ),
         )
     full = dict.fromkeys(HEAD_COUNTS, heads) | dict.fromkeys(KEY_VALUE_COUNTS, key_heads)
     full |= dict.fromkeys(WIDTHS, query.out_features)
@@ -149,15 +158,26 @@ def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
     return None
 
 
+_FUSED_CONV = marked(
+    "tensor splits Linear and Embedding layers; {name} is a fused Conv1D, which a plain slice would cut "
+    "across query, key and value."
+)
+_FUSED = marked(
+    "tensor splits Linear and Embedding layers; {name} fuses query, key and value, which a plain slice "
+    "would cut across query, key and value."
+)
+
+
 def _refuse_fused(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
         if kind == "Conv1D" or (isinstance(module, nn.MultiheadAttention) and has_one_input_weight(module)):
-            what = f"{name} is a fused {kind}" if kind == "Conv1D" else f"{name} fuses query, key and value"
+            template = _FUSED_CONV if kind == "Conv1D" else _FUSED
             raise ModelError(
-                f"tensor splits Linear and Embedding layers; {what}, which a plain slice would cut across "
-                "query, key and value.",
+                phrase(template, name=name),
                 code="tensor-plan",
                 path="strategy.use",
-                advice="Use ddp, fsdp or pipeline, or a model with three linear layers (gpt, Llama, BERT).",
+                advice=phrase(
+                    "Use ddp, fsdp or pipeline, or a model with three linear layers (gpt, Llama, BERT)."
+                ),
             )

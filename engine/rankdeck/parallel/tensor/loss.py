@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.models.losses import Loss
 
 
@@ -26,9 +27,9 @@ def over_split_classes(loss: Loss) -> Loss:
     """
     if loss.name != "cross_entropy":
         raise ModelError(
-            f"strategy.loss_parallel splits cross entropy, and loss.use = {loss.name}.",
+            phrase("strategy.loss_parallel splits cross entropy, and loss.use = {loss}.", loss=loss.name),
             path="strategy.loss_parallel",
-            advice='Leave it out, or set loss.use = "cross_entropy".',
+            advice=phrase('Leave it out, or set loss.use = "cross_entropy".'),
         )
     correct = loss.correct
     assert correct is not None

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from torch import nn
 
 from rankdeck.base.errors import ModelError, did_you_mean
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount, find_attentions
 from rankdeck.parallel.tensor.between import Between, look_between, try_slices
 from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs
@@ -146,12 +147,17 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     dims = {layer.name: int(layer.kind == "row" or layer.name in biases) for layer in layers}
     if blocks and (complaint := try_slices(model, dims, counts, num_ranks, inputs)):
         raise ModelError(
-            f"{type(model).__name__} does not take slices of its layers, which tensor gives to each rank: "
-            f"{complaint}.",
+            phrase(
+                "{model} does not take slices of its layers, which tensor gives to each rank: {complaint}.",
+                model=type(model).__name__,
+                complaint=complaint,
+            ),
             code="tensor-plan",
             path="strategy.use",
-            advice="Write -1 for the width of all heads together, and keep their number in num_heads; or "
-            "use ddp, fsdp or pipeline.",
+            advice=phrase(
+                "Write -1 for the width of all heads together, and keep their number in num_heads; or "
+                "use ddp, fsdp or pipeline."
+            ),
         )
     return SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
 
@@ -169,11 +175,16 @@ def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], be
             module = model.get_submodule(owner) if "." in weight else None
             if not isinstance(module, nn.Embedding) or module.embedding_dim != attention.num_heads:
                 raise ModelError(
-                    f"{weight} stands between {attention.columns[0]} and {attention.row}, which tensor would "
-                    "split: it would see the heads of one rank only.",
+                    phrase(
+                        "{weight} stands between {first} and {last}, which tensor would "
+                        "split: it would see the heads of one rank only.",
+                        weight=weight,
+                        first=attention.columns[0],
+                        last=attention.row,
+                    ),
                     code="tensor-plan",
                     path="strategy.use",
-                    advice="Use ddp, fsdp or pipeline instead.",
+                    advice=phrase("Use ddp, fsdp or pipeline instead."),
                 )
             tables[owner] = None
     return list(tables)
@@ -193,9 +204,12 @@ def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> S
         matching = fnmatch.filter(names, pattern)
         if not matching:
             raise ModelError(
-                f'strategy.plan: "{pattern}" matches no linear layer or embedding of the model.',
+                phrase(
+                    'strategy.plan: "{pattern}" matches no linear layer or embedding of the model.',
+                    pattern=pattern,
+                ),
                 path="strategy.plan",
-                advice=did_you_mean(pattern, names) or "Names are those of model.named_modules().",
+                advice=did_you_mean(pattern, names) or phrase("Names are those of model.named_modules()."),
             )
         kinds |= dict.fromkeys(matching, kind)
     modules = dict(model.named_modules())
@@ -211,9 +225,9 @@ def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> S
         layers.append(SplitLayer(name, kinds[name], kinds[name] == "column" and (embeds or not rows_follow)))
     if loose := _loose_ties(model, set(split)):
         raise ModelError(
-            f"strategy.plan splits a weight that {loose} shares and does not split.",
+            phrase("strategy.plan splits a weight that {loose} shares and does not split.", loose=loose),
             path="strategy.plan",
-            advice=f"Name {loose} in the plan too, or neither.",
+            advice=phrase("Name {loose} in the plan too, or neither.", loose=loose),
         )
     return SplitPlan(num_ranks, tuple(layers), is_given=True)
 
@@ -226,9 +240,16 @@ def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> 
         width = module.embedding_dim if kind == "column" else module.num_embeddings
     if width % num_ranks:
         raise ModelError(
-            f'strategy.plan: {name} as "{kind}" is {width} wide, which does not divide by {num_ranks} ranks.',
+            phrase(
+                'strategy.plan: {name} as "{kind}" is {width} wide, which does not divide by {num_ranks} '
+                "ranks.",
+                name=name,
+                kind=kind,
+                width=width,
+                num_ranks=num_ranks,
+            ),
             path="strategy.plan",
-            advice="Leave it out of the plan, or use a number of devices that divides it.",
+            advice=phrase("Leave it out of the plan, or use a number of devices that divides it."),
         )
 
 
@@ -309,15 +330,23 @@ def _nothing_to_split(model: nn.Module, num_ranks: int) -> ModelError:
     name = type(model).__name__
     if {"Linear", "Embedding"} & kinds.keys() and not {"Conv1D", "Conv2d", "Conv3d"} & kinds.keys():
         return ModelError(
-            f"tensor found nothing to split in {name} ({most}).",
+            phrase("tensor found nothing to split in {model} ({kinds}).", model=name, kinds=most),
             code="tensor-plan",
             path="strategy.plan",
-            advice=f"Name its layers: {_example(model)}. The width between the two must divide by the ranks, "
-            f"of which there are {num_ranks}.",
+            advice=phrase(
+                "Name its layers: {example}. The width between the two must divide by the ranks, "
+                "of which there are {num_ranks}.",
+                example=_example(model),
+                num_ranks=num_ranks,
+            ),
         )
     return ModelError(
-        f"tensor splits Linear and Embedding layers, and {name} keeps its weights in others ({most}).",
+        phrase(
+            "tensor splits Linear and Embedding layers, and {model} keeps its weights in others ({kinds}).",
+            model=name,
+            kinds=most,
+        ),
         code="tensor-plan",
         path="strategy.use",
-        advice="Use ddp, fsdp or pipeline instead.",
+        advice=phrase("Use ddp, fsdp or pipeline instead."),
     )

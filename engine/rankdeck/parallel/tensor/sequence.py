@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 
 SEQUENCE = 1
 """The dim of hidden states (B, T, C) that is cut."""
@@ -30,9 +31,13 @@ def bound_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
     def cut(hidden: Tensor) -> Tensor:
         if hidden.ndim != 3 or hidden.shape[SEQUENCE] % num_ranks:
             raise ModelError(
-                f"strategy.sequence_parallel cannot cut {tuple(hidden.shape)} over {num_ranks} ranks.",
+                phrase(
+                    "strategy.sequence_parallel cannot cut {shape} over {num_ranks} ranks.",
+                    shape=tuple(hidden.shape),
+                    num_ranks=num_ranks,
+                ),
                 path="strategy.sequence_parallel",
-                advice=f"Use a context that divides by {num_ranks}.",
+                advice=phrase("Use a context that divides by {num_ranks}.", num_ranks=num_ranks),
             )
         whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
         return whole.redistribute(placements=[Shard(SEQUENCE)]).to_local()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.tensor.apply import LayerSplit
@@ -30,25 +31,35 @@ def split_stages(
     tables = [layer.name for layer in plan.layers if _is_table_of_heads(cut.model, layer)]
     if tables:
         raise ModelError(
-            f"{tables[0]} gives each head a number that later stages add, too, and a cut hands on whole "
-            "tensors.",
+            phrase(
+                "{module} gives each head a number that later stages add, too, and a cut hands on whole "
+                "tensors.",
+                module=tables[0],
+            ),
             path="strategy.tensor",
-            advice="Use stage or tensor alone, or data or shard beside one of them.",
+            advice=phrase("Use stage or tensor alone, or data or shard beside one of them."),
         )
     inside = plan.inside(cut.model, [set(cut.stages[stage].modules()) for stage in stages.own])
     if not inside.held_by(cut.model).layers and (torn := plan.held_by(cut.model).layers):
         raise ModelError(
-            f"{torn[0].name} would be split over tensor together with a layer of another stage.",
+            phrase(
+                "{module} would be split over tensor together with a layer of another stage.",
+                module=torn[0].name,
+            ),
             path="strategy.tensor",
-            advice="Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone.",
+            advice=phrase(
+                "Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone."
+            ),
         )
     blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.own]
     if options.sequence_parallel and sum(map(len, blocks)) < len(plan.held_by(cut.model).blocks):
         raise ModelError(
-            "strategy.sequence_parallel needs stages of whole transformer blocks, and the model was cut "
-            "inside one.",
+            phrase(
+                "strategy.sequence_parallel needs stages of whole transformer blocks, and the model was cut "
+                "inside one."
+            ),
             path="strategy.sequence_parallel",
-            advice="Leave it out, or give strategy.cuts that begin with blocks.",
+            advice=phrase("Leave it out, or give strategy.cuts that begin with blocks."),
         )
     return LayerSplit(
         cut.model, plan, mesh, options, own=stages.own_modules(), inside=inside, rows_of_blocks=blocks
@@ -67,7 +78,9 @@ def require_own_modules(stages: StageCommunication, axis: str) -> None:
         for module in stages.cut.stages[stage].modules():
             if any(True for _ in module.parameters(recurse=False)) and module not in modules:
                 raise ModelError(
-                    f"The model was cut by tracing, and {axis} needs the model's own modules.",
+                    phrase(
+                        "The model was cut by tracing, and {axis} needs the model's own modules.", axis=axis
+                    ),
                     path=f"strategy.{axis}",
-                    advice=f"Give the model a method pipeline_units(), or set {axis} = 1.",
+                    advice=phrase("Give the model a method pipeline_units(), or set {axis} = 1.", axis=axis),
                 )

@@ -1,0 +1,43 @@
+"""Sentences keep what they were made of on every way out of the process."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import msgspec
+import pytest
+
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import Phrase, listed, marked, phrase
+
+
+def test_a_phrase_is_the_same_in_another_process() -> None:
+    said = phrase("{who} broke: {why}", who="Rank 1", why=phrase("it is {what}", what="gone"))
+    for other in (pickle.loads(pickle.dumps(said)), copy.deepcopy(said)):
+        assert other == "Rank 1 broke: it is gone" and other.template == said.template
+        assert isinstance(inner := other.arguments["why"], Phrase) and inner.template == "it is {what}"
+
+
+def test_an_error_brings_its_phrases_into_another_process() -> None:
+    error = ConfigError(phrase("{name} is wrong.", name="a"), advice=phrase("Use {b}.", b=2))
+    other = pickle.loads(pickle.dumps(error))
+    assert other.problems == error.problems and other.message.template == "{name} is wrong."
+    assert other.problem.templates == {"message": "{name} is wrong.", "advice": "Use {b}."}
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 10**400])
+def test_numbers_that_json_does_not_have_can_be_read_again(value: float) -> None:
+    told = Problem("x", phrase("train.clip_norm = {value}", value=value))
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Problem) == told
+    assert told.message == f"train.clip_norm = {value}"
+
+
+def test_a_list_keeps_the_phrases_in_it() -> None:
+    parts = [phrase("{name} failed", name=name) for name in ("a", "b", "c")]
+    said = listed(parts, marked("{before}; {one}"))
+    assert said == "a failed; b failed; c failed"
+    told = Problem("x", phrase("It is so: {parts}.", parts=said))
+    assert told.templates["message.parts.before.one"] == "{name} failed"
+    assert (listed(["a", "b"]), listed(["a"]), listed([])) == ("a, b", "a", "")
