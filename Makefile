@@ -58,14 +58,17 @@ format: setup ## write the files as lint wants them
 
 texts: setup ## every text of the window, for translators: LANGUAGE=ko writes or brings up to date languages/rankdeck_ko.ts
 	@mkdir -p $(LANGUAGES)
-	@find app/rankdeck_app engine/rankdeck -name '*.py' | sort > .make/texts.txt
+	@$(BIN)/python .ci/texts.py > .make/texts.py
+	@{ find app/rankdeck_app engine/rankdeck -name '*.py' | sort; echo .make/texts.py; } > .make/texts.txt
 	@$(BIN)/pyside6-lupdate @.make/texts.txt -tr-function-alias tr+=marked,tr+=phrase -locations none -ts $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 	@$(BIN)/pyside6-lrelease $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 
-bench: setup ## training beside hand-written loops, watched scripts, syncs, the dashboard, 5,000 runs listed, GPUs read and shown, plans (minutes)
+bench: setup ## training beside hand-written loops, watched scripts, syncs, the dashboard, clicks, 5,000 runs listed, GPUs, plans (half an hour)
 	@$(BIN)/python -m tests.bench.training
 	@$(BIN)/python -m tests.bench.sync
 	@$(BIN)/python -m tests.bench.replay
+	@$(BIN)/python -m tests.bench.replay --day
+	@$(BIN)/python -m tests.bench.window
 	@$(BIN)/python -m tests.bench.runs
 	@$(BIN)/python -m tests.bench.telemetry
 	@$(BIN)/python -m tests.bench.devices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,41 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.first_paint import first_paint
 from tests.helpers.waiting import wait_until, with_load
-
-FIRST_PAINT = """
-import json, sys, time
-from PySide6.QtCore import QTimer
-import rankdeck_app.application as running
-real = running.compose_later
-
-def watch(window):
-    def note():
-        heavy = ("torch", "numpy", "pyqtgraph", "pydantic", "tomlkit")
-        early = [name for name in heavy if name in sys.modules]
-        print(json.dumps({"early": early, "cpu_s": time.process_time()}), flush=True)
-    window.first_painted.connect(note)
-    real(window)
-    def finish():
-        print(json.dumps({"later": sorted({name.split(".")[0] for name in sys.modules})}), flush=True)
-        window.close()
-    window.first_painted.connect(lambda: QTimer.singleShot(300, window, finish))
-
-running.compose_later = watch
-from rankdeck_app.__main__ import main
-raise SystemExit(main([]))
-"""
 
 
 def test_the_first_paint_is_without_torch_numpy_and_pyqtgraph() -> None:
-    command = [sys.executable, "-P", "-c", FIRST_PAINT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    first, later = map(json.loads, done.stdout.splitlines())
+    first, later = first_paint()
     assert first["early"] == []
     assert "torch" not in later["later"]
     assert "rankdeck_app" in later["later"]
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])

@@ -1,11 +1,15 @@
 """The dashboard against the clock: a run of 8 devices with 1000 losses a second on top of a million.
 
     python -m tests.bench.replay [--devices 8] [--points 1000000] [--seconds 15]
+    python -m tests.bench.replay --day      16 devices, 8.64e7 losses, 60 s; some 10 GB of disk for its files
 
-Two measurements, in a real window (offscreen where there is no display). Attach: a finished run whose million
-steps are a million lines, from opening to the last event drawn. Live: another process appends to a run that
-already has a million points; a frame is measured from the clock's tick to the end of its painting.
-Goals: attach <= 1 s, p99 frame <= 16 ms, <= 30 % of a core at 30 frames a second.
+Two measurements, in a real window (offscreen where there is no display). Attach: a finished run of so many
+steps, from opening to the last event drawn; fifty steps a line, as a rank that does 1000 a second writes them
+(training/reporting.py), and a line each, as one that does 20. Live: another process appends to a run that
+already has that many points, and 10 readings a second of every device; a frame is measured from the clock's
+tick to the end of its painting. A day is measured live only, once its files were read as fast as can be.
+Goals: attach <= 1 s, p99 frame <= 16 ms, <= 30 % of a core at 30 frames a second, and of a day < 5 MB more of
+memory in the minute in which it is watched.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import psutil
 from PySide6.QtCore import QEvent, QObject
 
 from rankdeck import events
@@ -31,29 +37,31 @@ from tests.helpers.written_run import MIB, WrittenRun, backdated, device_infos
 
 STEPS_PER_S = 1000
 READINGS_HZ = 10
+READINGS_PER_FOLLOWED = 5
+"""A step is followed each half second at most (training/sampling.py)."""
 FLUSH_S = 0.05
+LINE_STEPS = int(STEPS_PER_S * FLUSH_S)
 
 
 def steps_line(rng: random.Random, first: int, num_steps: int, t: float, step_s: float) -> events.Steps:
     """Steps that ended before `t`, `step_s` apart."""
-    ended = [t - step_s * (num_steps - 1 - index) for index in range(num_steps)]
-    loss = [
-        2.2 + 8.5 * math.exp(-(first + index) / 2e5) + 0.1 * rng.gauss(0, 1) for index in range(num_steps)
-    ]
+    at = np.arange(num_steps)
+    noise = np.random.default_rng(rng.getrandbits(32)).normal(size=num_steps)
+    loss = 2.2 + 8.5 * np.exp(-(first + at) / 2e5) + 0.1 * noise
     return events.Steps(
         rank=0,
         first=first,
-        loss_sum=[32 * value for value in loss],
+        loss_sum=(32 * loss).tolist(),
         count=[32.0] * num_steps,
         lr=[3e-4] * num_steps,
         samples=[32] * num_steps,
         step_s=[step_s] * num_steps,
-        ended=ended,
+        ended=(t - step_s * (num_steps - 1 - at)).tolist(),
     )
 
 
-def readings(rng: random.Random, num_devices: int, t: float) -> list[events.Event]:
-    """One sample and one sampled step of every device."""
+def readings(rng: random.Random, num_devices: int, t: float, number: int) -> list[events.Event]:
+    """One sample of every device, and where one is due a followed step."""
     sample = events.Sample(
         interval_s=1 / READINGS_HZ,
         devices=[
@@ -61,6 +69,8 @@ def readings(rng: random.Random, num_devices: int, t: float) -> list[events.Even
             for index in range(num_devices)
         ],
     )
+    if number % READINGS_PER_FOLLOWED:
+        return [sample]
     memory = events.Memory(rank=0, step=0, source=events.MEASURED_IN_REHEARSAL, devices=[])
     for index in range(num_devices):
         kinds = {"parameters": 21 * MIB, "activations": int((47 + rng.gauss(0, 1)) * MIB)}
@@ -84,9 +94,9 @@ def history(
         ended = begin + (first + num_steps - 1) / STEPS_PER_S
         yield ended, steps_line(rng, first, num_steps, ended, 1 / STEPS_PER_S)
         while first + num_steps > next_reading:
-            next_reading += every
-            for event in readings(rng, num_devices, ended):
+            for event in readings(rng, num_devices, ended, next_reading // every):
                 yield ended, event
+            next_reading += every
 
 
 def write_run(runs: Path, name: str, num_devices: int, num_points: int, per_line: int) -> WrittenRun:
@@ -94,15 +104,15 @@ def write_run(runs: Path, name: str, num_devices: int, num_points: int, per_line
     now = time.time()
     run.started = now - num_points / STEPS_PER_S
     run.begin(devices=device_infos(num_devices), steps=2 * num_points)
-    lines = list(history(num_devices, num_points, per_line, now))
-    backdated(run.dir.events_folder / "rank-0.0.jsonl", lines)
+    backdated(run.dir.events_folder / "rank-0.0.jsonl", history(num_devices, num_points, per_line, now))
     return run
 
 
 def write_as_process(runs: Path, kind: str, num_devices: int, num_points: int) -> None:
     """Writes a run, prints its path, and goes on appending to a running one until standard input closes."""
-    run = write_run(runs, kind, num_devices, num_points, per_line=1 if kind == "finished" else 1000)
-    if kind == "finished":
+    is_finished, per_line = kind.startswith("finished"), {"finished": LINE_STEPS, "finished-slow": 1}
+    run = write_run(runs, kind, num_devices, num_points, per_line.get(kind, 1000))
+    if is_finished:
         run.end()
         print(run.path, flush=True)
         return
@@ -110,17 +120,17 @@ def write_as_process(runs: Path, kind: str, num_devices: int, num_points: int) -
     sys.stdin.readline()
     os.set_blocking(0, False)
     run.begin(devices=device_infos(num_devices), steps=2 * num_points, attempt=1)
-    rng = random.Random(2)
+    rng, number = random.Random(2), 0
     first, next_reading, next_flush = num_points + 1, time.time(), time.time()
-    num_steps = int(STEPS_PER_S * FLUSH_S)
+    num_steps = LINE_STEPS
     while _is_wanted():
         next_flush += FLUSH_S
         time.sleep(max(0.0, next_flush - time.time()))
         run.writer("rank-0", 1).write(steps_line(rng, first, num_steps, time.time(), 1 / STEPS_PER_S))
         first += num_steps
         if time.time() >= next_reading:
-            next_reading += 1 / READINGS_HZ
-            for event in readings(rng, num_devices, time.time()):
+            next_reading, number = next_reading + 1 / READINGS_HZ, number + 1
+            for event in readings(rng, num_devices, time.time(), number):
                 run.writer("sampler").write(event)
     run.lose()
 
@@ -179,6 +189,7 @@ class Bench:
     """A window of the app, and the two measurements in it."""
 
     def __init__(self, folder: Path, num_devices: int, num_points: int) -> None:
+        import numpy.ma  # noqa: F401 (with the views, as composition.py does)
         from PySide6.QtWidgets import QApplication
 
         from rankdeck_app.shell.frame import open_window
@@ -212,9 +223,9 @@ class Bench:
             self._app.processEvents()
             time.sleep(0.001)
 
-    def attach(self) -> str:
+    def attach(self, kind: str) -> str:
         """From the click on a finished run to its last event drawn."""
-        writer = Writer(self._runs, "finished", *self._sizes)
+        writer = Writer(self._runs, kind, *self._sizes)
         writer.close()
         self._spin(0.5)
         begin, cpu_s = time.perf_counter(), time.process_time()
@@ -226,33 +237,52 @@ class Bench:
         live.close()
         self._window.editor.close_page()
         return (
-            f"attach: {live.fold.num_events:,} events in {attach_s:.2f} s (goal 1), of the processor "
-            f"{time.process_time() - cpu_s:.2f} s; tab open in {opened_ms:.0f} ms"
+            f"attach: {live.step:,} steps in {live.fold.num_events:,} events in {attach_s:.2f} s (goal 1), "
+            f"of the processor {time.process_time() - cpu_s:.2f} s; tab open in {opened_ms:.0f} ms"
         )
 
     def live(self, seconds: float) -> str:
         """Frames and time of the processor while another process appends."""
         writer = Writer(self._runs, "running", *self._sizes)
+        before, begin = _resident_bytes(), time.perf_counter()
         live = self._open(writer.path)
-        self._spin(30, lambda: live.step == self._sizes[1])
+        self._spin(1800, lambda: live.step == self._sizes[1])
+        assert live.step == self._sizes[1], live.step
+        loaded = (
+            f"backlog: {_size_of(writer.path) / 1e9:.2f} GB in {time.perf_counter() - begin:.1f} s, "
+            f"{(_resident_bytes() - before) / 1e6:.0f} MB of memory\n"
+        )
         writer.go_on()
         self._spin(12)
         self._frames.times_ms.clear()
         step, cpu_s, begin = live.step or 0, time.process_time(), time.perf_counter()
+        before = _resident_bytes()
         self._spin(seconds)
         wall_s = time.perf_counter() - begin
         share, rate = (time.process_time() - cpu_s) / wall_s, ((live.step or 0) - step) / wall_s
+        grown = _resident_bytes() - before
         stats = self._window.clock.stats()
         assert stats is not None
         writer.close()
         live.close()
         self._window.close()
-        return (
+        return loaded + (
             f"live: frame p50 {stats.p50_ms:.1f} ms, p99 {stats.p99_ms:.1f} ms (goal 16), of the processor "
             f"p99 {self._frames.percentile(0.99):.1f} ms; {stats.rate_hz:.0f} fps, "
             f"{share:.0%} of a core (goal 30 %), {rate:.0f} losses/s, {len(live.losses):,} points, "
+            f"{grown / 1e6:+.1f} MB of memory in {wall_s:.0f} s, "
             f"{self._sizes[0]} devices, {self._app.platformName()}, load {os.getloadavg()[0]:.1f}"
         )
+
+
+def _resident_bytes() -> int:
+    """What this process holds, after what nothing refers to is gone."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def _size_of(run: Path) -> int:
+    return sum(file.stat().st_size for file in (run / "events").iterdir())
 
 
 def main() -> None:
@@ -260,9 +290,12 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--write", choices=("finished", "running"), help=argparse.SUPPRESS)
+    parser.add_argument("--day", action="store_true", help="16 devices, a day at 1000 losses a second, 60 s")
+    parser.add_argument("--write", choices=("finished", "finished-slow", "running"), help=argparse.SUPPRESS)
     parser.add_argument("--runs", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.day:
+        args.devices, args.points, args.seconds = 16, 24 * 3600 * STEPS_PER_S, 60.0
     if args.write is not None:
         write_as_process(args.runs, args.write, args.devices, args.points)
         return
@@ -271,7 +304,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RANKDECK_HOME"] = folder
         bench = Bench(Path(folder), args.devices, args.points)
-        print(bench.attach(), flush=True)
+        if not args.day:
+            for kind in ("finished", "finished-slow"):
+                print(bench.attach(kind), flush=True)
         print(bench.live(args.seconds), flush=True)
 
 

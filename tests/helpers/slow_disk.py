@@ -7,15 +7,19 @@ then, and how long it was not to be spoken to.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.helpers.c_library import build_library
 from tests.helpers.tree import CHECKOUT
@@ -30,8 +34,14 @@ _NOT_TRIED = {
 }
 
 
-def acts_on_slow_disk(folder: Path, delay_ms: int, only: str = "") -> list[dict[str, Any]]:
-    """What `main` found: {act, asked: [calls of the window's thread], longest_ms}, of all acts or one."""
+def acts_on_slow_disk(
+    folder: Path, delay_ms: int, only: str = "", *, is_busy: bool = False
+) -> list[dict[str, Any]]:
+    """What `main` found: {act, asked: [calls of the window's thread], longest_ms}, of all acts or one.
+
+    `is_busy`: the planner predicts whatever the draft becomes, and every other process that the app starts is
+    stopped as soon as it is there, so that nothing answers.
+    """
     library = build_library(Path(__file__).with_name("slowdisk.c"), folder / "slowdisk.so")
     disk = folder / "disk"
     disk.mkdir()
@@ -42,7 +52,14 @@ def acts_on_slow_disk(folder: Path, delay_ms: int, only: str = "") -> list[dict[
         "QT_QPA_PLATFORM": "offscreen",
     }
     env.pop("RANKDECK_RUNS", None)
-    command = [sys.executable, "-m", "tests.helpers.slow_disk", str(delay_ms), only]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.helpers.slow_disk",
+        str(delay_ms),
+        only,
+        "busy" if is_busy else "",
+    ]
     done = subprocess.run(
         command, cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=with_load(300)
     )
@@ -63,6 +80,30 @@ class _SlowDisk:
         """What the first thread had to wait for since the last call."""
         self._library.slowdisk_take(self._text, ctypes.c_size_t(len(self._text)))
         return self._text.value.decode("utf-8", "replace").splitlines()
+
+
+class _Stuck(threading.Thread):
+    """Stops each process that this one starts, all planners apart, until `end` ends them."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._is_over = threading.Event()
+        self.stopped: set[psutil.Process] = set()
+
+    def run(self) -> None:
+        while not self._is_over.wait(0.01):
+            for child in set(psutil.Process().children(recursive=True)) - self.stopped:
+                with contextlib.suppress(psutil.Error):
+                    if "plan" not in child.cmdline():
+                        child.suspend()
+                        self.stopped.add(child)
+
+    def end(self) -> None:
+        self._is_over.set()
+        self.join()
+        for child in self.stopped:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
 
 
 def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -122,7 +163,8 @@ def main() -> int:
     (workspace / "a.toml").write_text('[model]\nuse = "mlp"\n[data]\nuse = "digits"\n')
     (workspace / "a.py").write_text("import torch\n")
     qt = make_app()
-    app = open_app(workspace)
+    only, is_busy = sys.argv[2], sys.argv[3] == "busy"
+    app = open_app(workspace, plans=is_busy)
     wait_for(lambda: len(app.session.runs.infos) == len(written), 30, "the list of runs")
     longest_s, beat = 0.0, time.perf_counter()
 
@@ -142,8 +184,10 @@ def main() -> int:
             time.sleep(0.002)
 
     settle(1.0)
+    stuck = _Stuck()
+    if is_busy:
+        stuck.start()
     disk.set(is_slow=True)
-    only = sys.argv[2]
     for name, act in _acts(app, workspace, [run.path for run in written]):
         if only != name and (only or name.endswith("in vain")):
             continue
@@ -158,6 +202,8 @@ def main() -> int:
     print(json.dumps({"act": "wait", "asked": disk.asked(), "longest_ms": 0}), flush=True)
     disk.set(is_slow=False)
     pulse.stop()
+    if is_busy:
+        stuck.end()
     written[2].lose()
     close_app(app)
     end_all_runs(workspace / "runs")

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class WrittenRun:
             self._lock = -1
 
 
-def backdated(path: Path, lines: Sequence[tuple[float, events.Event]]) -> None:
+def backdated(path: Path, lines: Iterable[tuple[float, events.Event]]) -> None:
     """Appends events as if they had been written at the given Unix times; the file must be new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
