@@ -12,6 +12,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,15 @@ class RealApp:
     def __init__(self, display: str, home: Path, *arguments: str) -> None:
         self._env = os.environ | {"DISPLAY": display, "QT_QPA_PLATFORM": "xcb", "HOME": str(home)}
         command = [sys.executable, "-m", "tests.helpers.real_window", *arguments]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self.process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=CHECKOUT,
+            env=self._env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
         assert self.process.stdout is not None
         self._answers: queue.Queue[Any] = queue.Queue()
@@ -100,6 +108,10 @@ class RealApp:
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+        with self._errors:
+            self._errors.seek(0)
+            said = self._errors.read().decode("utf-8", "replace")
+        assert "Traceback" not in said, said
         return status
 
 
