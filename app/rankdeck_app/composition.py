@@ -1,19 +1,23 @@
 """The one place that knows both the frame and the views: called once, after the first paint.
 
 Each part of the app is plugged in by a line or a small function here. Views are imported inside the
-factories, so that a view costs nothing until somebody looks at it; numpy and pyqtgraph come in with the first
-run that is opened, and never before the first paint.
+factories, so that a view costs nothing until somebody looks at it; numpy and pyqtgraph come in a moment after
+the window is there, by a thread, and never before the first paint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING
 
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.chart_commands import ChartCommands
 from rankdeck_app.controllers.comparisons import Comparisons
@@ -34,6 +38,7 @@ from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.time_travel import TimeTravel
 from rankdeck_app.controllers.view_commands import AppCommands
+from rankdeck_app.language import tr
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
@@ -49,21 +54,45 @@ if TYPE_CHECKING:
 
 _ALIVE = "runs alive"
 MAX_NAMED = 3
+_AHEAD_MS = 400
+_PAGES = ("dashboard", "plan", "devices", "compare", "strategy", "race")
+_BROUGHT = (*(f"rankdeck_app.views.{name}.page" for name in _PAGES), "numpy.ma")
 _MOST_ON_BUTTON = 32
 
 
 def alive_in_words(titles: list[str]) -> str:
     """'2 runs are alive: GPT · DP · 4 and GPT · DDP · 4.'"""
-    if len(titles) == 1:
-        return f"1 run is alive: {titles[0]}."
-    more = len(titles) - MAX_NAMED
-    named = [*titles[:MAX_NAMED], *([f"{more} more"] if more > 0 else [])]
-    return f"{len(titles)} runs are alive: {', '.join(named[:-1])} and {named[-1]}."
+    n, more = len(titles), len(titles) - MAX_NAMED
+    if more > 0:
+        return tr(
+            "{n} runs are alive: {runs} and {more} more.",
+            "{n} run is alive: {runs} and {more} more.",
+            n,
+            runs=", ".join(titles[:MAX_NAMED]),
+            more=more,
+        )
+    return tr(
+        "{n} runs are alive: {runs} and {last}.",
+        "{n} run is alive: {last}.",
+        n,
+        runs=", ".join(titles[:-1]),
+        last=titles[-1],
+    )
 
 
 def shortened(title: str) -> str:
     """What of a title there is room for on a button."""
     return title if len(title) <= _MOST_ON_BUTTON else f"{title[: _MOST_ON_BUTTON - 1].rstrip()}…"
+
+
+def _import_ahead() -> None:
+    """What views bring, plots above all, takes a third of a second: not when the first run is awaited."""
+
+    def bring() -> None:
+        for module in _BROUGHT:
+            import_module(module)
+
+    Thread(target=bring, name="imports").start()
 
 
 class App:
@@ -125,6 +154,9 @@ class App:
         self._show_first_page()
         self.session.start()
         self.session.disk.start()
+        ahead = QTimer(self.window, interval=_AHEAD_MS, singleShot=True)
+        ahead.timeout.connect(_import_ahead)
+        ahead.start()
 
     def _compare_row(self) -> Command:
         """Where a list of runs and comparisons meet."""
@@ -132,29 +164,32 @@ class App:
         def compare() -> None:
             self.comparisons.open_compare([info.path for info in self.lists.selected_runs])
 
-        return Command(COMPARE, "Runs: Compare", compare, when="runsComparable")
+        return Command(COMPARE, phrase("Runs: Compare"), compare, when="runsComparable")
 
     # Views
 
     def _register_pages(self) -> None:
         window, session = self.window, self.session
         register = window.editor.register_page_kind
-        register("keys", lambda page_id: KeysPage(page_id, window))
-        register("notifications", lambda page_id: NotificationsPage(page_id, window))
-        register("welcome", lambda _id: self._welcome())
+        register("keys", lambda page_id: KeysPage(page_id, window), tr("Keyboard Shortcuts"))
+        register("notifications", lambda page_id: NotificationsPage(page_id, window), tr("Notifications"))
+        register("welcome", lambda _id: self._welcome(), tr("Welcome"))
         register("config", lambda _id: config_page.ConfigPage(window.theme, session.draft))
-        register("settings", lambda _id: self._settings_page())
+        register("settings", lambda _id: self._settings_page(), tr("Settings"))
         register("strategy", self._strategy_page)
-        register("plan", lambda _id: self._plan_page())
+        register("plan", lambda _id: self._plan_page(), tr("VRAM Plan"))
 
     def _register_views(self) -> None:
         activity, panel = self.window.add_activity, self.window.add_panel_tab
-        activity(Activity("launch", "Run Configuration", "rocket", self._launch_view, 90, ("Ctrl+Shift+L",)))
-        activity(Activity("runs", "Runs", "history", self.lists.side_view, 80, ("Ctrl+Shift+R",)))
-        activity(Activity("compare", "Compare", "git-compare", self._compare_view, 70, ("Ctrl+Shift+C",)))
-        activity(Activity("strategies", "Strategies", "circuit-board", self._strategies_view, 60))
-        panel(PanelTab("problems", "Problems", self._problems_view, None, 90, ("Ctrl+Shift+M",)))
-        panel(PanelTab("output", "Output", self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",)))
+        launch, runs = phrase("Run Configuration"), phrase("Runs")
+        compare, strategies = phrase("Compare"), phrase("Strategies")
+        problems, output = phrase("Problems"), phrase("Output")
+        activity(Activity("launch", launch, "rocket", self._launch_view, 90, ("Ctrl+Shift+L",)))
+        activity(Activity("runs", runs, "history", self.lists.side_view, 80, ("Ctrl+Shift+R",)))
+        activity(Activity("compare", compare, "git-compare", self._compare_view, 70, ("Ctrl+Shift+C",)))
+        activity(Activity("strategies", strategies, "circuit-board", self._strategies_view, 60))
+        panel(PanelTab("problems", problems, self._problems_view, None, 90, ("Ctrl+Shift+M",)))
+        panel(PanelTab("output", output, self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",)))
 
     def _launch_view(self) -> QWidget:
         from rankdeck_app.views.launch.side_bar import LaunchView
@@ -302,9 +337,11 @@ class App:
         problems = self.session.problems
         errors, warnings = problems.num_errors, problems.num_warnings
         self.window.panel.set_badge("problems", errors + warnings, "error" if errors else "normal")
-        for name, icon, count in (("errors", "error", errors), ("warnings", "warning", warnings)):
-            item = self.window.status.item(name, "left", 80 if name == "errors" else 79)
-            item.show_text(str(count), icon, tooltip=f"{count} {name}", command="view.panel.problems")
+        item, show = self.window.status.item, "view.panel.problems"
+        told = tr("{n} errors", "{n} error", errors)
+        item("errors", "left", 80).show_text(str(errors), "error", tooltip=told, command=show)
+        told = tr("{n} warnings", "{n} warning", warnings)
+        item("warnings", "left", 79).show_text(str(warnings), "warning", tooltip=told, command=show)
 
     def _show_workspace(self) -> None:
         self.window.title_bar.set_center_text(self.session.workspace.name)
@@ -328,8 +365,11 @@ class App:
 
     def _open_buttons(self, infos: list[RunInfo]) -> list[Action]:
         if len(infos) > MAX_NAMED:
-            return [("Show Runs", partial(self.window.show_activity, "runs"))]
-        return [(f"Open {shortened(info.title)}", partial(self.tabs.open, info.path)) for info in infos]
+            return [(tr("Show Runs"), partial(self.window.show_activity, "runs"))]
+        return [
+            (tr("Open {run}", run=shortened(info.title)), partial(self.tabs.open, info.path))
+            for info in infos
+        ]
 
     def _show_first_page(self) -> None:
         wanted = self.window.services.open_path

@@ -9,6 +9,7 @@ would be plain or cut in a real one.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import Phrase
+from rankdeck.base.phrases import Phrase, Said
 
 FOLDER = Path(__file__).with_name("languages")
 SYSTEM, ENGLISH, PSEUDO = "System", "English", "Pseudo"
 ENDING = ".qm"
+_ONLY_HOLES = re.compile(r"(?:\{\w+\}|[^\w{}])*")
+"""A template with nothing to translate: '{before}, {one}'."""
 
 
 def tr(text: str, one: str = "", n: int | None = None, /, **values: Any) -> str:
@@ -36,24 +39,38 @@ def tr(text: str, one: str = "", n: int | None = None, /, **values: Any) -> str:
     return _filled(found if found != text else _found(english), english, values)
 
 
-def spoken(said: str) -> str:
-    """What the engine says here and now, in the window's language where it is a phrase."""
-    if not isinstance(said, Phrase):
+def spoken(said: str, phrases: Mapping[str, Said] | None = None) -> str:
+    """What the engine says, in the window's language: a phrase, or a text that `phrases` (of a `Telling`)
+    knows. Anything else is what it is.
+    """
+    if isinstance(said, Phrase):
+        values = {
+            name: spoken(value) if isinstance(value, Phrase) else value
+            for name, value in said.arguments.items()
+        }
+        return _filled(_found(said.template), said.template, values)
+    if (made := (phrases or {}).get(said)) is None:
         return said
-    return _filled(_found(said.template), said.template, said.arguments)
+    found = _found(made.template)
+    return said if found == made.template else _filled(found, "", made.arguments) or said
 
 
 def in_words(problem: Problem) -> Problem:
     """A problem as the window says it. Only templates that the language knows are filled in: they may come
     from a file of a run.
     """
-    said = {
-        name: _filled(_found(template), "", problem.arguments.get(name, {}))
-        for name, template in problem.templates.items()
-        if name in ("message", "advice") and _found(template) != template
-    }
-    said = {name: text for name, text in said.items() if text}
+    said = {name: text for name in ("message", "advice") if (text := _said(problem, name))}
     return problem.but(**said) if said else problem
+
+
+def _said(problem: Problem, name: str) -> str:
+    """A part of it, with the phrases that are filled in; "" where the language knows nothing of it."""
+    template, values = problem.templates.get(name, ""), problem.arguments.get(name, {})
+    inner = {hole: text for hole in values if (text := _said(problem, f"{name}.{hole}"))}
+    found = _found(template)
+    if found == template and not (inner and _ONLY_HOLES.fullmatch(template)):
+        return ""
+    return _filled(found, "", {**values, **inner})
 
 
 @cache

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import read_bytes, read_toml, write_whole
+from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck_app.disk import Disk
-from rankdeck_app.language import ENDING, SYSTEM, known_languages
+from rankdeck_app.language import ENDING, SYSTEM, known_languages, spoken, tr
 
 Value = bool | int | float | str
 V = TypeVar("V", bool, int, float, str)
@@ -50,114 +51,159 @@ class Setting:
     def told(self) -> str:
         """The sentence, with what is allowed and when it holds."""
         low, high = self.minimum, self.maximum
-        bounds = f"{low:g} to {high:g}." if low is not None and high is not None else ""
-        later = "Holds from the next start." if self.at_start else ""
-        return " ".join(filter(None, (self.text, bounds, later)))
+        has_bounds = low is not None and high is not None
+        bounds = tr("{low:g} to {high:g}.", low=low, high=high) if has_bounds else ""
+        later = tr("Holds from the next start.") if self.at_start else ""
+        return " ".join(filter(None, (tr(self.text), bounds, later)))
 
-    def problem_with(self, value: object) -> str | None:
-        """Why the value is not allowed here, or None."""
+    def problem_with(self, value: object) -> Phrase | None:
+        """Why the value is not allowed here, or None. The file is read before the language is known."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
-            return f"{self.key} must be {_KIND_NAMES[self.kind]}, not {value!r}."
+            return phrase(_WRONG_KIND[self.kind], key=self.key, value=repr(value))
         if (
             self.choices
             and value not in self.choices
             and not (self.files and str(value).endswith(self.files))
         ):
-            known = [*self.choices, *([f"the path of a {self.files[0]} file"] if self.files else [])]
-            return f"{self.key} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r}."
+            return self._no_choice(repr(value))
         if isinstance(value, int | float) and not isinstance(value, bool):
             low = self.minimum is not None and value < self.minimum
             high = self.maximum is not None and value > self.maximum
             if low or high:
-                return f"{self.key} must lie between {self.minimum:g} and {self.maximum:g}, not {value:g}."
+                return phrase(
+                    "{key} must lie between {low:g} and {high:g}, not {value:g}.",
+                    key=self.key,
+                    low=self.minimum,
+                    high=self.maximum,
+                    value=value,
+                )
         return None
 
+    def _no_choice(self, value: str) -> Phrase:
+        if self.files:
+            return phrase(
+                "{key} must be {choices} or the path of a {ending} file, not {value}.",
+                key=self.key,
+                choices=", ".join(self.choices),
+                ending=self.files[0],
+                value=value,
+            )
+        return phrase(
+            "{key} must be {choices} or {last}, not {value}.",
+            key=self.key,
+            choices=", ".join(self.choices[:-1]),
+            last=self.choices[-1],
+            value=value,
+        )
 
-_KIND_NAMES: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+_WRONG_KIND: dict[type, str] = {
+    bool: marked("{key} must be true or false, not {value}."),
+    int: marked("{key} must be a whole number, not {value}."),
+    float: marked("{key} must be a number, not {value}."),
+    str: marked("{key} must be text, not {value}."),
+}
 
 OPTIONS: tuple[Setting, ...] = (
     Setting(
         "theme.name",
         "Dark Modern",
-        "Colour theme. System: as the desktop is, dark or light, with high contrast where it asks for it. The"
-        " path of a VS Code colour theme (JSON) does too.",
+        marked(
+            "Colour theme. System: as the desktop is, dark or light, with high contrast where it asks for it."
+            " The path of a VS Code colour theme (JSON) does too."
+        ),
         choices=("Dark Modern", "Light Modern", "Dark High Contrast", "Light High Contrast", "System"),
         files=(".json", ".jsonc"),
     ),
     Setting(
         "window.zoom",
         1.0,
-        "Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it.",
+        marked("Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it."),
         minimum=0.5,
         maximum=3,
     ),
     Setting(
         "window.density",
         "comfortable",
-        "How much room there is around fields, buttons and menus.",
-        choices=("comfortable", "compact"),
+        marked("How much room there is around fields, buttons and menus."),
+        choices=(marked("comfortable"), marked("compact")),
     ),
     Setting(
         "window.reduced_motion",
         False,
-        "Nothing slides, fades or blinks, and live views are drawn twice a second.",
+        marked("Nothing slides, fades or blinks, and live views are drawn twice a second."),
     ),
     Setting(
         "window.language",
         SYSTEM,
-        "Language of the window. System: as the desktop has it. Pseudo is made up, to find texts that cannot"
-        " be translated. The path of a translation (.qm) does too.",
+        marked(
+            "Language of the window. System: as the desktop has it. Pseudo is made up, to find texts that"
+            " cannot be translated. The path of a translation (.qm) does too."
+        ),
         choices=known_languages(),
         files=(ENDING,),
         at_start=True,
     ),
-    Setting("window.font", "", "Typeface of the window, such as Inter. Empty: the system's.", at_start=True),
+    Setting(
+        "window.font",
+        "",
+        marked("Typeface of the window, such as Inter. Empty: the system's."),
+        at_start=True,
+    ),
     Setting(
         "editor.font",
         "",
-        "Typeface of code, output and numbers, such as JetBrains Mono. Empty: the system's.",
+        marked("Typeface of code, output and numbers, such as JetBrains Mono. Empty: the system's."),
         at_start=True,
     ),
-    Setting("runs.dir", "", "Folder in which new runs are kept. Empty: the folder runs in the workspace."),
+    Setting(
+        "runs.dir", "", marked("Folder in which new runs are kept. Empty: the folder runs in the workspace.")
+    ),
     Setting(
         "engine.python",
         "",
-        "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app.",
+        marked(
+            "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app."
+        ),
     ),
     Setting(
         "editor.command",
         "",
-        'Program that opens a file at a line, such as "code -g {file}:{line}". Empty: the app shows it.',
+        marked(
+            'Program that opens a file at a line, such as "code -g {file}:{line}". Empty: the app shows it.'
+        ),
     ),
     Setting(
         "plan.automatic",
         True,
-        "Predict the memory of the run being configured as it changes, in a process of low priority.",
+        marked("Predict the memory of the run being configured as it changes, in a process of low priority."),
     ),
     Setting(
         "plan.timeout_s",
         PLAN_TIMEOUT_S,
-        "How many seconds the planner may take for one strategy.",
+        marked("How many seconds the planner may take for one strategy."),
         minimum=1,
         maximum=86_400,
     ),
-    Setting("plan.fit_bars", False, "Draw the plan's bars against the largest of them, not the capacity."),
-    Setting("window.restore_tabs", True, "Open the tabs of the last session at start."),
-    Setting("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),
+    Setting(
+        "plan.fit_bars", False, marked("Draw the plan's bars against the largest of them, not the capacity.")
+    ),
+    Setting("window.restore_tabs", True, marked("Open the tabs of the last session at start.")),
+    Setting("window.frame_rate", 30, marked("Frames per second of live views."), minimum=5, maximum=60),
     Setting(
         "window.show_frame_time",
         True,
-        "Show frame rate and frame time in the status bar while live views run.",
+        marked("Show frame rate and frame time in the status bar while live views run."),
     ),
     Setting(
         "notifications.desktop",
         True,
-        "Tell the desktop when a run ends while the window is not the active one.",
+        marked("Tell the desktop when a run ends while the window is not the active one."),
     ),
     Setting(
         "notifications.seconds",
         8.0,
-        "How long a notification stays; longer under the pointer.",
+        marked("How long a notification stays; longer under the pointer."),
         minimum=2,
         maximum=120,
     ),
@@ -168,7 +214,7 @@ class Settings(QObject):
     """Values by key.
 
     `changed` carries the key; `failed` says why the file could not be written (a change holds until the app
-    ends); `problems` says what in it was refused (defaults stand in).
+    ends); `problems` says what in it was refused (defaults stand in), in phrases.
     """
 
     changed = Signal(str)
@@ -196,7 +242,11 @@ class Settings(QObject):
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            self.problems.append(f"{self.path}: {error}. Defaults are used until it is corrected.")
+            self.problems.append(
+                phrase(
+                    "{path}: {error}. Defaults are used until it is corrected.", path=self.path, error=error
+                )
+            )
             return
         for key, value in _flatten(table):
             option = self.options.get(key)
@@ -204,16 +254,24 @@ class Settings(QObject):
                 continue  # a newer or older version's option: kept in the file, not ours to judge
             problem = option.problem_with(value)
             if problem:
-                self.problems.append(f"{self._place(key)}: {problem} The default {option.default!r} is used.")
+                self.problems.append(
+                    phrase(
+                        "{path}, line {line}: {problem} The default {default} is used.",
+                        path=self.path,
+                        line=self._line_of(key),
+                        problem=problem,
+                        default=repr(option.default),
+                    )
+                )
             else:
                 self._values[key] = option.kind(value)
 
-    def _place(self, key: str) -> str:
-        """The file, and the line of a key in it."""
+    def _line_of(self, key: str) -> int | None:
+        """The line of a key in the file."""
         from rankdeck.config.toml_lines import key_lines, line_of  # only where something is wrong
 
         text = read_bytes(self.path).decode("utf-8-sig")
-        return f"{self.path}, line {line_of(key_lines(text), tuple(key.split('.')))}"
+        return line_of(key_lines(text), tuple(key.split(".")))
 
     def get(self, key: str, kind: type[V]) -> V:
         """The value, or its default. `kind` is the type of the setting's row."""
@@ -233,7 +291,7 @@ class Settings(QObject):
         option = self.options[key]
         problem = option.problem_with(value)
         if problem:
-            raise ValueError(problem)
+            raise ValueError(spoken(problem))
         value = option.kind(value)
         if value == self.value(key):
             return
@@ -246,8 +304,12 @@ class Settings(QObject):
 
     def tell(self, error: OSError) -> None:
         """That something of the settings could not be written."""
-        what = f"{error.filename or self.path} cannot be written: {error.strerror}."
-        self.failed.emit(f"{what} The change holds until the app ends.")
+        text = tr(
+            "{path} cannot be written: {error}. The change holds until the app ends.",
+            path=error.filename or self.path,
+            error=error.strerror,
+        )
+        self.failed.emit(text)
 
     def _write(self, key: str, value: Value) -> None:
         import tomlkit  # 11 ms: only when something is changed

@@ -15,12 +15,14 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import isValid
 
+from rankdeck_app.language import PSEUDO, forget, use_language
 from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.painting import watch_overflows
 from tests.helpers.patient_qtbot import PatientQtBot
 from tests.helpers.told_plan import PlanWorld
+from tests.helpers.waiting import with_load
 
 
 def settle() -> None:
@@ -41,7 +43,9 @@ def _active_timers() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test that uses Qt: no widget, running timer or thread that was not there before."""
+    """After a test that uses Qt: no widget, running timer or thread that was not there before. A thread that
+    was told to end may take its moment.
+    """
     if "qapp" not in request.fixturenames:
         yield
         return
@@ -54,7 +58,10 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     settle()
     widgets = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets_before and isValid(w)]
     timers = [timer for timer in _active_timers() if timer not in timers_before]
-    threads = [thread.name for thread in threading.enumerate() if thread not in threads_before]
+    fresh = [thread for thread in threading.enumerate() if thread not in threads_before]
+    for thread in fresh:
+        thread.join(with_load(5))
+    threads = [thread.name for thread in fresh if thread.is_alive()]
     gc.freeze()  # what stands now, such as all of torch, is not gone over after every test to come
     assert not widgets, f"widgets left: {widgets}"
     assert not timers, f"timers left running: {timers}"
@@ -110,6 +117,14 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Services], MainWindow]]:
 def window(services: Services, make_window: Callable[[Services], MainWindow]) -> MainWindow:
     """An empty main window: no view is registered yet."""
     return make_window(services)
+
+
+@pytest.fixture
+def made_up(qapp: QApplication) -> Iterator[None]:
+    """All is said in the made-up language."""
+    spoken = use_language(PSEUDO)
+    yield
+    forget(spoken)
 
 
 @pytest.fixture

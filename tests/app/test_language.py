@@ -7,7 +7,7 @@ import json
 import string
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import Telling, phrase
 from rankdeck_app import language
 from rankdeck_app.language import PSEUDO, forget, in_words, known_languages, spoken, tr, use_language
 
@@ -84,10 +84,37 @@ def test_what_the_engine_says_here_is_spoken(german: Path) -> None:
     assert spoken("Stop {what}") == "Stop {what}", "a plain text is what it is"
 
 
+class Told(Telling):
+    reason: str | None = None
+    notes: list[str] = msgspec.field(default_factory=list)
+
+
+def test_a_line_of_json_keeps_what_its_sentences_were_made_of(german: Path) -> None:
+    inner = phrase("Stop {what}", what="it")
+    told = Told(
+        reason=phrase("Rank {rank} broke.", rank=2), notes=["plain", phrase("Stop {what}", what=inner)]
+    )
+    read = msgspec.json.decode(msgspec.json.encode(told), type=Told)
+    assert read == told and (read.reason, read.notes) == ("Rank 2 broke.", ["plain", "Stop Stop it"])
+    assert spoken(read.reason, read.phrases) == "Rang 2 ist gestorben."
+    assert [spoken(note, read.phrases) for note in read.notes] == ["plain", "Stop it anhalten"]
+    assert spoken(phrase("Stop {what}", what=inner)) == "it anhalten anhalten", "a phrase in a phrase"
+    assert msgspec.json.decode(b'{"reason": "x"}', type=Told).phrases == {}
+
+
 def test_what_is_filled_in_can_be_encoded() -> None:
     told = Problem("x", phrase("{a:.1f} {b} {c} {d}", a=np.float64(1.25), b=Path("/x"), c=True, d=None))
     assert msgspec.json.decode(msgspec.json.encode(told), type=Problem) == told
     assert told.message == "1.2 /x True None" and told.arguments["message"]["a"] == 1.25
+
+
+def test_a_phrase_in_a_problem_is_said_too(german: Path) -> None:
+    inner = phrase("Stop {what}", what="it")
+    told = Problem("x", phrase("Rank {rank} broke.", rank=inner), advice=phrase("{a}: {b}", a=inner, b="b"))
+    said = in_words(msgspec.json.decode(msgspec.json.encode(told), type=Problem))
+    assert (said.message, said.advice) == ("Rang it anhalten ist gestorben.", "it anhalten: b")
+    plain = Problem("x", phrase("Unknown {a}", a=inner))
+    assert in_words(plain) == plain, "a sentence that the language does not know stays whole"
 
 
 def test_what_was_said_otherwise_is_not_said_as_before(german: Path) -> None:
@@ -176,3 +203,112 @@ def test_every_text_is_a_constant_with_a_name_for_what_is_filled_in() -> None:
 )
 def test_a_text_that_cannot_be_translated_is_found(code: str) -> None:
     assert [_wrong(call, at_import) for call, at_import in _calls(ast.parse(code))] != [None]
+
+
+# Every error in the engine
+
+
+def _kinds_of_errors(trees: Iterable[ast.AST]) -> set[str]:
+    """`RankdeckError` and what derives from it."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    kinds, before = {"RankdeckError"}, 0
+    while len(kinds) > before:
+        before = len(kinds)
+        kinds |= {one.name for one in classes if any(ast.unparse(base) in kinds for base in one.bases)}
+    return kinds
+
+
+def _said_by(call: ast.Call, errors: set[str]) -> list[ast.expr]:
+    """The message and the advice of a problem, of an error, or of a problem that is said otherwise."""
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    if name not in {"Problem", "but", *errors}:
+        return []
+    places = {"Problem": (1, 4), "but": ()}.get(name, (0,))
+    named = [one.value for one in call.keywords if one.arg in ("message", "advice")]
+    return [*(call.args[place] for place in places if place < len(call.args)), *named]
+
+
+def _is_plain(text: ast.expr, values: dict[str, list[ast.expr]]) -> bool:
+    """Whether it is put together, or a sentence that is no phrase; `values` are those of names."""
+    match text:
+        case ast.JoinedStr():
+            return True
+        case ast.Constant(value=str(words)):
+            return " " in words
+        case ast.BinOp(left=left, op=ast.Add() | ast.Mod(), right=right):
+            return any(isinstance(one, ast.JoinedStr | ast.Constant) for one in (left, right))
+        case ast.IfExp(body=body, orelse=other):
+            return _is_plain(body, values) or _is_plain(other, values)
+        case ast.BoolOp(values=parts):
+            return any(_is_plain(part, values) for part in parts)
+        case ast.Name(id=name):
+            return any(_is_plain(value, {}) for value in values.get(name, []))
+    return False
+
+
+def _values_in(tree: ast.AST) -> dict[str, list[ast.expr]]:
+    """What is assigned to each name."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign | ast.AugAssign) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for one, value in pairs:
+                if isinstance(one, ast.Name):
+                    found.setdefault(one.id, []).append(value)
+    return found
+
+
+def _plain_problems(tree: ast.Module, errors: set[str]) -> Iterator[ast.expr]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _said_by(node, errors)]
+    if not calls:
+        return
+    constants = _values_in(ast.Module([node for node in tree.body if isinstance(node, ast.Assign)], []))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    # Of functions in functions the innermost comes last.
+    inside = {id(node): function for function in functions for node in ast.walk(function)}
+    for call in calls:
+        values = {**constants, **(_values_in(inside[id(call)]) if id(call) in inside else {})}
+        yield from (text for text in _said_by(call, errors) if _is_plain(text, values))
+
+
+def test_every_problem_of_the_engine_can_be_said_in_another_language() -> None:
+    trees = {
+        file: ast.parse(file.read_text("utf-8")) for file in sorted(ROOT.glob("engine/rankdeck/**/*.py"))
+    }
+    errors = _kinds_of_errors(trees.values())
+    assert {"ConfigError", "NotResumableError", "CheckpointError"} <= errors
+    wrong = [
+        f"{file.relative_to(ROOT)}:{text.lineno}: {ast.unparse(text)[:90]}"
+        for file, tree in trees.items()
+        for text in _plain_problems(tree, errors)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'Problem("x", f"{a} broke.")',
+        'Problem("x", phrase("It broke."), advice="Mend it.")',
+        'Problem("x", phrase("It broke."), None, 3, "Mend it.")',
+        'raise ConfigError("It " + what)',
+        'errors.OwnError("%s broke" % a, code="x")',
+        'ConfigError(phrase("It broke.") if a else "It did not.")',
+        'ConfigError(known(a) or "Nothing is known.")',
+        'problem.but(message=f"{a} broke.")',
+        'ADVICE = "Mend it."\ndef f(a):\n    raise ConfigError(a, advice=ADVICE)',
+        'def f(a):\n    said = f"{a} broke."\n    raise ConfigError(said)',
+        'def f(a):\n    said, more = f"{a} broke.", 1\n    raise ConfigError(said)',
+        'def f(a):\n    said = phrase("It broke.")\n    said += " Badly."\n    raise ConfigError(said)',
+    ],
+)
+def test_a_problem_that_is_no_phrase_is_found(code: str) -> None:
+    own = "class OwnError(ConfigError): ...\nclass ConfigError(RankdeckError): ...\n"
+    errors = _kinds_of_errors([ast.parse(own)])
+    assert len(list(_plain_problems(ast.parse(code), errors))) == 1
+    fine = 'def f(a):\n    said = phrase("{a} broke.", a=a)\n    raise OwnError(said, code="own")'
+    assert not list(_plain_problems(ast.parse(fine), errors))

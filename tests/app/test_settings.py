@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck_app.language import pseudo, spoken
 from rankdeck_app.settings import OPTIONS, Setting, Settings
 from rankdeck_app.theme import BUILT_IN, SYSTEM
 
@@ -101,6 +102,17 @@ def test_a_theme_is_one_of_ours_or_a_file(path: Path, name: str, is_allowed: boo
     problem = Settings(path).options["theme.name"].problem_with(name)
     assert (problem is None) is is_allowed
     assert is_allowed or (problem or "").endswith("System or the path of a .json file, not 'Solarised'.")
+
+
+@pytest.mark.usefixtures("made_up")
+def test_what_was_refused_before_the_language_was_known_is_said_in_it(path: Path) -> None:
+    path.write_text("[window]\nzoom = 9\n")
+    (problem,) = Settings(path).problems
+    place, default = f"{path}, line 2: ", " The default 1.0 is used."
+    assert problem == f"{place}window.zoom must lie between 0.5 and 3, not 9.{default}"
+    middle = pseudo("{key} must lie between {low:g} and {high:g}, not {value:g}.")
+    middle = middle.format(key="window.zoom", low=0.5, high=3, value=9)
+    assert spoken(problem) == f"{path}, {pseudo('line')} 2: {middle}{pseudo(default)}"
 
 
 def test_every_theme_of_ours_is_a_choice_and_every_number_has_bounds() -> None:

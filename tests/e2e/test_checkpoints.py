@@ -129,13 +129,16 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step_
     assert run.is_alive() and run.name == started.json["run"]
     try:
         killing.wait_for_step(run, 1)
+        as_json = rankdeck_here("checkpoint", run.path, "--json", code=0).json
+        assert set(as_json) == {"step", "bytes", "seconds", "path"} and Path(as_json["path"]).is_dir()
         asked = rankdeck_here("checkpoint", run.path, code=0)
         assert Path(asked.out.strip()).is_dir() and asked.err.startswith("step ")
         assert rankdeck_here("resume", run.path, code=2).err.startswith(f"{run.name} is running.")
     finally:
-        rankdeck_here("stop", run.path, code=0)
+        stopped = rankdeck_here("stop", run.path, "--json", code=0).json
+    assert stopped == {"run": run.name, "outcome": "stopped"}
     stopped_at = saved_steps(run)[-1]
-    assert [reason for _, reason in told(run)] == ["request", "stop"]
+    assert [reason for _, reason in told(run)] == ["request", "request", "stop"]
     assert rankdeck_here("checkpoint", run.path, code=2).err.startswith(
         f"{run.name} is not running: stopped."
     )

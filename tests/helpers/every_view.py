@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,21 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck import events
+from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.race import RUNNING
+from rankdeck.run.ways_out import ways_file
 from rankdeck_app.composition import App
 from rankdeck_app.shell.status_bar import StatusItem
 from rankdeck_app.state.problem_list import LAUNCH
+from rankdeck_app.views.dashboard.run_tab import RunTab
 from rankdeck_app.views.launch.trust_question import TrustQuestion
+from rankdeck_app.views.memory_why import MemoryWhyPage
 from rankdeck_app.views.run_note import RunNote
+from tests.helpers.app_window import wait_for
 from tests.helpers.told_race import WrittenRace, entry
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
@@ -66,6 +75,28 @@ class EveryView:
         run.writer("rank-0").write(events.Evaluation(step=20, loss=2.0, samples=64, seconds=0.1))
         return run
 
+    @staticmethod
+    def _run_out_of_memory(run: WrittenRun) -> None:
+        """With planned ways out of it."""
+        told = Allocation(
+            asked_bytes=200 * MIB, capacity_bytes=300 * MIB, free_bytes=9 * MIB, in_use_bytes=MIB
+        )
+        failed = events.OutOfMemory(
+            rank=1, step=31, device=1, module="", modules={"": {"parameters": MIB}}, allocation=told
+        )
+        run.writer("rank-1").write(failed)
+        raised = Problem("out-of-memory", phrase("It did not fit."), path=str(Path(__file__)), line=3, rank=1)
+        run.writer("supervisor").write(events.ProblemRaised(problem=raised))
+        lines = []
+        for strategy, size in (("dp", 400 * MIB), ("fsdp", 100 * MIB)):
+            device = PlannedDevice(
+                device=1, active_bytes=size, total_bytes=size, capacity_bytes=300 * MIB, name="Virtual 1"
+            )
+            line = PlanLine(strategy=strategy, options={}, label=strategy, verdict=FITS, devices=[device])
+            line.configured = strategy == "dp"
+            lines.append(plan_lines.encode(line))
+        ways_file(run.dir).write_bytes(b"".join(lines))
+
     @property
     def page_ids(self) -> list[str]:
         """All that open by their id; a comparison and the code page open by a call."""
@@ -80,7 +111,7 @@ class EveryView:
         app.comparisons.open_compare([self.alive.path, self.failed.path])
         app.places.open(Path(__file__), 3, "what is wrong here")
         app.session.problems.set(
-            LAUNCH, "alive", [Problem("launch", "It did not start.", advice="Try again.")]
+            LAUNCH, "alive", [Problem("launch", phrase("It did not start."), advice=phrase("Try again."))]
         )
 
     def walk(self, app: App) -> Iterator[tuple[str, QWidget]]:
@@ -89,13 +120,24 @@ class EveryView:
         editor = app.window.editor
         for tab in list(editor.active_group.tabs):
             editor.show_tab(tab)
-            yield tab.page_id.split(":")[0], tab.build()
+            page = tab.build()
+            if isinstance(page, RunTab):
+                wait_for(partial(self._is_drawn, page), 30, "the charts of a run")
+            yield tab.page_id.split(":")[0], page
         for activity in ACTIVITIES:
             yield f"side bar {activity}", app.window.show_activity(activity)
         for panel in PANELS:
             yield f"panel {panel}", app.window.show_panel(panel)
         yield "frame", app.window
         yield from self._dialogs(app)
+        yield from self._why(app)
+
+    @staticmethod
+    def _is_drawn(page: RunTab) -> bool:
+        """Everything was read, and every card that is to be seen has its chart and its figures."""
+        shown = [card for card in page.cards.values() if not card.visibleRegion().isEmpty()]
+        is_read = bool(page.run.outcome) and not page.run.has_more and not page._pending
+        return is_read and bool(shown) and all(card.made_body is not None for card in shown)
 
     def _dialogs(self, app: App) -> Iterator[tuple[str, QWidget]]:
         asked: list[QWidget] = [
@@ -107,6 +149,22 @@ class EveryView:
             yield type(widget).__name__, widget
             widget.close()
             widget.deleteLater()
+
+    def _why(self, app: App) -> Iterator[tuple[str, QWidget]]:
+        """Why a run ran out of memory, and nothing else of that run."""
+        run = self._trained(WrittenRun(app.session.workspace.runs_folder, "exhausted"))
+        self._run_out_of_memory(run)
+        run.end("failed", 1)
+        page = app.window.editor.open(f"why:{run.path}")
+        assert isinstance(page, MemoryWhyPage)
+
+        def has_ways() -> bool:
+            page.memory_why.look()
+            return bool(page.ways.buttons)
+
+        wait_for(has_ways, 30, "the planner's answer")
+        yield "why", page
+        app.window.editor.close_page(page.page_id)
 
     def end(self) -> None:
         """Let go of what is locked."""

@@ -127,5 +127,7 @@ def _cut_label(label: QLabel) -> Iterator[str]:
         needed = label.heightForWidth(label.width())
         if label.height() + 1 < needed:
             yield f"{type(label).__name__} {label.text()!r}: {label.height()} of {needed} px high"
+    elif label.text() in label.toolTip():
+        return  # it is told that there is more
     elif room.width() + 1 < label.fontMetrics().horizontalAdvance(label.text().split("\n")[0]):
         yield f"{type(label).__name__} {label.text()!r}: {room.width()} px wide"

@@ -22,6 +22,7 @@ from shiboken6 import isValid
 from rankdeck.base.files import read_toml, write_whole
 from rankdeck_app.commands.table import CommandTable
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import tr
 
 
 def to_sequence(keys: str) -> QKeySequence:
@@ -72,15 +73,21 @@ class Keymap(QObject):
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            self.problem = f"{self._path}: {error}. The default keys are used until it is corrected."
+            self.problem = tr(
+                "{path}: {error}. The default keys are used until it is corrected.",
+                path=self._path,
+                error=error,
+            )
             return {}
         own: dict[str, tuple[str, ...]] = {}
         for command_id, keys in table.items():
             if isinstance(keys, list) and all(map(are_keys, keys)):
                 own[command_id] = tuple(keys)
             else:
-                self.problem = (
-                    f'{self._path}: "{command_id}" must list keys such as ["Ctrl+K B"]. Its default is used.'
+                self.problem = tr(
+                    '{path}: "{command}" must list keys such as ["Ctrl+K B"]. Its default is used.',
+                    path=self._path,
+                    command=command_id,
                 )
         return own
 
@@ -130,7 +137,12 @@ class Keymap(QObject):
         self.changed.emit()
 
     def _tell(self, error: OSError) -> None:
-        self.failed.emit(f"{self._path} cannot be written: {error}. The keys hold until the app ends.")
+        text = tr(
+            "{path} cannot be written: {error}. The keys hold until the app ends.",
+            path=self._path,
+            error=error,
+        )
+        self.failed.emit(text)
 
 
 class Shortcuts(QObject):

@@ -5,8 +5,8 @@ palette, the menus, the tool buttons and the keymap are all drawn from the table
 place:
 
     window.commands.register(
-        Command("run.stop", "Run: Stop", keys=("Shift+F5",), when="activeRunAlive", menu="Run/1_control",
-        run=stop)
+        Command("run.stop", phrase("Run: Stop"), keys=("Shift+F5",), when="activeRunAlive",
+        menu="Run/1_control", run=stop)
     )
 
 `Context` holds the facts that `when` speaks of. A command whose `when` does not hold is not offered anywhere.
@@ -23,6 +23,8 @@ from functools import cache
 
 from PySide6.QtCore import QObject, Signal
 
+from rankdeck_app.language import spoken
+
 _FACT = re.compile(r"!?\w[\w.]*")
 
 
@@ -31,11 +33,12 @@ class Command:
     """One row of the table.
 
     id: dotted and stable ("view.toggleSideBar"); it is what the keymap file names.
-    title: "Category: What it does"; the palette shows all of it, menus and tooltips the part after the colon.
+    title: "Category: What it does", a phrase; the palette shows all of it, menus and tooltips the part after
+        the colon. It is shown in the window's language, and found by its English, too.
     keys: default shortcuts; chords as "Ctrl+K Ctrl+S".
     when: facts of the context joined by &&, "!" before one that must not hold; empty means always.
-    menu: "Menu/group", e.g. "View/2_layout"; groups are sorted by name and parted by a line. Empty: in no
-        menu.
+    menu: "Menu/group", e.g. "View/2_layout": ids; groups are sorted by name and parted by a line. Empty: in
+        no menu.
     run: called without arguments.
     checked: the fact that a command switches; menus show a check mark by it.
     palette: False keeps it out of the palette (one that only makes sense by its key).
@@ -51,9 +54,14 @@ class Command:
     palette: bool = True
 
     @property
+    def shown(self) -> str:
+        """The title in the window's language."""
+        return spoken(self.title)
+
+    @property
     def label(self) -> str:
-        """The title without its category."""
-        return self.title.split(": ", 1)[-1]
+        """That without its category."""
+        return self.shown.split(": ", 1)[-1]
 
 
 class Context(QObject):

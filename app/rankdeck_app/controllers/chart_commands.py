@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
@@ -39,24 +40,35 @@ class ChartCommands:
         def row(
             name: str, title: str, act: Callable[[], None], keys: str, when: str = "activeCards"
         ) -> Command:
-            return Command(f"chart.{name}", f"Chart: {title}", act, (f"Ctrl+K {keys}",), when)
+            return Command(f"chart.{name}", title, act, (f"Ctrl+K {keys}",), when)
 
         grid, card = self._on_grid, self._on_card
         return [
-            row("maximise", "Maximise or Restore", grid(ArrangedGrid.toggle), "Ctrl+M"),
-            row("moveBack", "Move Back", grid(lambda one: one.move_card(-1)), "Ctrl+Up"),
-            row("moveOn", "Move On", grid(lambda one: one.move_card(1)), "Ctrl+Down"),
-            row("hide", "Hide", grid(ArrangedGrid.hide_card), "Ctrl+H"),
-            row("showAll", "Show All Charts", grid(ArrangedGrid.show_all), "Ctrl+A"),
-            row("resetLayout", "Reset Layout", grid(ArrangedGrid.reset), "Ctrl+0"),
-            row("log", "Logarithmic Scale", card(ChartCard.toggle_log), "Ctrl+L"),
-            row("smoother", "Smoother", card(lambda one: one.smooth_by(1)), "Ctrl+."),
-            row("rougher", "Less Smooth", card(lambda one: one.smooth_by(-1)), "Ctrl+,"),
-            row("xAxis", "Next X Axis (Step, Time, Samples)", card(ChartCard.next_x_axis), "Ctrl+X"),
-            row("copy", "Copy as Picture", card(ChartCard.copy_picture), "Ctrl+C", "activeChart"),
-            row("png", "Export PNG…", card(ChartCard.ask_png), "Ctrl+1", "activeChart"),
-            row("svg", "Export SVG…", card(ChartCard.ask_svg), "Ctrl+2", "activeChart"),
-            row("csv", "Export CSV…", card(ChartCard.ask_csv), "Ctrl+3", "activeChart"),
+            row("maximise", phrase("Chart: Maximise or Restore"), grid(ArrangedGrid.toggle), "Ctrl+M"),
+            row("moveBack", phrase("Chart: Move Back"), grid(lambda one: one.move_card(-1)), "Ctrl+Up"),
+            row("moveOn", phrase("Chart: Move On"), grid(lambda one: one.move_card(1)), "Ctrl+Down"),
+            row("hide", phrase("Chart: Hide"), grid(ArrangedGrid.hide_card), "Ctrl+H"),
+            row("showAll", phrase("Chart: Show All Charts"), grid(ArrangedGrid.show_all), "Ctrl+A"),
+            row("resetLayout", phrase("Chart: Reset Layout"), grid(ArrangedGrid.reset), "Ctrl+0"),
+            row("log", phrase("Chart: Logarithmic Scale"), card(ChartCard.toggle_log), "Ctrl+L"),
+            row("smoother", phrase("Chart: Smoother"), card(lambda one: one.smooth_by(1)), "Ctrl+."),
+            row("rougher", phrase("Chart: Less Smooth"), card(lambda one: one.smooth_by(-1)), "Ctrl+,"),
+            row(
+                "xAxis",
+                phrase("Chart: Next X Axis (Step, Time, Samples)"),
+                card(ChartCard.next_x_axis),
+                "Ctrl+X",
+            ),
+            row(
+                "copy",
+                phrase("Chart: Copy as Picture"),
+                card(ChartCard.copy_picture),
+                "Ctrl+C",
+                "activeChart",
+            ),
+            row("png", phrase("Chart: Export PNG…"), card(ChartCard.ask_png), "Ctrl+1", "activeChart"),
+            row("svg", phrase("Chart: Export SVG…"), card(ChartCard.ask_svg), "Ctrl+2", "activeChart"),
+            row("csv", phrase("Chart: Export CSV…"), card(ChartCard.ask_csv), "Ctrl+3", "activeChart"),
         ]
 
     def _on_grid(self, act: Callable[[ArrangedGrid], object]) -> Callable[[], None]:

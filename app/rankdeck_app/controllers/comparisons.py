@@ -7,7 +7,8 @@ one is that of the active tab, or the one that was active last: the side bar add
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,13 +17,16 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QFileDialog
 from shiboken6 import isValid
 
+from rankdeck.base.phrases import phrase
 from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS, RunAt, ats_of
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.recent_comparisons import RecentComparisons
 from rankdeck_app.widgets.run_list import details, strategy_title
 
@@ -51,19 +55,19 @@ class Comparisons(QObject):
 
     def rows(self) -> list[Command]:
         row = partial(Command, when="activeCompare", menu="Run/4_compare")
+        of_run = partial(Command, menu="Run/3_this")
         return [
-            Command("compare.runs", "Compare: Runs…", self.pick, ("Ctrl+K C",), menu="Run/4_compare"),
-            row("compare.add", "Compare: Add Runs…", self._add_to_active),
-            row("compare.save", "Compare: Save as a Page…", self._save_active),
-            Command("run.compare", "Run: Compare With…", self._compare_active, (), "activeRun", "Run/3_this"),
-            Command(
+            Command("compare.runs", phrase("Compare: Runs…"), self.pick, ("Ctrl+K C",), menu="Run/4_compare"),
+            row("compare.add", phrase("Compare: Add Runs…"), self._add_to_active),
+            row("compare.save", phrase("Compare: Save as a Page…"), self._save_active),
+            of_run("run.compare", phrase("Run: Compare With…"), self._compare_active, when="activeRun"),
+            of_run(
                 "run.weights",
-                "Run: Export Weights…",
+                phrase("Run: Export Weights…"),
                 self._export_active,
                 when="activeRunAgain && !activeRunScript",
-                menu="Run/3_this",
             ),
-            Command("run.report", "Run: Save a Report…", self._report_active, (), "activeRun", "Run/3_this"),
+            of_run("run.report", phrase("Run: Save a Report…"), self._report_active, when="activeRun"),
         ]
 
     # Opening
@@ -136,7 +140,7 @@ class Comparisons(QObject):
         return [page for page in self._pages if isValid(page) and page in shown]
 
     def _forget(self, page: ComparePage, _gone: object = None) -> None:
-        if isValid(self):  # the window may be going, too
+        if isValid(self) and page in self._pages:
             self._pages = [one for one in self._pages if one is not page]
             self.current_changed.emit(self.current)
 
@@ -160,15 +164,16 @@ class Comparisons(QObject):
 
     def pick(self) -> None:
         """Runs for a new comparison, one after another."""
-        self._choose([], "Choose two or more runs", self.open_compare)
+        self._choose([], tr("Choose two or more runs"), self.open_compare)
 
     def compare_with(self, path: Path) -> None:
         """Runs to put beside this one."""
-        self._choose([RunAt(path)], f"Compare {self._session.runs.title_of(path)} with", self.open_compare)
+        question = tr("Compare {run} with", run=self._session.runs.title_of(path))
+        self._choose([RunAt(path)], question, self.open_compare)
 
     def _pick_more(self, page: ComparePage) -> None:
         add = partial(self._add_to, page.page_id)  # the palette keeps it, and must not keep the page
-        self._choose(page.comparing.ats, "Add runs", add, done="Add")
+        self._choose(page.comparing.ats, tr("Add runs"), add, is_adding=True)
 
     def _add_to(self, page_id: str, ats: Sequence[RunAt]) -> None:
         page = self._window.editor.page(page_id)
@@ -176,16 +181,20 @@ class Comparisons(QObject):
             if one is page:
                 one.add([at for at in ats if at not in one.comparing.ats])
 
-    def _choose(self, chosen: list[RunAt], placeholder: str, act: Any, *, done: str = "Compare") -> None:
+    def _choose(self, chosen: list[RunAt], placeholder: str, act: Any, *, is_adding: bool = False) -> None:
         """The list of runs, those that are chosen ticked; a choice ticks, and the list comes back. The first
         row is what is done with them."""
-        before = len(chosen) if done == "Add" else 0
+        before = len(chosen) if is_adding else 0
 
         def show(ticked: list[RunAt]) -> None:
             fresh = ticked[before:]
             items = []
             if len(ticked) >= LEAST_RUNS and fresh:
-                words = f"{done} {len(fresh)} run{'s' if len(fresh) > 1 else ''}"
+                words = (
+                    tr("Add {n} runs", "Add {n} run", len(fresh))
+                    if is_adding
+                    else tr("Compare {n} runs", "Compare {n} run", len(fresh))
+                )
                 names = ", ".join(self._session.runs.title_of(at.path) for at in fresh)
                 items.append(QuickItem(words, names, partial(act, ticked), icon="git-compare"))
             items += [self._item(at, ticked, show) for at in self._offered(chosen)]
@@ -205,9 +214,9 @@ class Comparisons(QObject):
         title = self._session.runs.title_of(at.path) + ("" if at.attempt is None else f" @{at.attempt}")
         if at in ticked:
             rest = [one for one in ticked if one != at]
-            return QuickItem(title, about, partial(show, rest), "chosen", "check")
+            return QuickItem(title, about, partial(show, rest), tr("chosen"), "check")
         if len(ticked) >= MOST_RUNS:
-            full = f"At most {MOST_RUNS} runs can be compared: take one out first."
+            full = tr("At most {most} runs can be compared: take one out first.", most=MOST_RUNS)
             return QuickItem(title, about, partial(self._window.toasts.warn, full), "", "circle-slash")
         return QuickItem(title, about, partial(show, [*ticked, at]), "", "circle")
 
@@ -227,7 +236,7 @@ class Comparisons(QObject):
         page = self._active()
         if page is None or len(page.comparing.runs) < LEAST_RUNS:
             return
-        file = self._ask_file("Save Comparison", "comparison.html")
+        file = self._ask_file(tr("Save Comparison"), "comparison.html", tr("Pages (*.html)"))
         if file is not None:
             self.save(page, file)
 
@@ -238,18 +247,18 @@ class Comparisons(QObject):
 
     def ask_report(self, run: Path) -> None:
         """Ask for a file, and write what a run came to as a page."""
-        file = self._ask_file("Save Report", f"{run.name}.html")
+        file = self._ask_file(tr("Save Report"), f"{run.name}.html", tr("Pages (*.html)"))
         if file is not None:
             self.save_report(run, file)
 
     def _export_active(self) -> None:
         run = self._tabs.active()
         suggested = "" if run is None else f"{run.name}.safetensors"
-        file = self._ask_file("Export Weights", suggested, "Weights (*.safetensors)")
+        file = self._ask_file(tr("Export Weights"), suggested, tr("Weights (*.safetensors)"))
         if run is not None and file is not None:
             self.export_weights(run.run.path, file)
 
-    def _ask_file(self, title: str, name: str, kind: str = "Pages (*.html)") -> Path | None:
+    def _ask_file(self, title: str, name: str, kind: str) -> Path | None:
         """With the suffix that is suggested where none is written."""
         workspace = self._session.workspace
         suggested = str(workspace.dialog_folder / name)
@@ -264,13 +273,20 @@ class Comparisons(QObject):
         """Write a comparison as a page."""
         ats = page.comparing.ats
         base = str(ats[page.comparing.baseline])
-        self._write(
-            ["compare", *map(str, ats), "--baseline", base, "--by", page.loss.by, "--html", str(file)]
+        options = ["--baseline", base, "--by", page.loss.by, "--html", str(file), "--json"]
+        words = tr(
+            "{file} holds the comparison of {n} runs.",
+            "{file} holds the comparison of {n} run.",
+            len(ats),
+            file=file,
         )
+        self._write(["compare", *map(str, ats), *options], lambda _out: words)
 
     def save_report(self, run: Path, file: Path) -> None:
         """Write what a run came to as a page; nothing is planned for it whose code nobody trusts."""
-        self._write(["report", str(run), "--html", str(file), *self._no_plan(run)])
+        words = tr("{file} holds the report of {run}.", file=file, run=run.name)
+        command = ["report", str(run), "--html", str(file), "--json", *self._no_plan(run)]
+        self._write(command, lambda _out: words)
 
     def _no_plan(self, run: Path) -> list[str]:
         found = next((one for one in self._tabs.open_runs.all() if one.run.path == run), None)
@@ -279,17 +295,29 @@ class Comparisons(QObject):
 
     def export_weights(self, run: Path, file: Path) -> None:
         """Write a run's weights, of its newest checkpoint where it was stopped, as safetensors."""
-        self._write(["export", str(run), str(file), "--to", "safetensors"])
 
-    def _write(self, command: Sequence[str]) -> None:
-        """Let the engine write a file; a toast says how it went."""
+        def told(out: str) -> str:
+            step = json.loads(out)["step"]
+            if step is None:
+                return tr("{file} holds safetensors of {run}.", file=file, run=run.name)
+            return tr(
+                "{file} holds the weights of {run} after step {step}, its newest checkpoint.",
+                file=file,
+                run=run.name,
+                step=step,
+            )
+
+        self._write(["export", str(run), str(file), "--to", "safetensors", "--json"], told)
+
+    def _write(self, command: Sequence[str], told: Callable[[str], str]) -> None:
+        """Let the engine write a file; a toast says how it went, `told` what it wrote by its answer."""
         call = self._session.engine.ask(command, self._session.workspace.folder)
 
-        def answered(code: int, _out: str, err: str) -> None:
+        def answered(code: int, out: str, err: str) -> None:
             if code:
-                self._window.toasts.error(err.strip() or "The file could not be written.")
+                self._window.toasts.error(refusal_of(out, err) or tr("The file could not be written."))
             else:
-                self._window.toasts.info(err.strip())
+                self._window.toasts.info(told(out))
 
         call.answered.connect(answered)
 
@@ -297,4 +325,5 @@ class Comparisons(QObject):
         """The window goes."""
         for page in filter(isValid, self._pages):
             page.comparing.close()
+        self._pages = []
         self.recent.close()

@@ -26,7 +26,9 @@ from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.problem_list import ListedProblem
 
 if TYPE_CHECKING:
@@ -68,10 +70,10 @@ class Cures(QObject):
 
     def label(self, run: LiveRun, cure: Cure) -> str:
         """'Switch to DDP', 'Go On with train.accumulate = 2', 'Start Anew with DDP'."""
-        words = cure_name(cure)
+        words = spoken(cure_name(cure))
         if not can_go_on(run):
-            return f"Start Anew with {words}"
-        return f"Switch to {words}" if STRATEGY in cure else f"Go On with {words}"
+            return tr("Start Anew with {cure}", cure=words)
+        return tr("Switch to {cure}", cure=words) if STRATEGY in cure else tr("Go On with {cure}", cure=words)
 
     def look_at(self, entry: ListedProblem | None) -> None:
         """Somebody looks at a problem, or at none: its cure is shown over its run's bars."""
@@ -101,7 +103,7 @@ class Cures(QObject):
         try:
             config = cured(run.config, cure)
         except ConfigError as error:
-            self._say(path, f"It stays as it is: {error.problem.sentence}")
+            self._say(path, tr("It stays as it is: {why}", why=in_words(error.problem).sentence))
             return
         self._session.cured_plans.hide()
         self._launching.when_trusted(config.code_folders, partial(self._begin, path, config, cure))
@@ -121,23 +123,28 @@ class Cures(QObject):
         self._tabs.open_runs.acquire(path)  # it is followed until it has stopped, also without its tab
         timer = self._waiting[path] = QTimer(self, interval=_LOOK_MS)
         timer.timeout.connect(partial(self._look, path, cure))
-        title = self._session.runs.title_of(path)
-        words = f"{title}: a checkpoint is saved, then it stops and goes on with {cure_name(cure)}."
+        words = tr(
+            "{run}: a checkpoint is saved, then it stops and goes on with {cure}.",
+            run=self._session.runs.title_of(path),
+            cure=spoken(cure_name(cure)),
+        )
         self._window.toasts.show(words, key=_key(path))
         call = self._session.engine.checkpoint(path)
 
-        def saved(code: int, _out: str, err: str) -> None:
+        def saved(code: int, out: str, err: str) -> None:
             if path not in self._waiting:
                 return
             if code:
-                self._give_up(path, f"It trains on as it was, no checkpoint could be saved: {err.strip()}")
+                why = refusal_of(out, err)
+                words = tr("It trains on as it was, no checkpoint could be saved: {why}", why=why)
+                self._give_up(path, words)
                 return
             timer.start()
             self._tabs.stop(path).answered.connect(stopped)
 
         def stopped(code: int, _out: str, _err: str) -> None:
             if code and path in self._waiting:
-                self._give_up(path, "It could not be stopped, and trains on as it was.")
+                self._give_up(path, tr("It could not be stopped, and trains on as it was."))
 
         call.answered.connect(saved)
 
@@ -149,7 +156,7 @@ class Cures(QObject):
         if not run.is_over:
             return
         if run.outcome == "completed":
-            self._give_up(path, "It was through with its last step before it could be stopped.")
+            self._give_up(path, tr("It was through with its last step before it could be stopped."))
         else:
             self._resume(path, cure)
             self._done(path)
@@ -166,8 +173,8 @@ class Cures(QObject):
             self._comparisons.open_compare(both)
 
         def refused(problems: list[Problem]) -> None:
-            go_on = ("Resume as It Was", partial(self._launching.resume, path))
-            words = f"It is stopped, and can be resumed as it was: {problems[0].message}"
+            go_on = (tr("Resume as It Was"), partial(self._launching.resume, path))
+            words = tr("It is stopped, and can be resumed as it was: {why}", why=problems[0].message)
             self._say(path, words, [go_on])
 
         launch.arrived.connect(arrived)
@@ -188,8 +195,8 @@ class Cures(QObject):
         self._tabs.open_runs.release(path)
 
     def _say(self, path: Path, words: str, actions: list[Remedy] | None = None) -> None:
-        title = self._session.runs.title_of(path)
-        self._window.toasts.show(f"{title}: {words}", "warning", actions or [], key=_key(path))
+        said = tr("{run}: {words}", run=self._session.runs.title_of(path), words=words)
+        self._window.toasts.show(said, "warning", actions or [], key=_key(path))
 
     def _close(self) -> None:
         for timer in self._waiting.values():

@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject, QProcess, QTimer
 
 from rankdeck.run.row import RunInfo
 from rankdeck_app.controllers.run_tabs import PAGE_KIND, RunTabs
+from rankdeck_app.language import tr
 from rankdeck_app.shell.window import APP_NAME, MainWindow
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.widgets.run_list import outcome_look
@@ -57,9 +58,10 @@ class DesktopNotices(QObject):
 
 def in_words(infos: list[RunInfo]) -> tuple[str, str]:
     """(headline, text), for one run or several; desktops read the text as markup."""
-    lines = [f"{info.title}: {outcome_look(info.outcome)[2]}" for info in infos]
+    lines = [tr("{run}: {state}", run=info.title, state=outcome_look(info.outcome)[2]) for info in infos]
     if len(infos) == 1:
         return lines[0], html.escape(infos[0].reason or "", quote=False)
     more = len(lines) - _MOST_NAMED
-    told = lines[:_MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
-    return f"{len(infos)} runs are over", html.escape("\n".join(told), quote=False)
+    told = lines[:_MOST_NAMED] + ([tr("and {n} more", "and {n} more", more)] if more > 0 else [])
+    headline = tr("{n} runs are over", "{n} run is over", len(infos))
+    return headline, html.escape("\n".join(told), quote=False)

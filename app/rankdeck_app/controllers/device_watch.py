@@ -14,6 +14,7 @@ from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import NoticeLine
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.gpus import GpuState
@@ -34,7 +35,7 @@ class DeviceWatch(QObject):
         self._tabs = tabs
         self._lost: set[str] = set()
         self._open: dict[tuple[str, str | None, int | None], Problem] = {}
-        window.editor.register_page_kind("devices", lambda _id: self._make_page())
+        window.editor.register_page_kind("devices", lambda _id: self._make_page(), tr("Devices"))
         session.gpus.noticed.connect(self._noticed)
         session.gpus.changed.connect(self._changed)
         session.gpus.read.connect(self._show_status)
@@ -63,14 +64,16 @@ class DeviceWatch(QObject):
     # Problems
 
     def _noticed(self, notice: NoticeLine) -> None:
+        message = spoken(notice.message, notice.phrases)
         if notice.code in _PROBLEMS:
             severity = "error" if notice.code in ("lost", "driver") else "warning"
-            problem = Problem(notice.code, notice.message, advice=notice.advice, severity=severity)
+            advice = spoken(notice.advice, notice.phrases) if notice.advice else None
+            problem = Problem(notice.code, message, advice=advice, severity=severity)
             self._open[(notice.code, notice.uuid, notice.xid)] = problem
         if notice.code in ("lost", "driver") or (notice.code == "xid" and notice.severity == "error"):
             active = self._window.editor.active_page()
             if active is None or active.page_id != PAGE_ID:
-                self._window.toasts.show(notice.message, "error", [("Show Devices", self.show)])
+                self._window.toasts.show(message, "error", [(tr("Show Devices"), self.show)])
         self._list()
 
     def _changed(self) -> None:
@@ -79,8 +82,8 @@ class DeviceWatch(QObject):
             self._open.pop(("driver", None, None), None)
         lost = {gpu.uuid: gpu for gpu in gpus.whole if gpu.lost_at is not None}
         for uuid in lost.keys() - self._lost:
-            message = f"{lost[uuid].label} is lost: it answers no more."
-            problem = Problem("lost", message, advice="See the kernel's log (dmesg).")
+            message = tr("{gpu} is lost: it answers no more.", gpu=lost[uuid].label)
+            problem = Problem("lost", message, advice=tr("See the kernel's log (dmesg)."))
             self._open.setdefault(("lost", uuid, None), problem)
         for uuid in self._lost - lost.keys():
             self._open.pop(("lost", uuid, None), None)
@@ -91,7 +94,7 @@ class DeviceWatch(QObject):
         self._show_status()
 
     def _list(self) -> None:
-        self._session.problems.set(DEVICES, "devices", list(self._open.values()))
+        self._session.problems.set(DEVICES, tr("devices"), list(self._open.values()))
 
     # The status bar
 
@@ -99,7 +102,7 @@ class DeviceWatch(QObject):
         gpus = self._session.gpus.whole
         self._window.status.item("gpus", "right", 1).show_text(
             status_text(gpus) if gpus else "",
-            tooltip="VRAM in use on this machine's GPUs. A click opens Devices",
+            tooltip=tr("VRAM in use on this machine's GPUs. A click opens Devices"),
             command="devices.show",
             tone="error" if any(gpu.lost_at is not None for gpu in gpus) else "normal",
         )
@@ -109,17 +112,25 @@ def status_text(gpus: list[GpuState]) -> str:
     """'8 GPUs · 141.6 of 640 GiB'; of a machine that gives no readings, only how many."""
     lost = sum(gpu.lost_at is not None for gpu in gpus)
     there = [gpu for gpu in gpus if gpu.lost_at is None]
-    kind = "simulated GPU" if any(gpu.is_simulated for gpu in gpus) else "GPU"
-    name = f"{len(gpus)} {kind}{'s' if len(gpus) > 1 else ''}" + (f", {lost} lost" if lost else "")
+    name = (
+        tr("{n} simulated GPUs", "{n} simulated GPU", len(gpus))
+        if any(gpu.is_simulated for gpu in gpus)
+        else tr("{n} GPUs", "{n} GPU", len(gpus))
+    )
+    if lost:
+        name = f"{name}, {tr('{n} lost', '{n} lost', lost)}"
     if there and all(gpu.is_stale for gpu in there):
-        return f"{name} · readings are old"
+        return f"{name} · {tr('readings are old')}"
     used = [None if gpu.is_stale else gpu.used_bytes for gpu in there]
     known = [num_bytes for num_bytes in used if num_bytes is not None]
     if not known:
         return name
     if len(known) < len(used):
-        return f"{name} · {format_bytes(sum(known))} on {len(known)} of them"
+        some = tr("{size} on {n} of them", "{size} on {n} of them", len(known), size=format_bytes(sum(known)))
+        return f"{name} · {some}"
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
     divisor, unit = byte_unit(max([*totals, *known]))
-    of = f" of {sum(totals) / divisor:.0f}" if len(totals) == len(there) else ""
-    return f"{name} · {sum(known) / divisor:.1f}{of} {unit}"
+    held, total = sum(known) / divisor, sum(totals) / divisor
+    if len(totals) < len(there):
+        return f"{name} · {held:.1f} {unit}"
+    return f"{name} · {tr('{used:.1f} of {total:.0f} {unit}', used=held, total=total, unit=unit)}"

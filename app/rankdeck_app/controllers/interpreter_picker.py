@@ -12,15 +12,17 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.environments import Interpreter
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.script_folder import place_of, short_words
 
 COMMAND = "python.select"
-_QUESTION = "Select the interpreter for this folder's scripts"
+_QUESTION = marked("Select the interpreter for this folder's scripts")
 
 
 class InterpreterPicker(QObject):
@@ -34,23 +36,22 @@ class InterpreterPicker(QObject):
         self._changed()
 
     def rows(self) -> list[Command]:
-        return [Command(COMMAND, "Python: Select Interpreter", self.pick, menu="Run/2_configure")]
+        return [Command(COMMAND, phrase("Python: Select Interpreter"), self.pick, menu="Run/2_configure")]
 
     def pick(self) -> None:
         """What is known now, and once it has been looked up, what is new."""
         self._is_asking = True
-        self._window.palette_box.pick(self.items(), _QUESTION)
+        self._window.palette_box.pick(self.items(), tr(_QUESTION))
         self._session.scripts.look()
 
     def items(self) -> list[QuickItem]:
         scripts = self._session.scripts
         usual = scripts.facts.usual if scripts.is_chosen else None
-        items = [QuickItem("Enter interpreter path…", "", self._ask_path, icon="add")]
+        items = [QuickItem(tr("Enter interpreter path…"), "", self._ask_path, icon="add")]
         if usual is not None:
             tell = f"{short_words(usual)}, {place_of(usual.python)}"
-            items.append(
-                QuickItem("Use the usual one", tell, partial(self._choose, None), icon="debug-rerun")
-            )
+            back = partial(self._choose, None)
+            items.append(QuickItem(tr("Use the usual one"), tell, back, icon="debug-rerun"))
         now = scripts.interpreter
         known = list(scripts.facts.known)
         if now is not None and all(one.python != now.python for one in known):
@@ -58,23 +59,24 @@ class InterpreterPicker(QObject):
         known.sort(key=lambda one: now is None or one.python != now.python)
         items += [self._item(one, one is known[0] and now is not None) for one in known]
         if not scripts.is_known:
-            items.append(QuickItem("Looking for environments…", icon="loading"))
+            items.append(QuickItem(tr("Looking for environments…"), icon="loading"))
         return items
 
     def _item(self, one: Interpreter, is_now: bool) -> QuickItem:
-        torch = f"torch {one.torch_version}" if one.torch_version else "no torch"
+        torch = f"torch {one.torch_version}" if one.torch_version else tr("no torch")
         act = partial(self._choose, one.python)
         return QuickItem(short_words(one), place_of(one.python), act, torch, "check" if is_now else "python")
 
     def _ask_path(self) -> None:
-        self._window.palette_box.ask("Path of an interpreter, or of an environment's folder", self._enter)
+        question = tr("Path of an interpreter, or of an environment's folder")
+        self._window.palette_box.ask(question, self._enter)
 
     def _enter(self, text: str) -> None:
         if not text.strip():
             return
 
         def failed(error: ConfigError | OSError) -> None:
-            told = error.problem.sentence if isinstance(error, ConfigError) else str(error)
+            told = in_words(error.problem).sentence if isinstance(error, ConfigError) else str(error)
             self._window.toasts.error(told)
 
         self._session.scripts.find(text.strip(), self._choose, failed)
@@ -82,10 +84,12 @@ class InterpreterPicker(QObject):
     def _choose(self, python: Path | None) -> None:
         """For this folder, from now on; an interpreter that an entry named gives way to it."""
         self._session.script.set(python="")
-        refuse = self._window.toasts.warn
-        self._session.scripts.choose(
-            python, lambda error: refuse(f"The interpreter holds, but will not be remembered: {error}.")
-        )
+
+        def refused(error: OSError) -> None:
+            told = tr("The interpreter holds, but will not be remembered: {why}.", why=error)
+            self._window.toasts.warn(told)
+
+        self._session.scripts.choose(python, refused)
 
     def _changed(self) -> None:
         scripts, palette = self._session.scripts, self._window.palette_box
@@ -93,13 +97,17 @@ class InterpreterPicker(QObject):
         if now is None:
             item.show_text("")
         else:
-            torch = f"torch {now.torch_version}" if now.torch_version else "no torch was found beside it"
-            told = f"{place_of(now.python)} ({scripts.source})\n{torch}\nSelect the interpreter for scripts"
-            item.show_text(short_words(now), tooltip=told, command=COMMAND)
+            torch = f"torch {now.torch_version}" if now.torch_version else tr("no torch was found beside it")
+            told = (
+                f"{place_of(now.python)} ({scripts.source})",
+                torch,
+                tr("Select the interpreter for scripts"),
+            )
+            item.show_text(short_words(now), tooltip="\n".join(told), command=COMMAND)
         # The list is still open under the question: put in what was found meanwhile.
-        if self._is_asking and palette.isVisible() and palette.input.placeholderText() == _QUESTION:
+        if self._is_asking and palette.isVisible() and palette.input.placeholderText() == tr(_QUESTION):
             typed = palette.input.text()
-            palette.pick(self.items(), _QUESTION)
+            palette.pick(self.items(), tr(_QUESTION))
             palette.input.setText(typed)
         else:
             self._is_asking = False

@@ -20,6 +20,7 @@ from rankdeck.rundir import RunDir
 from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.device_choice import PLACE
@@ -70,9 +71,8 @@ class Launching(QObject):
             problem = next(iter(script.problems), None)
             return problem or (self._missing_gpu() if gpus.known else None)
         if draft.value(PLACE) == NONE_CHOSEN:
-            return Problem(
-                "no-device", "No GPU is chosen.", path="devices.use", advice="Choose at least one."
-            )
+            advice = tr("Choose at least one.")
+            return Problem("no-device", tr("No GPU is chosen."), path="devices.use", advice=advice)
         if draft.problems:
             return draft.problems[0]
         return self._missing_gpu() if gpus.known else None
@@ -88,15 +88,18 @@ class Launching(QObject):
             return None
         if not gpus.devices:
             is_script = self._session.script.is_chosen
-            advice = f"Switch Devices to {'No GPUs' if is_script else 'Rehearsal'}."
+            to_none, to_virtual = tr("Switch Devices to No GPUs."), tr("Switch Devices to Rehearsal.")
+            advice = to_none if is_script else to_virtual
             return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
         named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
         missing = [name for name in selection.gpus if name not in named]
         if missing:
             there = ", ".join(str(gpu.index) for gpu in gpus.whole)
-            return Problem(
-                "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
+            message, advice = (
+                tr("There is no GPU {gpu}.", gpu=missing[0]),
+                tr("There are {gpus}.", gpus=there),
             )
+            return Problem("no-gpu", message, path="devices.use", advice=advice)
         if selection.gpus:
             return _refusal([named[name] for name in selection.gpus])
         # As the engine does: all that can be used, and where there is none, why the first cannot.
@@ -111,14 +114,14 @@ class Launching(QObject):
             problems.insert(0, blocker)
         # An empty form is no fault: the button says what is missing.
         listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
-        self._session.problems.set(DRAFT, "configuration", [] if script.is_chosen else problems)
-        self._session.problems.set(SCRIPT, "script", listed if script.is_chosen else [])
+        self._session.problems.set(DRAFT, tr("configuration"), [] if script.is_chosen else problems)
+        self._session.problems.set(SCRIPT, tr("script"), listed if script.is_chosen else [])
         self._window.context.set("raceable", blocker is None and not script.is_chosen)
         self.changed.emit()
 
     def _offer_back(self, before: Snapshot) -> None:
-        bring_back = ("Bring It Back", lambda: self._session.draft.bring_back(before))
-        text = "What was typed was no TOML: the change began from the text before it."
+        bring_back = (tr("Bring It Back"), lambda: self._session.draft.bring_back(before))
+        text = tr("What was typed was no TOML: the change began from the text before it.")
         self._window.toasts.show(text, actions=[bring_back])
 
     # Launching
@@ -211,7 +214,7 @@ class Launching(QObject):
             self._session.trust.add(folder)
 
     def _say_forgotten(self, error: OSError) -> None:
-        self._window.toasts.warn(f"The answer could not be remembered: {error}.")
+        self._window.toasts.warn(tr("The answer could not be remembered: {why}.", why=error))
 
     def _begin(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
         workspace, title = self._session.workspace, title_of(config)
@@ -239,7 +242,7 @@ class Launching(QObject):
     def _make_page(self, page_id: str) -> Page:
         launch = self._pending.get(page_id)
         if launch is None:
-            raise PageUnavailable("This launch is over.")
+            raise PageUnavailable(tr("This launch is over."))
         return StartingPage(page_id, launch, self._window.theme)
 
     def _arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
@@ -268,8 +271,9 @@ class Launching(QObject):
     def refused(self, name: str, problems: list[Problem]) -> None:
         """Say why something did not start."""
         self._session.problems.set(LAUNCH, name, problems)
-        show = ("Show Problems", lambda: self._window.show_panel("problems"))
-        self._window.toasts.show(f"{name} did not start: {problems[0].message}", "error", [show])
+        show = (tr("Show Problems"), lambda: self._window.show_panel("problems"))
+        words = tr("{name} did not start: {why}", name=name, why=in_words(problems[0]).message)
+        self._window.toasts.show(words, "error", [show])
         self._window.show_panel("problems")
 
 
@@ -280,14 +284,17 @@ def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
             case None:
                 continue
             case GpuRefusal.SIMULATED:
-                message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
-                return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
+                message = tr("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
+                advice = tr("Switch Devices to Rehearsal.")
+                return Problem("no-gpu", message, path="devices.use", advice=advice)
             case GpuRefusal.LOST:
-                message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
+                message = tr("{gpu} is lost: it answers no more.", gpu=gpu.label)
+                advice = tr("Choose others.")
             case GpuRefusal.SPLIT:
-                message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
+                message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
+                advice = tr("Choose one of its instances.")
             case GpuRefusal.HELD:
-                message = f"{gpu.label} is used by the run {gpu.run_name()}."
-                advice = "Stop that run, or choose other GPUs."
+                message = tr("{gpu} is used by the run {run}.", gpu=gpu.label, run=gpu.run_name())
+                advice = tr("Stop that run, or choose other GPUs.")
         return Problem("device-busy", message, path="devices.use", advice=advice)
     return None

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject
 
+from rankdeck.base.phrases import phrase
 from rankdeck.rundir import is_run
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 
@@ -46,7 +48,7 @@ class MemoryWhys(QObject):
         return [
             Command(
                 "run.why",
-                "Run: Why Out of Memory",
+                phrase("Run: Why Out of Memory"),
                 self._open_active,
                 (),
                 "activeRunOutOfMemory",
@@ -65,7 +67,7 @@ class MemoryWhys(QObject):
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
         if not is_run(path):
-            raise PageUnavailable(f"The run's folder is gone: {path}")
+            raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.state.memory_why import MemoryWhy
         from rankdeck_app.views.memory_why import MemoryWhyPage
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QProcess
 
+from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.problem_list import DRAFT, SCRIPT, ListedProblem, ProblemList
@@ -47,8 +49,8 @@ class Places:
     def rows(self) -> list[Command]:
         row, back = partial(Command, when="hasProblems", menu="View/7_problems"), partial(self.walk, -1)
         return [
-            row("problems.next", "Problems: Go to Next Problem", partial(self.walk, 1), ("F8",)),
-            row("problems.previous", "Problems: Go to Previous Problem", back, ("Shift+F8",)),
+            row("problems.next", phrase("Problems: Go to Next Problem"), partial(self.walk, 1), ("F8",)),
+            row("problems.previous", phrase("Problems: Go to Previous Problem"), back, ("Shift+F8",)),
         ]
 
     def open(self, file: Path, line: int, said: str = "") -> None:
@@ -67,18 +69,19 @@ class Places:
         try:
             words = [word.format(file=file, line=line) for word in shlex.split(command)]
         except (ValueError, LookupError, AttributeError) as error:
-            return self._refuse(f"The setting editor.command cannot be read ({error})")
+            return self._refuse(tr("The setting editor.command cannot be read ({error}).", error=error))
         if not words:
-            return self._refuse("The setting editor.command is empty")
+            return self._refuse(tr("The setting editor.command is empty."))
         if "{file}" not in command:
             words.append(str(file))
         started, _pid = QProcess.startDetached(words[0], words[1:])
-        return bool(started) or self._refuse(f"{words[0]} of the setting editor.command cannot be started")
+        no_start = tr("{program} of the setting editor.command cannot be started.", program=words[0])
+        return bool(started) or self._refuse(no_start)
 
     def _refuse(self, why: str) -> bool:
-        settings = ("Open Settings", lambda: self._window.commands.run("preferences.settings"))
-        text = f'{why}. It is meant to read as "code -g {{file}}:{{line}}".'
-        self._window.toasts.show(text, "warning", [settings])
+        settings = (tr("Open Settings"), lambda: self._window.commands.run("preferences.settings"))
+        meant = tr('It is meant to read as "code -g {file}:{line}".')
+        self._window.toasts.show(f"{why} {meant}", "warning", [settings])
         return False
 
     def open_problem(self, entry: ListedProblem) -> None:

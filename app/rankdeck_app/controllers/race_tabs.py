@@ -12,15 +12,18 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject
 
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.naming import race_title
-from rankdeck.run.race import RaceEntry, entry_run
+from rankdeck.run.race import RUNNING, RaceEntry, entry_run
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RACE, RACE_KIND, RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.plan import choose
 from rankdeck_app.state.race import RaceWatch
 
@@ -35,18 +38,22 @@ class RaceTabs(QObject):
         self._watches: dict[Path, RaceWatch] = {}
         self._num_shown: Counter[Path] = Counter()
         window.editor.register_page_kind(RACE_KIND, self._make_page)
+        window.editor.active_page_changed.connect(self._set_facts)
         session.runs.changed.connect(self._follow_names)
         window.closing.connect(self._close)
 
     def rows(self) -> list[Command]:
-        title, menu = "Run: Race What Fits", "Run/1_control"
-        return [Command("race.start", title, self.race_draft, ("Ctrl+K F5",), "raceable", menu)]
+        title, stop, menu = phrase("Run: Race What Fits"), phrase("Run: Stop the Race"), "Run/1_control"
+        return [
+            Command("race.start", title, self.race_draft, ("Ctrl+K F5",), "raceable", menu),
+            Command("race.stop", stop, self._stop_active, ("Shift+F5",), "activeRaceAlive", menu),
+        ]
 
     def race_draft(self) -> None:
         """Race every strategy that fits on the draft's devices, asking first whether its code is trusted."""
         config, blocker = self._session.draft.config, self._launching.blocker()
         if blocker is not None:
-            self._launching.refused("The race", [blocker])
+            self._launching.refused(tr("The race"), [blocker])
         elif config is not None:
             self._launching.when_trusted(config.code_folders, partial(self._begin, config))
 
@@ -61,11 +68,12 @@ class RaceTabs(QObject):
     def _make_page(self, page_id: str) -> Page:
         path = Path(page_id.partition(":")[2])
         if self._tabs.kind_of(path) != RACE:
-            raise PageUnavailable(f"The race's folder is gone: {path}")
+            raise PageUnavailable(tr("The race's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.race.page import RacePage
 
         if path not in self._watches:
             self._watches[path] = RaceWatch(path, self)
+            self._watches[path].changed.connect(self._set_facts)
         self._num_shown[path] += 1
         watch = self._watches[path]
         page = RacePage(page_id, watch, self._window.theme, closed=partial(self._leave, path))
@@ -74,18 +82,32 @@ class RaceTabs(QObject):
         page.winner_used.connect(self.use)
         return page
 
+    def _set_facts(self, _page: object = None) -> None:
+        page = self._window.editor.active_page()
+        kind, _, path = ("" if page is None else page.page_id).partition(":")
+        watch = self._watches.get(Path(path)) if kind == RACE_KIND else None
+        race = None if watch is None else watch.race
+        self._window.context.set("activeRaceAlive", race is not None and race.outcome == RUNNING)
+
+    def _stop_active(self) -> None:
+        from rankdeck_app.views.race.page import RacePage
+
+        page = self._window.editor.active_page()
+        if isinstance(page, RacePage):
+            page.stop()
+
     def _stop(self, watch: RaceWatch) -> None:
         call = self._session.engine.stop(watch.folder.path)
-        call.answered.connect(lambda code, out, err: self._stopped(code, err))
+        call.answered.connect(self._stopped)
 
-    def _stopped(self, code: int, err: str) -> None:
+    def _stopped(self, code: int, out: str, err: str) -> None:
         if code:
-            self._window.toasts.error(err.strip() or "The race could not be stopped.")
+            self._window.toasts.error(refusal_of(out, err) or tr("The race could not be stopped."))
 
     def _open_entry(self, watch: RaceWatch, entry: RaceEntry) -> None:
         run = entry_run(watch.folder, entry)
         if entry.state == "waiting":
-            self._window.toasts.info(f"{entry.label} has not raced yet.")
+            self._window.toasts.info(tr("{entry} has not raced yet.", entry=entry.label))
         else:
             self._tabs.open(run.path)
 

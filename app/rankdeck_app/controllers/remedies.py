@@ -16,6 +16,7 @@ from rankdeck_app.controllers.memory_whys import MemoryWhys
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.imbalance_alert import CODE
 from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem
@@ -54,31 +55,33 @@ class Remedies:
         owner, problem, run = entry.owner, entry.problem, entry.run
         remedies: list[Remedy] = []
         if owner in (DRAFT, LAUNCH) and problem.code in ("no-gpu", "no-driver"):
-            remedies.append(("Rehearse Instead", self._rehearse))
+            remedies.append((tr("Rehearse Instead"), self._rehearse))
         if owner == SCRIPT:
-            remedies.append(("Show the Script", lambda: self._window.show_activity("launch")))
+            remedies.append((tr("Show the Script"), lambda: self._window.show_activity("launch")))
             if problem.code in ("no-gpu", "no-device"):
-                remedies.insert(0, ("Run Without GPUs", lambda: self._session.script.set(devices=NO_GPUS)))
+                remedies.insert(
+                    0, (tr("Run Without GPUs"), lambda: self._session.script.set(devices=NO_GPUS))
+                )
         if owner in (DRAFT, LAUNCH) and problem.cure:
-            remedies.append((cure_in_words(problem.cure), partial(self._mend, problem)))
+            remedies.append((spoken(cure_in_words(problem.cure)), partial(self._mend, problem)))
         if owner == DRAFT and problem.line is not None:
-            remedies.append(("Go to Line", partial(self._show_config, problem.line)))
+            remedies.append((tr("Go to Line"), partial(self._show_config, problem.line)))
         if owner == LAUNCH:
-            remedies.append(("Dismiss", self._dismiss))
+            remedies.append((tr("Dismiss"), self._dismiss))
         if owner == DEVICES:
-            remedies += [("Show Devices", self._watch.show), ("Dismiss", self._watch.dismiss)]
+            remedies += [(tr("Show Devices"), self._watch.show), (tr("Dismiss"), self._watch.dismiss)]
         remedies += self._cures.of(entry)
         if run is not None and is_out_of_memory(problem):
-            remedies.append(("Why Out of Memory", partial(self._whys.open, run)))
+            remedies.append((tr("Why Out of Memory"), partial(self._whys.open, run)))
         if run is not None and problem.path == "strategy.sync_batchnorm" and not problem.cure:
-            remedies.append(("Sync Batch Norms", partial(self._alerts.sync_batch_norms, run)))
+            remedies.append((tr("Sync Batch Norms"), partial(self._alerts.sync_batch_norms, run)))
         if run is not None and problem.code != CODE:
-            remedies.append(("Show Output", partial(self._show_output, entry)))
-            remedies.append(("Open Its Folder", partial(self._tabs.reveal, run)))
+            remedies.append((tr("Show Output"), partial(self._show_output, entry)))
+            remedies.append((tr("Open Its Folder"), partial(self._tabs.reveal, run)))
         elif run is not None and (better := self._alerts.better_for(run)):
             # Run again with the strategy that does without the imbalance.
             use = partial(self._alerts.use_strategy, run, better)
-            remedies.append((f"Use {strategy_title(better)}", use))
+            remedies.append((tr("Use {strategy}", strategy=strategy_title(better)), use))
         return remedies
 
     def _mend(self, problem: Problem) -> None:

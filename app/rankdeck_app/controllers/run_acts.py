@@ -15,9 +15,11 @@ from functools import partial
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QMenu, QWidget
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS
 from rankdeck.run.row import RunInfo
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import tr
 from rankdeck_app.shell.window import MainWindow
 
 COMPARE = "runs.compare"
@@ -36,8 +38,8 @@ class RunAct:
     group: int
     holds: Callable[[Sequence[RunInfo]], bool]
     keys: tuple[str, ...] = ()
-    many: str = ""
-    """What it is called for several runs, with {n} for how many."""
+    many: Callable[[int], str] | None = None
+    """What it is called for so many runs."""
 
 
 def _some(infos: Sequence[RunInfo]) -> bool:
@@ -62,38 +64,71 @@ def _is_kept(info: RunInfo) -> bool:
 
 
 RUN_ACTS = (
-    RunAct("open", "Open", 0, lambda infos: 0 < len(infos) <= MOST_OPENED, many="Open {n} Runs"),
+    RunAct(
+        "open",
+        marked("Open"),
+        0,
+        lambda infos: 0 < len(infos) <= MOST_OPENED,
+        many=lambda n: tr("Open {n} Runs", "Open {n} Run", n),
+    ),
     RunAct(
         "save",
-        "Save Checkpoint Now",
+        marked("Save Checkpoint Now"),
         1,
         _one(lambda info: info.is_alive and _is_run(info) and not info.is_script),
     ),
-    RunAct("stop", "Stop", 1, _every(lambda info: info.is_alive and _is_kept(info)), many="Stop {n} Runs"),
-    RunAct("resume", "Resume", 1, _one(lambda info: info.is_resumable)),
-    RunAct("again", "Run Again", 1, _one(lambda info: not info.is_alive and _is_run(info))),
-    RunAct("reuse", "Rerun with Changes", 1, _one()),
-    RunAct("rename", "Rename", 2, _one(_is_kept), ("F2",)),
-    RunAct("tags", "Edit Tags…", 2, _every(_is_kept), ("Ctrl+K T",), "Edit Tags of {n} Runs…"),
-    RunAct("note", "Edit Note…", 2, _one(_is_kept), ("Ctrl+K N",)),
+    RunAct(
+        "stop",
+        marked("Stop"),
+        1,
+        _every(lambda info: info.is_alive and _is_kept(info)),
+        many=lambda n: tr("Stop {n} Runs", "Stop {n} Run", n),
+    ),
+    RunAct("resume", marked("Resume"), 1, _one(lambda info: info.is_resumable)),
+    RunAct("again", marked("Run Again"), 1, _one(lambda info: not info.is_alive and _is_run(info))),
+    RunAct("reuse", marked("Rerun with Changes"), 1, _one()),
+    RunAct("rename", marked("Rename"), 2, _one(_is_kept), ("F2",)),
+    RunAct(
+        "tags",
+        marked("Edit Tags…"),
+        2,
+        _every(_is_kept),
+        ("Ctrl+K T",),
+        lambda n: tr("Edit Tags of {n} Runs…", "Edit Tags of {n} Run…", n),
+    ),
+    RunAct("note", marked("Edit Note…"), 2, _one(_is_kept), ("Ctrl+K N",)),
     RunAct(
         "archive",
-        "Archive",
+        marked("Archive"),
         2,
         _every(lambda info: not info.labels.is_archived and _is_kept(info)),
         ("Ctrl+K A",),
-        "Archive {n} Runs",
+        lambda n: tr("Archive {n} Runs", "Archive {n} Run", n),
     ),
     RunAct(
         "unarchive",
-        "Bring Back from the Archive",
+        marked("Bring Back from the Archive"),
         2,
         _every(lambda info: info.labels.is_archived),
-        many="Bring {n} Runs Back from the Archive",
+        many=lambda n: tr("Bring {n} Runs Back from the Archive", "Bring {n} Run Back from the Archive", n),
     ),
-    RunAct("reveal", "Open Its Folder", 4, _one(), ("Shift+Alt+R",)),
-    RunAct("copy", "Copy Path", 4, _some, ("Shift+Alt+C",), "Copy {n} Paths"),
-    RunAct("trash", "Delete", 5, _every(_is_kept), ("Delete",), "Delete {n} Runs"),
+    RunAct("reveal", marked("Open Its Folder"), 4, _one(), ("Shift+Alt+R",)),
+    RunAct(
+        "copy",
+        marked("Copy Path"),
+        4,
+        _some,
+        ("Shift+Alt+C",),
+        lambda n: tr("Copy {n} Paths", "Copy {n} Path", n),
+    ),
+    RunAct(
+        "trash",
+        marked("Delete"),
+        5,
+        _every(_is_kept),
+        ("Delete",),
+        lambda n: tr("Delete {n} Runs", "Delete {n} Run", n),
+    ),
 )
 _COMPARE_GROUP = 3
 
@@ -120,7 +155,7 @@ class RunActs(QObject):
         return [
             Command(
                 f"runs.{act.key}",
-                f"Runs: {act.text}",
+                phrase("Runs: {act}", act=phrase(act.text)),
                 partial(self._do_to_selected, act.key),
                 act.keys,
                 f"runsCan.{act.key}",
@@ -142,7 +177,7 @@ class RunActs(QObject):
                     self._add_compare(menu, chosen)
                 menu.addSeparator()
                 group = act.group
-            text = act.many.format(n=len(chosen)) if act.many and len(chosen) > 1 else act.text
+            text = act.many(len(chosen)) if act.many and len(chosen) > 1 else tr(act.text)
             keys = self._window.keymap.text_for(f"runs.{act.key}")
             menu.addAction(f"{text}\t{keys}" if keys else text, partial(self._acts[act.key], chosen))
         return menu

@@ -15,6 +15,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.config.cures import EVENLY
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.imbalance_alert import ImbalanceAlert
 from rankdeck_app.widgets.run_list import strategy_title
@@ -73,7 +74,7 @@ class RunAlerts(QObject):
         if better is None:
             return
         path = run.run.path
-        use = (f"Use {strategy_title(better)}", lambda: self.use_strategy(path, better))
+        use = (tr("Use {strategy}", strategy=strategy_title(better)), lambda: self.use_strategy(path, better))
         self._window.toasts.show(problem.message, "warning", [use], key=_owner(path))
 
     def better_for(self, path: Path | None) -> str | None:
@@ -85,12 +86,12 @@ class RunAlerts(QObject):
 
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration with another strategy the draft."""
-        text = f"The next run uses {strategy_title(strategy)}; Launch starts it."
+        text = tr("The next run uses {strategy}; Launch starts it.", strategy=strategy_title(strategy))
         self._use(path, lambda draft: draft.choose(("strategy",), strategy), text)
 
     def sync_batch_norms(self, path: Path) -> None:
         """Make the run's configuration the draft, with batch norms over all devices."""
-        text = "The next run's batch norms see all devices; Launch starts it."
+        text = tr("The next run's batch norms see all devices; Launch starts it.")
         self._use(path, lambda draft: draft.set_value(("strategy", "sync_batchnorm"), True), text)
 
     def _use(self, path: Path, change: Callable[[Draft], object], text: str) -> None:
@@ -100,7 +101,7 @@ class RunAlerts(QObject):
 
         def used() -> None:
             change(draft)
-            undo = ("Bring Mine Back", lambda: draft.bring_back(before))
+            undo = (tr("Bring Mine Back"), lambda: draft.bring_back(before))
             self._window.toasts.show(text, actions=[undo] if was_edited else [])
 
         self._tabs.use_configuration(path, used)

@@ -15,6 +15,7 @@ from rankdeck.run.row import RunInfo
 from rankdeck.rundir import Labels
 from rankdeck_app.controllers.run_tabs import PAGE_KIND, RACE_KIND
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.run_keeper import RunKeeper, Trashed
 from rankdeck_app.views.run_note import RunNote
@@ -41,7 +42,7 @@ class RunKeeping(QObject):
         self.keeper.change_labels([path], lambda labels: labels.changed(name=name))
 
     def ask_name(self, info: RunInfo) -> None:
-        hint = "Name of the run; empty: what it was called at first"
+        hint = tr("Name of the run; empty: what it was called at first")
         self._window.palette_box.ask(hint, lambda name: self.rename(info.path, name), info.title)
 
     def ask_tags(self, infos: Sequence[RunInfo]) -> None:
@@ -57,8 +58,12 @@ class RunKeeping(QObject):
 
             self.keeper.change_labels([info.path for info in infos], retag)
 
-        whose = infos[0].title if len(infos) == 1 else f"{len(infos)} runs"
-        self._window.palette_box.ask(f"Tags of {whose}, parted by commas", answered, ", ".join(common))
+        question = (
+            tr("Tags of {run}, parted by commas", run=infos[0].title)
+            if len(infos) == 1
+            else tr("Tags of {n} runs, parted by commas", "Tags of {n} run, parted by commas", len(infos))
+        )
+        self._window.palette_box.ask(question, answered, ", ".join(common))
 
     def ask_note(self, info: RunInfo) -> None:
         sheet = RunNote(info.title, info.labels.note, self._window)
@@ -79,10 +84,13 @@ class RunKeeping(QObject):
         paths = [info.path for info in infos]
         self.keeper.change_labels(paths, lambda labels: labels.changed(is_archived=away))
         if away:
-            undo = ("Undo", lambda: self.archive(infos, away=False))
-            what = infos[0].title if len(infos) == 1 else f"{len(infos)} runs"
-            verb = "is" if len(infos) == 1 else "are"
-            self._window.toasts.show(f"{what} {verb} archived.", actions=[undo], key=f"archived {paths[0]}")
+            undo = (tr("Undo"), lambda: self.archive(infos, away=False))
+            words = (
+                tr("{run} is archived.", run=infos[0].title)
+                if len(infos) == 1
+                else tr("{n} runs are archived.", "{n} run is archived.", len(infos))
+            )
+            self._window.toasts.show(words, actions=[undo], key=f"archived {paths[0]}")
 
     # Throwing away
 
@@ -97,6 +105,10 @@ class RunKeeping(QObject):
             if kind in (PAGE_KIND, RACE_KIND) and gone & {Path(path), *Path(path).parents}:
                 editor.close_page(page_id)
         self._session.runs.rescan()
-        what = f"{titles[0]} is" if len(titles) == 1 else f"{len(titles)} runs are"
-        undo = ("Undo", lambda: self.keeper.restore(trashed))
-        self._window.toasts.show(f"{what} in the trash.", actions=[undo], key=f"trashed {trashed[0].now_at}")
+        words = (
+            tr("{run} is in the trash.", run=titles[0])
+            if len(titles) == 1
+            else tr("{n} runs are in the trash.", "{n} run is in the trash.", len(titles))
+        )
+        undo = (tr("Undo"), lambda: self.keeper.restore(trashed))
+        self._window.toasts.show(words, actions=[undo], key=f"trashed {trashed[0].now_at}")

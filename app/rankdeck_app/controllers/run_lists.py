@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject, QPoint, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
+from rankdeck.base.phrases import phrase
 from rankdeck.run.row import RunInfo
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.launching import Launching
@@ -22,6 +23,7 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.view_commands import AppCommands
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.kept_file import KeptFile
@@ -74,7 +76,7 @@ class RunLists(QObject):
             disk=window.services.disk,
         )
         self._read_kept()
-        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Runs"))
 
     @property
     def selected_runs(self) -> list[RunInfo]:
@@ -83,9 +85,11 @@ class RunLists(QObject):
 
     def rows(self) -> list[Command]:
         show = Command(
-            "runs.table", "View: Runs as a Table", self.show, ("Ctrl+K R",), menu="View/3_activities"
+            "runs.table", phrase("View: Runs as a Table"), self.show, ("Ctrl+K R",), menu="View/3_activities"
         )
-        find = Command("runs.find", "Runs: Search", self._find, ("Ctrl+F",), "runsFocus", palette=False)
+        find = Command(
+            "runs.find", phrase("Runs: Search"), self._find, ("Ctrl+F",), "runsFocus", palette=False
+        )
         return [show, find, *self.acts.rows()]
 
     def show(self) -> None:

@@ -18,20 +18,23 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.units import format_bytes, format_count, format_loss, format_rate
+from rankdeck.base.units import format_loss
 from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
 from rankdeck.rundir import RaceDir, RunDir, is_race, is_run
+from rankdeck_app.controllers import run_words
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.unseen_tabs import UnseenTabs
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.engine_process import EngineCall
+from rankdeck_app.state.draft import FROM_RUN
+from rankdeck_app.state.engine_process import EngineCall, refusal_of, saved_by
 from rankdeck_app.state.open_runs import OpenRuns
-from rankdeck_app.widgets.run_list import outcome_look, strategy_title
+from rankdeck_app.widgets.run_list import outcome_look
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
@@ -89,7 +92,7 @@ class RunTabs(QObject):
                 page_id = f"{RACE_KIND if kind == RACE else PAGE_KIND}:{path}"
                 self._window.editor.open(page_id, focus=focus, preview=preview, beside=beside)
             else:
-                self._window.toasts.error(f"{path} is not the folder of a run.")
+                self._window.toasts.error(tr("{folder} is not the folder of a run.", folder=path))
             then()
 
         if self._session.runs.info_of(path) is not None:
@@ -113,7 +116,7 @@ class RunTabs(QObject):
         path = Path(wanted_id.partition(":")[2])
         kind = self.kind_of(path)
         if kind not in (RUN, SCRIPT):
-            raise PageUnavailable(f"The run's folder is gone: {path}")
+            raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
         run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.title_of(path))
@@ -199,9 +202,9 @@ class RunTabs(QObject):
             run.expect_stop()
         self._show_figures()
 
-        def answered(code: int, _out: str, err: str) -> None:
+        def answered(code: int, out: str, err: str) -> None:
             if code:
-                self._window.toasts.error(_first(err))
+                self._window.toasts.error(refusal_of(out, err) or tr("The run could not be stopped."))
                 for run in asked:
                     run.expect_no_stop()
 
@@ -213,11 +216,11 @@ class RunTabs(QObject):
         call = self._session.engine.checkpoint(path)
         toasts = self._window.toasts
 
-        def answered(code: int, _out: str, err: str) -> None:
+        def answered(code: int, out: str, err: str) -> None:
             if code:
-                toasts.error(_first(err))
+                toasts.error(refusal_of(out, err) or tr("The run could not be saved."))
             else:
-                toasts.info(f"Checkpoint of {err.strip()}")
+                toasts.info(saved_by(out))
 
         call.answered.connect(answered)
 
@@ -234,12 +237,14 @@ class RunTabs(QObject):
 
         def use(text: str) -> None:
             self._session.script.choose(False)
-            self._session.draft.replace(text, folder=path, stem=path.name, origin=f"run {path.name}")
+            origin = f"{FROM_RUN}{path.name}"
+            self._session.draft.replace(text, folder=path, stem=path.name, origin=origin)
             self._window.show_activity("launch")
             then()
 
         def refuse(error: OSError) -> None:
-            self._window.toasts.error(f"{error.filename or path} cannot be read: {error.strerror}.")
+            told = tr("{file} cannot be read: {why}.", file=error.filename or path, why=error.strerror)
+            self._window.toasts.error(told)
 
         self._session.disk.do(read, use, refuse)
 
@@ -271,12 +276,14 @@ class RunTabs(QObject):
             return
         self._ended = [*(self._ended if toasts.shown(_ENDED) else []), info]
         failed = any(one.outcome in ("failed", "lost") for one in self._ended)
-        words = f"{info.title}: {outcome_look(info.outcome)[2]}"
-        show: Action = ("Show", lambda: self.open(info.path))
+        words = tr("{run}: {state}", run=info.title, state=outcome_look(info.outcome)[2])
+        show: Action = (tr("Show"), lambda: self.open(info.path))
         if len(self._ended) > 1:
             counts = Counter(one.outcome for one in self._ended)
-            told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-            words, show = f"{len(self._ended)} runs are over: {told}", ("Show Runs", self._show_list)
+            told = ", ".join(run_words.counted(outcome, count) for outcome, count in counts.items())
+            num = len(self._ended)
+            words = tr("{n} runs are over: {told}", "{n} run is over: {told}", num, told=told)
+            show = (tr("Show Runs"), self._show_list)
         toasts.show(words, "error" if failed else "info", [show], key=_ENDED)
 
     def _show_list(self) -> None:
@@ -310,20 +317,20 @@ class RunTabs(QObject):
             for item in (state, devices, loss, rate):
                 item.show_text("")
         else:
-            icon, _, word = outcome_look(run.outcome or "running")
-            word = run.ending or word.split(":")[0]
             state.show_text(
-                " · ".join(filter(None, (word.capitalize(), *_progress(run)))),
-                icon,
+                " · ".join(filter(None, (run_words.state(run), *run_words.progress(run)))),
+                outcome_look(run.outcome or "running")[0],
                 tooltip=f"{run.title}\n{run.run.path}",
                 command="view.panel.output",
             )
             # GPUs of this machine stand in the status bar already.
             shown = not run.has_gpus or not self._session.gpus.devices
-            devices.show_text(_devices(run) if shown else "", tooltip=run.source or "")
-            loss_text = "" if run.loss is None else f"loss {format_loss(run.loss)}"
-            loss.show_text(loss_text, tooltip="Training loss, smoothed")
-            rate.show_text(_rate(run), tooltip="Of all devices together")
+            devices.show_text(
+                run_words.devices(run) if shown else "", tooltip=tr(run.source) if run.source else ""
+            )
+            loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
+            loss.show_text(loss_text, tooltip=tr("Training loss, smoothed"))
+            rate.show_text(run_words.rate(run), tooltip=tr("Of all devices together"))
         self.figures_changed.emit()
 
     def close(self) -> None:
@@ -343,38 +350,3 @@ def _kind_on_disk(path: Path) -> str:
         return RUN if RunDir(path).script() is None else SCRIPT
     except ConfigError:
         return RUN  # what it was started with cannot be read
-
-
-def _progress(run: LiveRun) -> list[str]:
-    strategy = strategy_title(run.strategy) if run.strategy else ""
-    if run.step is None:
-        return [strategy, run.phase() or ""]
-    steps = f" / {format_count(run.steps)}" if run.steps else ""
-    return [strategy, f"step {format_count(run.step)}{steps}"]
-
-
-def _rate(run: LiveRun) -> str:
-    """Samples where they are seen, else steps."""
-    if run.samples_per_s is not None:
-        return f"{format_rate(run.samples_per_s)} samples/s"
-    return f"{format_rate(run.steps_per_s)} steps/s" if run.is_script and run.steps_per_s is not None else ""
-
-
-def _devices(run: LiveRun) -> str:
-    """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'."""
-    if not run.devices:
-        return ""
-    count = len(run.devices)
-    name = f"{count} GPU{'s' if count > 1 else ''}"
-    if not run.has_gpus:
-        name = f"{count} virtual" if run.is_rehearsal else f"{count} on CPU"
-    known = [total for total in map(run.total_bytes_of, run.devices) if total is not None]
-    if not known:
-        return name
-    capacity = run.capacity_bytes
-    of = f" of {format_bytes(capacity * count)}" if capacity else ""
-    return f"{name} · {format_bytes(sum(known))}{of}"
-
-
-def _first(text: str) -> str:
-    return text.strip() or "The run could not be stopped."

@@ -15,19 +15,22 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QFileDialog
 
 from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.problem_list import text_of
 from rankdeck_app.state.script_folder import short_words
 
 _ENTRY = "run.entry."
-_FILTER = "Python (*.py);;All files (*)"
+_FILTER = marked("Python (*.py);;All files (*)")
 
 
 class Scripts(QObject):
@@ -41,8 +44,10 @@ class Scripts(QObject):
 
     def rows(self) -> list[Command]:
         return [
-            Command("run.script", "Run: Script…", self.pick, ("Ctrl+K Ctrl+R",), menu="Run/1_control"),
-            Command("script.save", "Run: Save Entry…", self.ask_entry_name, menu="Run/2_configure"),
+            Command(
+                "run.script", phrase("Run: Script…"), self.pick, ("Ctrl+K Ctrl+R",), menu="Run/1_control"
+            ),
+            Command("script.save", phrase("Run: Save Entry…"), self.ask_entry_name, menu="Run/2_configure"),
         ]
 
     def in_words(self) -> str | None:
@@ -52,15 +57,15 @@ class Scripts(QObject):
             return None
         own, ranks = script.form.python, script.ranks
         interpreter = scripts.describe(own) if own else scripts.interpreter
-        what = f"{script.name} on {ranks} rank{'s' if ranks > 1 else ''}"
+        what = tr("{script} on {n} ranks", "{script} on {n} rank", ranks, script=script.name)
         return what if interpreter is None else f"{what}, {short_words(interpreter)}"
 
     # Choosing
 
     def pick(self) -> None:
         """Ask which script of the folder, and show it in Launch."""
-        browse = QuickItem("Browse…", "a script anywhere", self.browse, icon="folder-opened")
-        self._window.palette_box.pick([*self.items(), browse], "Which script?")
+        browse = QuickItem(tr("Browse…"), tr("a script anywhere"), self.browse, icon="folder-opened")
+        self._window.palette_box.pick([*self.items(), browse], tr("Which script?"))
         self._session.scripts.look()
 
     def items(self) -> list[QuickItem]:
@@ -70,7 +75,7 @@ class Scripts(QObject):
                 script.path.name,
                 f"{script.name} · {', '.join(script.libraries)}",
                 partial(self.show, script.path),
-                "script",
+                tr("script"),
                 "python",
             )
             for script in self._session.scripts.facts.scripts
@@ -79,7 +84,7 @@ class Scripts(QObject):
     def browse(self) -> None:
         workspace = self._session.workspace
         folder = str(workspace.dialog_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self._window, "Choose a Script", folder, _FILTER)
+        chosen, _ = QFileDialog.getOpenFileName(self._window, tr("Choose a Script"), folder, tr(_FILTER))
         if chosen:
             workspace.chose(Path(chosen))
             self.show(Path(chosen))
@@ -107,30 +112,31 @@ class Scripts(QObject):
     def ask_entry_name(self) -> None:
         script = self._session.script
         if (problem := next(iter(script.problems), None)) is not None:
-            self._window.toasts.warn(problem.text())
+            self._window.toasts.warn(text_of(problem))
             return
         suggested = script.form.entry or Path(script.name).stem
-        self._window.palette_box.ask("Name of the entry in rankdeck.toml", self.save_entry, suggested)
+        self._window.palette_box.ask(tr("Name of the entry in rankdeck.toml"), self.save_entry, suggested)
 
     def save_entry(self, name: str) -> None:
         """Keep the form in the folder's rankdeck.toml."""
         script, name = self._session.script, name.strip()
         if not name:
-            self._window.toasts.warn("An entry needs a name.")
+            self._window.toasts.warn(tr("An entry needs a name."))
             return
         try:
             self._session.scripts.save_entry(name, script.to_entry())
         except (ConfigError, ValueError) as error:
-            self._window.toasts.error(str(error))
+            told = in_words(error.problem).message if isinstance(error, ConfigError) else str(error)
+            self._window.toasts.error(told)
             return
         script.set_form(replace(script.form, entry=name))
-        self._window.toasts.info(f"{name} is in rankdeck.toml.")
+        self._window.toasts.info(tr("{entry} is in rankdeck.toml.", entry=name))
 
     def remove_entry(self, name: str) -> None:
         try:
             self._session.scripts.remove_entry(name)
         except ConfigError as error:
-            self._window.toasts.error(str(error))
+            self._window.toasts.error(in_words(error.problem).message)
             return
         self._session.script.set(entry="")
 
@@ -143,7 +149,7 @@ class Scripts(QObject):
             self._entry_commands = wanted
             self._window.commands.register(
                 *(
-                    Command(command_id, f"Run: {name}", partial(self.launch_entry, name))
+                    Command(command_id, phrase("Run: {entry}", entry=name), partial(self.launch_entry, name))
                     for command_id, name in wanted.items()
                 )
             )
@@ -232,8 +238,8 @@ class Scripts(QObject):
             if python is not None:
                 begin(python)
                 return
-            advice = "Choose one: Python: Select Interpreter."
-            problem = Problem("no-python", "No Python was found.", path="script.python", advice=advice)
+            message, advice = tr("No Python was found."), tr("Choose one: Python: Select Interpreter.")
+            problem = Problem("no-python", message, path="script.python", advice=advice)
             self._launching.refused(script.name, [problem])
 
         def refused(error: ConfigError | OSError) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
+from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.shell.window import MainWindow
@@ -41,14 +42,32 @@ class TimeTravel(QObject):
                 if (active := self._tabs.active()) is not None:
                     act(active.time)
 
-            return Command(f"time.{name}", f"Time: {title}", run, (keys,), when, "Run/6_time")
+            return Command(f"time.{name}", title, run, (keys,), when, "Run/6_time")
 
         return [
-            row("back", "Step Back", lambda one: one.step_by(-1), "Alt+Left", "activeRun"),
-            row("forward", "Step Forward", lambda one: one.step_by(1), "Alt+Right", "lookingBack"),
-            row("start", "Go to the Start", lambda one: one.go_to_start(), "Alt+Home", "activeRun"),
-            row("now", "Back to Now", lambda one: one.back_to_now(), "Alt+End", "lookingBack"),
-            row("play", "Play or Pause", lambda one: one.toggle_play(), "Ctrl+K Ctrl+P", "activeRun"),
+            row("back", phrase("Time: Step Back"), lambda one: one.step_by(-1), "Alt+Left", "activeRun"),
+            row(
+                "forward",
+                phrase("Time: Step Forward"),
+                lambda one: one.step_by(1),
+                "Alt+Right",
+                "lookingBack",
+            ),
+            row(
+                "start",
+                phrase("Time: Go to the Start"),
+                lambda one: one.go_to_start(),
+                "Alt+Home",
+                "activeRun",
+            ),
+            row("now", phrase("Time: Back to Now"), lambda one: one.back_to_now(), "Alt+End", "lookingBack"),
+            row(
+                "play",
+                phrase("Time: Play or Pause"),
+                lambda one: one.toggle_play(),
+                "Ctrl+K Ctrl+P",
+                "activeRun",
+            ),
         ]
 
     def _follow(self, run: LiveRun | None) -> None:

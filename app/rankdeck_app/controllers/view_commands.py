@@ -8,6 +8,8 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog
 
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.presets import PresetCard
 from rankdeck.config.script import ScriptConfig
@@ -18,13 +20,14 @@ from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 MAX_FILES = 500
-_TOML_FILTER = "Configurations (*.toml)"
+_TOML_FILTER = marked("Configurations (*.toml)")
 
 
 class AppCommands:
@@ -63,18 +66,26 @@ class AppCommands:
         row, tabs, launching = partial(Command, menu="Run/1_control"), self.tabs, self.launching
         alive, stop_now = partial(row, when="activeRunAlive"), partial(tabs.stop_active, now=True)
         return [
-            row("run.launch", "Run: Launch", self.launch, ("Ctrl+F5",)),
-            alive("run.stop", "Run: Stop", tabs.stop_active, ("Shift+F5",)),
-            alive("run.stopNow", "Run: Stop Now", stop_now, ("Ctrl+Shift+F5",)),
+            row("run.launch", phrase("Run: Launch"), self.launch, ("Ctrl+F5",)),
+            alive("run.stop", phrase("Run: Stop"), tabs.stop_active, ("Shift+F5",)),
+            alive("run.stopNow", phrase("Run: Stop Now"), stop_now, ("Ctrl+Shift+F5",)),
             row(
                 "run.checkpoint",
-                "Run: Save Checkpoint Now",
+                phrase("Run: Save Checkpoint Now"),
                 self._on_active(tabs.save_checkpoint),
                 when="activeRunAlive && !activeRunScript",
             ),
-            row("run.resume", "Run: Resume", self._on_active(launching.resume), when="activeRunResumable"),
             row(
-                "run.again", "Run: Run Again", self._on_active(self.scripts.run_again), when="activeRunAgain"
+                "run.resume",
+                phrase("Run: Resume"),
+                self._on_active(launching.resume),
+                when="activeRunResumable",
+            ),
+            row(
+                "run.again",
+                phrase("Run: Run Again"),
+                self._on_active(self.scripts.run_again),
+                when="activeRunAgain",
             ),
         ]
 
@@ -82,36 +93,40 @@ class AppCommands:
         """What the next run will be."""
         row = partial(Command, menu="Run/2_configure")
         return [
-            row("run.startFrom", "Run: Start From Preset…", self._pick_preset, ("Ctrl+K P",)),
+            row("run.startFrom", phrase("Run: Start From Preset…"), self._pick_preset, ("Ctrl+K P",)),
             row(
                 "strategy.choose",
-                "Run: Change Strategy…",
-                lambda: self._pick_strategy(self.choose_strategy, "Strategy of the next run"),
+                phrase("Run: Change Strategy…"),
+                lambda: self._pick_strategy(self.choose_strategy, tr("Strategy of the next run")),
                 ("Ctrl+K S",),
             ),
-            row("config.show", "Run: Edit Configuration", self.show_config, ("Ctrl+K Ctrl+E",)),
-            row("devices.refresh", "Run: Look for GPUs", self.session.gpus.ask),
+            row("config.show", phrase("Run: Edit Configuration"), self.show_config, ("Ctrl+K Ctrl+E",)),
+            row("devices.refresh", phrase("Run: Look for GPUs"), self.session.gpus.ask),
         ]
 
     def _active_run_rows(self) -> list[Command]:
         """What can be had of the run in the active tab."""
         row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self._on_active
         return [
-            row("run.reuse", "Run: Use the Configuration of This Run", of(self.use_configuration)),
-            row("run.reveal", "Run: Open the Folder of This Run", of(tabs.reveal)),
-            row("run.copyPath", "Run: Copy the Path of This Run", of(tabs.copy_path)),
+            row("run.reuse", phrase("Run: Use the Configuration of This Run"), of(self.use_configuration)),
+            row("run.reveal", phrase("Run: Open the Folder of This Run"), of(tabs.reveal)),
+            row("run.copyPath", phrase("Run: Copy the Path of This Run"), of(tabs.copy_path)),
         ]
 
     def _file_rows(self) -> list[Command]:
         suggest = partial(Command, menu="Edit/3_suggest")
         open_row, save_row = partial(Command, menu="File/1_open"), partial(Command, menu="File/2_save")
         return [
-            open_row("run.open", "File: Open Run…", self._open_run, ("Ctrl+O",)),
-            open_row("config.open", "File: Open Configuration…", self._open_config, ("Ctrl+K Ctrl+O",)),
-            open_row("workspace.open", "File: Open Folder…", self._open_folder, ("Ctrl+K Ctrl+F",)),
-            suggest("config.suggest", "Edit: Suggest", self._suggest, ("Ctrl+Space",), "canSuggest"),
-            save_row("config.save", "File: Save Configuration", self._save, ("Ctrl+S",)),
-            save_row("config.saveAs", "File: Save Configuration As…", self._save_as, ("Ctrl+Shift+S",)),
+            open_row("run.open", phrase("File: Open Run…"), self._open_run, ("Ctrl+O",)),
+            open_row(
+                "config.open", phrase("File: Open Configuration…"), self._open_config, ("Ctrl+K Ctrl+O",)
+            ),
+            open_row("workspace.open", phrase("File: Open Folder…"), self._open_folder, ("Ctrl+K Ctrl+F",)),
+            suggest("config.suggest", phrase("Edit: Suggest"), self._suggest, ("Ctrl+Space",), "canSuggest"),
+            save_row("config.save", phrase("File: Save Configuration"), self._save, ("Ctrl+S",)),
+            save_row(
+                "config.saveAs", phrase("File: Save Configuration As…"), self._save_as, ("Ctrl+Shift+S",)
+            ),
         ]
 
     def _other_rows(self) -> list[Command]:
@@ -120,15 +135,15 @@ class AppCommands:
             partial(self.window.editor.open, "welcome:"),
         )
         return [
-            row("devices.show", "View: Devices", self.watch.show, ("Ctrl+Shift+D",)),
-            row("plan.show", "View: VRAM Plan", self.show_plan, ("Ctrl+K V",)),
+            row("devices.show", phrase("View: Devices"), self.watch.show, ("Ctrl+Shift+D",)),
+            row("plan.show", phrase("View: VRAM Plan"), self.show_plan, ("Ctrl+K V",)),
             Command(
                 "strategy.explain",
-                "Help: Explain a Strategy…",
-                lambda: self._pick_strategy(self.explain_strategy, "Which strategy?"),
+                phrase("Help: Explain a Strategy…"),
+                lambda: self._pick_strategy(self.explain_strategy, tr("Which strategy?")),
                 menu="Help/2_learn",
             ),
-            Command("welcome.show", "Help: Welcome", welcome, menu="Help/1_start"),
+            Command("welcome.show", phrase("Help: Welcome"), welcome, menu="Help/1_start"),
         ]
 
     # What quick open lists
@@ -142,7 +157,7 @@ class AppCommands:
                 info.title,
                 f"{strategy_title(info.strategy)} · {details(info)}",
                 partial(self.tabs.open, info.path),
-                "run",
+                tr("run"),
                 outcome_look(info.outcome)[0],
             )
             for info in self.session.runs.infos
@@ -150,7 +165,7 @@ class AppCommands:
 
     def preset_items(self) -> list[QuickItem]:
         return [
-            QuickItem(preset.name, preset.title, partial(self.use_preset, preset), "preset", "rocket")
+            QuickItem(preset.name, tr(preset.title), partial(self.use_preset, preset), tr("preset"), "rocket")
             for preset in self.session.presets
         ]
 
@@ -166,7 +181,7 @@ class AppCommands:
                 path.name,
                 str(path.parent.relative_to(folder)),
                 partial(self.open_config, path),
-                "file",
+                tr("file"),
                 "file-code",
             )
             for path in self._files.get(folder, [])
@@ -196,8 +211,11 @@ class AppCommands:
             else:
                 self.tabs.use_configuration(path)
 
-        refuse = self.window.toasts.error
-        self.session.disk.do(RunDir(path).script, use, lambda error: refuse(str(error)))
+        def refused(error: ConfigError | OSError) -> None:
+            told = in_words(error.problem).message if isinstance(error, ConfigError) else str(error)
+            self.window.toasts.error(told)
+
+        self.session.disk.do(RunDir(path).script, use, refused)
 
     def open_dropped(self, paths: list[Path]) -> None:
         """Files that were dropped on the window: a script, a configuration or a folder."""
@@ -212,7 +230,8 @@ class AppCommands:
         elif path.suffix == ".py":
             self.scripts.show(path)
         else:
-            self.window.toasts.warn(f"{path.name} is neither a script (.py) nor a configuration (.toml).")
+            told = tr("{file} is neither a script (.py) nor a configuration (.toml).", file=path.name)
+            self.window.toasts.warn(told)
 
     def use_preset(self, preset: PresetCard) -> None:
         """Make a preset the configuration; the one before can be brought back."""
@@ -221,13 +240,15 @@ class AppCommands:
         try:
             self.session.use_preset(preset)
         except OSError as error:
-            self.window.toasts.error(f"{preset.path} cannot be read: {error.strerror}.")
+            self._say_unread(preset.path, error)
             return
         if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
             self.window.show_activity("launch")
         if was_edited:
-            undo = ("Bring It Back", lambda: self.session.draft.bring_back(before))
-            text = f"The configuration is now {preset.name}; the one before had changes of yours."
+            undo = (tr("Bring It Back"), lambda: self.session.draft.bring_back(before))
+            text = tr(
+                "The configuration is now {preset}; the one before had changes of yours.", preset=preset.name
+            )
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str, options: Mapping[str, object] | None = None) -> None:
@@ -263,15 +284,17 @@ class AppCommands:
 
     def open_config(self, path: Path) -> None:
         """Make a .toml file the configuration, and show it."""
-        refuse = self.window.toasts.error
-        self.session.draft.open_file(
-            path, self.show_config, lambda error: refuse(f"{path} cannot be read: {error.strerror}.")
-        )
+        self.session.draft.open_file(path, self.show_config, partial(self._say_unread, path))
+
+    def _say_unread(self, path: Path, error: OSError) -> None:
+        self.window.toasts.error(tr("{file} cannot be read: {why}.", file=path, why=error.strerror))
 
     def _open_config(self) -> None:
         workspace = self.session.workspace
         folder = str(workspace.dialog_folder)
-        chosen, _ = QFileDialog.getOpenFileName(self.window, "Open Configuration", folder, _TOML_FILTER)
+        chosen, _ = QFileDialog.getOpenFileName(
+            self.window, tr("Open Configuration"), folder, tr(_TOML_FILTER)
+        )
         if chosen:
             workspace.chose(Path(chosen))
             self.open_config(Path(chosen))
@@ -279,7 +302,7 @@ class AppCommands:
     def _open_run(self) -> None:
         workspace = self.session.workspace
         runs = workspace.runs_folder
-        self._pick_folder("Open Run", runs if runs.is_dir() else workspace.dialog_folder, self.tabs.open)
+        self._pick_folder(tr("Open Run"), runs if runs.is_dir() else workspace.dialog_folder, self.tabs.open)
 
     def _open_folder(self) -> None:
         workspace = self.session.workspace
@@ -288,7 +311,7 @@ class AppCommands:
             workspace.chose(folder)
             self.open_workspace(folder)
 
-        self._pick_folder("Open Folder", workspace.dialog_folder, act)
+        self._pick_folder(tr("Open Folder"), workspace.dialog_folder, act)
 
     def _pick_folder(self, title: str, start: Path, act: Callable[[Path], object]) -> None:
         chosen = QFileDialog.getExistingDirectory(self.window, title, str(start))
@@ -304,18 +327,20 @@ class AppCommands:
 
     def _save_as(self) -> None:
         draft, workspace = self.session.draft, self.session.workspace
-        suggested = draft.source or workspace.dialog_folder / f"{draft.stem}.toml"
-        chosen, _ = QFileDialog.getSaveFileName(
-            self.window, "Save Configuration", str(suggested), _TOML_FILTER
-        )
+        suggested = str(draft.source or workspace.dialog_folder / f"{draft.stem}.toml")
+        title, kind = tr("Save Configuration"), tr(_TOML_FILTER)
+        chosen, _ = QFileDialog.getSaveFileName(self.window, title, suggested, kind)
         if chosen:
             path = Path(chosen)
             workspace.chose(path)
             self.save_config(path if path.suffix else path.with_suffix(".toml"))
 
     def save_config(self, path: Path) -> None:
-        refuse = self.window.toasts.error
-        self.session.draft.save_as(path, lambda error: refuse(f"{path} cannot be written: {error.strerror}."))
+        def refused(error: OSError) -> None:
+            told = tr("{file} cannot be written: {why}.", file=path, why=error.strerror)
+            self.window.toasts.error(told)
+
+        self.session.draft.save_as(path, refused)
 
     # Helpers
 
@@ -328,11 +353,11 @@ class AppCommands:
         return on_active
 
     def _pick_preset(self) -> None:
-        self.window.palette_box.pick(self.preset_items(), "Start from a preset")
+        self.window.palette_box.pick(self.preset_items(), tr("Start from a preset"))
 
     def _pick_strategy(self, act: Callable[[str], object], placeholder: str) -> None:
         items = [
-            QuickItem(card.title, card.hint, partial(act, card.name), "", card.icon)
+            QuickItem(card.title, tr(card.hint), partial(act, card.name), "", card.icon)
             for card in STRATEGIES.values()
         ]
         self.window.palette_box.pick(items, placeholder)

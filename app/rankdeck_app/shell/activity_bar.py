@@ -13,6 +13,7 @@ from PySide6.QtCore import QPoint, QRectF, Qt
 from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QAbstractButton, QMenu, QVBoxLayout, QWidget
 
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.side_bar import Activity
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import CENTER, paint_text
@@ -37,7 +38,7 @@ class ActivityButton(QAbstractButton):
 
     def set_active(self, active: bool) -> None:
         self.active = active
-        self.setAccessibleDescription("shown" if active else "")
+        self.setAccessibleDescription(tr("shown") if active else "")
         self.update()
 
     def set_badge(self, count: int) -> None:
@@ -86,7 +87,7 @@ class ActivityBar(QWidget):
         self.setObjectName("activityBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedWidth(WIDTH)
-        self.setAccessibleName("Activity bar")
+        self.setAccessibleName(tr("Activity bar"))
         self._theme = theme
         self._buttons: dict[str, ActivityButton] = {}
         self._priorities: list[int] = []
@@ -97,7 +98,7 @@ class ActivityBar(QWidget):
 
     def add(self, activity: Activity) -> ActivityButton:
         """A symbol for an activity; one of a higher priority stands nearer to the top."""
-        button = ActivityButton(activity.icon, activity.title, self._theme)
+        button = ActivityButton(activity.icon, spoken(activity.title), self._theme)
         self._buttons[activity.id] = button
         self._column.insertWidget(bisect_right(self._priorities, -activity.priority), button)
         insort(self._priorities, -activity.priority)

@@ -12,6 +12,7 @@ from typing import Any
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QStackedLayout, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.page_kinds import PageKinds
 from rankdeck_app.shell.services import Services
@@ -35,7 +36,7 @@ class EditorArea(QWidget):
         super().__init__(parent)
         self.setObjectName("editorArea")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setAccessibleName("Editor")
+        self.setAccessibleName(tr("Editor"))
         self._services = services
         self._kinds = PageKinds(services.context)
         self._closed: list[dict[str, Any]] = []
@@ -55,13 +56,13 @@ class EditorArea(QWidget):
 
     # -- what views use --
 
-    def register_page_kind(self, prefix: str, factory: PageFactory) -> None:
+    def register_page_kind(self, prefix: str, factory: PageFactory, title: str = "") -> None:
         """Pages with an id "<prefix>:..." are built by `factory(page_id)`: after a restart, a reopen, a
         split.
 
-        The factory may raise PageUnavailable.
+        The factory may raise PageUnavailable. `title` is that of all pages of the kind, if they have one.
         """
-        self._kinds.register(prefix, factory)
+        self._kinds.register(prefix, factory, title)
 
     def open(
         self,

@@ -25,6 +25,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.commands.keymap import to_keys, to_text
+from rankdeck_app.language import tr
 from rankdeck_app.shell.fuzzy import fuzzy_match
 from rankdeck_app.shell.page import Page
 
@@ -33,21 +34,21 @@ if TYPE_CHECKING:
 
 ROW_HEIGHT = 24
 _ID = Qt.ItemDataRole.UserRole
-_HEADERS = ("Command", "Keys", "When", "Source")
 
 
 class KeysPage(Page):
     def __init__(self, page_id: str, window: MainWindow) -> None:
-        super().__init__(page_id, title="Keyboard Shortcuts", icon="keyboard-tab")
+        super().__init__(page_id, title=tr("Keyboard Shortcuts"), icon="keyboard-tab")
         self._window = window
         self._keymap = window.keymap
         self._recording = ""
-        self._filter = QLineEdit(placeholderText="Type to search by command or keys", clearButtonEnabled=True)
-        self._filter.setAccessibleName("Search shortcuts")
+        hint = tr("Type to search by command or keys")
+        self._filter = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
+        self._filter.setAccessibleName(tr("Search shortcuts"))
         self._filter.textChanged.connect(self.refresh)
         self.table = QTreeWidget()
-        self.table.setAccessibleName("Shortcuts")
-        self.table.setHeaderLabels(_HEADERS)
+        self.table.setAccessibleName(tr("Shortcuts"))
+        self.table.setHeaderLabels([tr("Command"), tr("Keys"), tr("When"), tr("Source")])
         self.table.setRootIsDecorated(False)
         self.table.setUniformRowHeights(True)
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
@@ -70,10 +71,11 @@ class KeysPage(Page):
     def _make_recorder(self) -> QFrame:
         self.recorder = QKeySequenceEdit()
         self.recorder.setMaximumSequenceLength(2)
-        self.recorder.setAccessibleName("Press the new keys")
+        self.recorder.setAccessibleName(tr("Press the new keys"))
         self.recorder.editingFinished.connect(self._on_recorded)
         self.recorder.installEventFilter(self)
         self._prompt = QLabel()
+        self._prompt.setWordWrap(True)
         self._box = QFrame()
         self._box.setProperty("kind", "card")
         row = QHBoxLayout(self._box)
@@ -85,9 +87,9 @@ class KeysPage(Page):
 
     def _make_buttons(self) -> QHBoxLayout:
         row = QHBoxLayout()
-        self._change = QPushButton("Change Keys")
-        self._remove = QPushButton("Remove Keys")
-        self._reset = QPushButton("Reset")
+        self._change = QPushButton(tr("Change Keys"))
+        self._remove = QPushButton(tr("Remove Keys"))
+        self._reset = QPushButton(tr("Reset"))
         self._change.clicked.connect(self.record)
         self._remove.clicked.connect(lambda: self._give(()))
         self._reset.clicked.connect(self._on_reset)
@@ -106,10 +108,11 @@ class KeysPage(Page):
         self.table.clear()
         for command in self._window.commands:
             shown = " · ".join(map(to_text, self._keymap.keys_for(command.id)))
-            if query and fuzzy_match(query, command.title) is None and query.lower() not in shown.lower():
+            is_found = any(fuzzy_match(query, title) for title in (command.shown, command.title))
+            if query and not is_found and query.lower() not in shown.lower():
                 continue
-            source = "you" if self._keymap.is_own(command.id) else "default"
-            item = QTreeWidgetItem([command.title, shown, command.when, source])
+            source = tr("you") if self._keymap.is_own(command.id) else tr("default")
+            item = QTreeWidgetItem([command.shown, shown, command.when, source])
             item.setData(0, _ID, command.id)
             item.setToolTip(0, command.id)
             item.setSizeHint(0, QSize(0, ROW_HEIGHT))
@@ -138,8 +141,8 @@ class KeysPage(Page):
         self._recording = self.selected()
         if not self._recording:
             return
-        title = self._window.commands[self._recording].title
-        self._prompt.setText(f"{title}: press the new keys. Escape leaves it as it is.")
+        title = self._window.commands[self._recording].shown
+        self._prompt.setText(tr("{command}: press the new keys. Escape leaves it as it is.", command=title))
         self._box.show()
         self.recorder.clear()
         self._window.shortcuts.suspend(True)
@@ -175,8 +178,8 @@ class KeysPage(Page):
         command_id = command_id or self.selected()
         others = [other for other in self._keymap.commands_on(keys[0]) if other != command_id] if keys else []
         self._keymap.set_keys(command_id, keys)
-        titles = ", ".join(self._window.commands[other].title for other in others)
-        self._message.setText(f"These keys also belong to: {titles}." if titles else "")
+        titles = ", ".join(self._window.commands[other].shown for other in others)
+        self._message.setText(tr("These keys also belong to: {commands}.", commands=titles) if titles else "")
 
     def _on_reset(self) -> None:
         self._keymap.reset(self.selected())

@@ -38,7 +38,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck_app.shell.fuzzy import fuzzy_match
+from rankdeck_app.language import tr
+from rankdeck_app.shell.fuzzy import Match, fuzzy_match
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
 from rankdeck_app.widgets.painting import RIGHT, paint_text, painted_width
@@ -54,8 +55,8 @@ _STEPS = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: MAX_ROWS, 
 
 @dataclass(frozen=True)
 class QuickItem:
-    """A row: what it says, what it says in grey, what stands at its right, what choosing it does, and what
-    being on it does.
+    """A row: what it says, what it says in grey, what stands at its right, what choosing it does, what
+    being on it does, and what else it is found by.
     """
 
     label: str
@@ -64,6 +65,7 @@ class QuickItem:
     right: str = ""
     icon: str = ""
     preview: Callable[[], object] | None = None
+    also: str = ""
 
 
 QuickProvider = Callable[[], Sequence[QuickItem]]
@@ -168,13 +170,13 @@ class Palette(QFrame):
         self._preview_timer = QTimer(self, interval=PREVIEW_AFTER_MS, singleShot=True)
         self._preview_timer.timeout.connect(self._preview)
         self.setProperty("kind", "floating")
-        self.setAccessibleName("Command palette")
+        self.setAccessibleName(tr("Command palette"))
         self.input = QLineEdit()
-        self.input.setAccessibleName("Type to search")
+        self.input.setAccessibleName(tr("Type to search"))
         self.input.textChanged.connect(self._refilter)
         self.input.installEventFilter(self)
         self.list = QListView()
-        self.list.setAccessibleName("Results")
+        self.list.setAccessibleName(tr("Results"))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setMouseTracking(True)
         self.list.setUniformItemSizes(True)
@@ -206,7 +208,7 @@ class Palette(QFrame):
         self._is_general = True
 
     def show_quick_open(self, text: str = "") -> None:
-        self._begin(text, "Search by name; > for commands", self._general_rows())
+        self._begin(text, tr("Search by name; > for commands"), self._general_rows())
         self._is_general = True
 
     def refresh_quick_open(self) -> None:
@@ -234,9 +236,8 @@ class Palette(QFrame):
         """Ask for a line of text; `answer` gets it on Enter."""
 
         def rows_for(typed: str) -> list[PaletteRow]:
-            return [
-                PaletteRow(QuickItem(placeholder, "Enter to accept, Escape to leave", partial(answer, typed)))
-            ]
+            hint = tr("Enter to accept, Escape to leave")
+            return [PaletteRow(QuickItem(placeholder, hint, partial(answer, typed)))]
 
         self._begin(text, placeholder, rows_for)
         self.input.selectAll()
@@ -306,15 +307,13 @@ class Palette(QFrame):
         return rows_for
 
     def _command_items(self) -> list[QuickItem]:
-        """Commands that apply now; those used last come first."""
+        """Commands that apply now; those used last come first. Each is found by its English title, too."""
         services = self._services
         rank = {command_id: at for at, command_id in enumerate(self._recent)}
         commands = [c for c in services.commands if c.palette and services.commands.enabled(c.id)]
-        commands.sort(key=lambda c: (rank.get(c.id, len(rank)), c.title))
-        return [
-            QuickItem(c.title, "", partial(services.commands.run, c.id), services.keymap.text_for(c.id))
-            for c in commands
-        ]
+        commands.sort(key=lambda c: (rank.get(c.id, len(rank)), c.shown))
+        run, keys_of = services.commands.run, services.keymap.text_for
+        return [QuickItem(c.shown, "", partial(run, c.id), keys_of(c.id), also=c.title) for c in commands]
 
     def _remember(self, command_id: str) -> None:
         if command_id.startswith("palette.") or not self._services.commands[command_id].palette:
@@ -323,7 +322,7 @@ class Palette(QFrame):
 
     def _refilter(self, text: str) -> None:
         rows = self._rows_for(text)
-        self.model.set_rows(rows or [PaletteRow(QuickItem("Nothing matches"))])
+        self.model.set_rows(rows or [PaletteRow(QuickItem(tr("Nothing matches")))])
         self.list.setCurrentIndex(self.model.index(0))
         self.place()
 
@@ -361,6 +360,14 @@ def _filtered(text: str, items: Sequence[QuickItem]) -> list[PaletteRow]:
     """Best matches first; without text, all in their own order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
-    matches = [(match, item) for item in items if (match := fuzzy_match(text, item.label)) is not None]
+    matches = [(match, item) for item in items if (match := _match(text, item)) is not None]
     matches.sort(key=lambda pair: -pair[0].score)
     return [PaletteRow(item, match.at) for match, item in matches]
+
+
+def _match(text: str, item: QuickItem) -> Match | None:
+    """In what an item says, else in what it is also found by, of which no letter is seen."""
+    match = fuzzy_match(text, item.label)
+    if match is None and (also := fuzzy_match(text, item.also)) is not None:
+        match = Match(also.score, ())
+    return match

@@ -11,6 +11,7 @@ from PySide6.QtCore import QRect, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QCursor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout, QWidget
 
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.controls import CommandButton
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import Theme
@@ -24,7 +25,7 @@ DEFAULT_HEIGHT = 180
 class PanelTab:
     """A tab of the panel.
 
-    id: stable ("output"); title: as a person reads it ("Output"); factory: builds the body; tools: builds the
+    id: stable ("output"); title: a phrase ("Output"); factory: builds the body; tools: builds the
     widget at the right of the header from the body (a filter, a lock), or None; priority: higher stands
     further left; keys: default shortcut of the command "view.panel.<id>".
     """
@@ -48,7 +49,7 @@ class PanelTabBar(QTabBar):
         self.setExpanding(False)
         self.setUsesScrollButtons(False)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setAccessibleName("Panel tabs")
+        self.setAccessibleName(tr("Panel tabs"))
         theme.changed.connect(self.update)
 
     def set_badge(self, index: int, count: int, tone: str) -> None:
@@ -118,7 +119,7 @@ class Panel(QWidget):
         super().__init__(parent)
         self.setObjectName("panel")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.setAccessibleName("Panel")
+        self.setAccessibleName(tr("Panel"))
         self.setMinimumHeight(HEADER_HEIGHT + 40)
         self.tabs: dict[str, PanelTab] = {}
         self._order: list[str] = []
@@ -153,7 +154,7 @@ class Panel(QWidget):
         at = sum(self.tabs[other].priority >= tab.priority for other in self._order)
         self._order.insert(at, tab.id)
         with QSignalBlocker(self._bar):
-            self._bar.insertTab(at, tab.title)
+            self._bar.insertTab(at, spoken(tab.title))
 
     @property
     def shown(self) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QWidget
 
+from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import tr
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.shell.zoom import Zoom
-from rankdeck_app.theme import BUILT_IN, SYSTEM, ThemeError
+from rankdeck_app.theme import BUILT_IN, SYSTEM, ThemeError, theme_in_words
 
 
 def shell_commands(window: MainWindow) -> list[Command]:
@@ -31,26 +32,16 @@ def shell_commands(window: MainWindow) -> list[Command]:
     ]
 
 
-def _view(
-    command_id: str,
-    label: str,
-    run: Callable[[], object],
-    keys: tuple[str, ...] = (),
-    when: str = "",
-    menu: str = "",
-    *,
-    checked: str = "",
-    palette: bool = True,
-) -> Command:
-    """A row of the category View."""
-    return Command(command_id, f"View: {label}", run, keys, when, menu, checked, palette)
-
-
 def _menus(window: MainWindow) -> list[Command]:
-    """Alt and the first letter opens a menu."""
-    row, show = partial(_view, when="!zenMode", palette=False), window.title_bar.open_menu
+    """Alt and the first letter opens a menu, by its English name in every language."""
+    row, show = partial(Command, when="!zenMode", palette=False), window.title_bar.open_menu
     return [
-        row(f"menu.{name.lower()}", f"Open the {name} Menu", partial(show, name), (f"Alt+{name[0]}",))
+        row(
+            f"menu.{name.lower()}",
+            phrase("View: Open the {menu} Menu", menu=phrase(name)),
+            partial(show, name),
+            (f"Alt+{name[0]}",),
+        )
         for name in MENU_ORDER
     ]
 
@@ -58,13 +49,30 @@ def _menus(window: MainWindow) -> list[Command]:
 def _file(window: MainWindow) -> list[Command]:
     row, page, box = partial(Command, menu="File/8_preferences"), window.editor.open, window.palette_box
     settings, keys = partial(page, "settings:"), partial(page, "keys:")
-    go_to = "File: Go to Run, Preset or File"
+    go_to = phrase("File: Go to Run, Preset or File")
     return [
-        row("preferences.settings", "Preferences: Settings", settings, ("Ctrl+,",), "pageKind.settings"),
-        row("preferences.keys", "Preferences: Keyboard Shortcuts", keys, ("Ctrl+K Ctrl+S",), "pageKind.keys"),
-        row("theme.choose", "Preferences: Colour Theme", lambda: choose_theme(window), ("Ctrl+K Ctrl+T",)),
+        row(
+            "preferences.settings",
+            phrase("Preferences: Settings"),
+            settings,
+            ("Ctrl+,",),
+            "pageKind.settings",
+        ),
+        row(
+            "preferences.keys",
+            phrase("Preferences: Keyboard Shortcuts"),
+            keys,
+            ("Ctrl+K Ctrl+S",),
+            "pageKind.keys",
+        ),
+        row(
+            "theme.choose",
+            phrase("Preferences: Colour Theme"),
+            lambda: choose_theme(window),
+            ("Ctrl+K Ctrl+T",),
+        ),
         Command("palette.quickOpen", go_to, box.show_quick_open, ("Ctrl+P",), "quickOpen", "File/1_open"),
-        Command("app.quit", "File: Quit", window.close, ("Ctrl+Q",), menu="File/9_quit"),
+        Command("app.quit", phrase("File: Quit"), window.close, ("Ctrl+Q",), menu="File/9_quit"),
     ]
 
 
@@ -73,23 +81,43 @@ def _over_all(window: MainWindow) -> list[Command]:
     show, clear = partial(window.editor.open, "notifications:"), window.toasts.clear
     commands, when = window.palette_box.show_commands, "pageKind.notifications"
     return [
-        _view("palette.commands", "Command Palette", commands, ("Ctrl+Shift+P", "F1"), menu="View/1_palette"),
-        _view(
-            "notifications.show", "Show Notifications", show, ("Ctrl+K Ctrl+N",), when, "View/5_notifications"
+        Command(
+            "palette.commands",
+            phrase("View: Command Palette"),
+            commands,
+            ("Ctrl+Shift+P", "F1"),
+            menu="View/1_palette",
         ),
-        _view("notifications.clear", "Close Notifications", clear, ("Ctrl+K Ctrl+Shift+N",)),
-        _view("view.fullScreen", "Toggle Full Screen", lambda: _full_screen(window), ("F11",)),
-        _view("view.focusNextPart", "Focus Next Part", lambda: focus_part(window, 1), ("F6",)),
-        _view("view.focusPreviousPart", "Focus Previous Part", lambda: focus_part(window, -1), ("Shift+F6",)),
+        Command(
+            "notifications.show",
+            phrase("View: Show Notifications"),
+            show,
+            ("Ctrl+K Ctrl+N",),
+            when,
+            "View/5_notifications",
+        ),
+        Command("notifications.clear", phrase("View: Close Notifications"), clear, ("Ctrl+K Ctrl+Shift+N",)),
+        Command(
+            "view.fullScreen", phrase("View: Toggle Full Screen"), lambda: _full_screen(window), ("F11",)
+        ),
+        Command(
+            "view.focusNextPart", phrase("View: Focus Next Part"), lambda: focus_part(window, 1), ("F6",)
+        ),
+        Command(
+            "view.focusPreviousPart",
+            phrase("View: Focus Previous Part"),
+            lambda: focus_part(window, -1),
+            ("Shift+F6",),
+        ),
     ]
 
 
 def _zoom(window: MainWindow) -> list[Command]:
-    row, step = partial(_view, menu="View/8_zoom"), Zoom(window).step
+    row, step = partial(Command, menu="View/8_zoom"), Zoom(window).step
     return [
-        row("view.zoomIn", "Zoom In", lambda: step(1), ("Ctrl+=", "Ctrl++")),
-        row("view.zoomOut", "Zoom Out", lambda: step(-1), ("Ctrl+-",)),
-        row("view.zoomReset", "Reset Zoom", lambda: step(0), ("Ctrl+0",)),
+        row("view.zoomIn", phrase("View: Zoom In"), lambda: step(1), ("Ctrl+=", "Ctrl++")),
+        row("view.zoomOut", phrase("View: Zoom Out"), lambda: step(-1), ("Ctrl+-",)),
+        row("view.zoomReset", phrase("View: Reset Zoom"), lambda: step(0), ("Ctrl+0",)),
     ]
 
 
@@ -98,80 +126,133 @@ def _edit(window: MainWindow) -> list[Command]:
     row = partial(Command, when="canFind", menu="Edit/2_find")
     finding = window.finding
     return [
-        row("edit.find", "Edit: Find", finding.open, ("Ctrl+F",)),
-        row("edit.findNext", "Edit: Find Next", lambda: finding.step(1), ("F3",)),
-        row("edit.findPrevious", "Edit: Find Previous", lambda: finding.step(-1), ("Shift+F3",)),
+        row("edit.find", phrase("Edit: Find"), finding.open, ("Ctrl+F",)),
+        row("edit.findNext", phrase("Edit: Find Next"), lambda: finding.step(1), ("F3",)),
+        row("edit.findPrevious", phrase("Edit: Find Previous"), lambda: finding.step(-1), ("Shift+F3",)),
     ]
 
 
 def _layout(window: MainWindow) -> list[Command]:
     """What of the window is seen."""
-    row, zen, resize = partial(_view, menu="View/2_layout"), window.toggle_zen, window.set_panel_max
+    row, zen, resize = partial(Command, menu="View/2_layout"), window.toggle_zen, window.set_panel_max
     side, panel, status = (partial(window.toggle, part) for part in ("sideBar", "panel", "statusBar"))
     is_small = "panelVisible && !panelMaximized"
     return [
         row(
-            "view.toggleSideBar", "Toggle Side Bar", side, ("Ctrl+B",), "hasSideBar", checked="sideBarVisible"
+            "view.toggleSideBar",
+            phrase("View: Toggle Side Bar"),
+            side,
+            ("Ctrl+B",),
+            "hasSideBar",
+            checked="sideBarVisible",
         ),
         row(
             "view.togglePanel",
-            "Toggle Panel",
+            phrase("View: Toggle Panel"),
             panel,
             ("Ctrl+J", "Ctrl+`"),
             "hasPanel",
             checked="panelVisible",
         ),
-        row("view.toggleStatusBar", "Toggle Status Bar", status, checked="statusBarVisible"),
-        row("view.zenMode", "Toggle Zen Mode", zen, ("Ctrl+K Z",), checked="zenMode"),
-        _view("view.leaveZenMode", "Leave Zen Mode", zen, ("Escape Escape",), "zenMode && !paletteOpen"),
-        _view("view.maximizePanel", "Maximize Panel", lambda: resize(True), when=is_small),
-        _view("view.restorePanel", "Restore Panel Size", lambda: resize(False), when="panelMaximized"),
+        row("view.toggleStatusBar", phrase("View: Toggle Status Bar"), status, checked="statusBarVisible"),
+        row("view.zenMode", phrase("View: Toggle Zen Mode"), zen, ("Ctrl+K Z",), checked="zenMode"),
+        Command(
+            "view.leaveZenMode",
+            phrase("View: Leave Zen Mode"),
+            zen,
+            ("Escape Escape",),
+            "zenMode && !paletteOpen",
+        ),
+        Command("view.maximizePanel", phrase("View: Maximize Panel"), lambda: resize(True), when=is_small),
+        Command(
+            "view.restorePanel",
+            phrase("View: Restore Panel Size"),
+            lambda: resize(False),
+            when="panelMaximized",
+        ),
     ]
 
 
 def _tabs(window: MainWindow) -> list[Command]:
-    row, editor, menu = partial(_view, when="editorOpen"), window.editor, "File/3_tabs"
-    split, close, focus = partial(row, menu="View/6_editor"), editor.close_tabs, editor.focus_group
-    rows = [
-        row("editor.close", "Close Tab", editor.close_page, ("Ctrl+W", "Ctrl+F4"), menu=menu),
-        _view(
-            "editor.reopen", "Reopen Closed Tab", editor.reopen_closed, ("Ctrl+Shift+T",), "closedTabs", menu
+    row, editor, menu = partial(Command, when="editorOpen"), window.editor, "File/3_tabs"
+    split, close = partial(row, menu="View/6_editor"), editor.close_tabs
+    return [
+        row("editor.close", phrase("View: Close Tab"), editor.close_page, ("Ctrl+W", "Ctrl+F4"), menu=menu),
+        Command(
+            "editor.reopen",
+            phrase("View: Reopen Closed Tab"),
+            editor.reopen_closed,
+            ("Ctrl+Shift+T",),
+            "closedTabs",
+            menu,
         ),
-        row("editor.closeAll", "Close All Tabs of the Group", lambda: close("all"), ("Ctrl+K W",)),
-        _view("editor.keep", "Keep Tab Open", editor.keep, ("Ctrl+K Return",), "previewOpen"),
-        row("editor.closeAllGroups", "Close All Tabs", editor.close_all, ("Ctrl+K Ctrl+W",), menu=menu),
-        row("editor.togglePin", "Pin or Unpin Tab", editor.toggle_pin, ("Ctrl+K Shift+Return",)),
-        split("editor.splitRight", "Split Right", lambda: editor.split("right"), ("Ctrl+\\",)),
-        split("editor.splitDown", "Split Down", lambda: editor.split("bottom"), ("Ctrl+K Ctrl+\\",)),
+        row(
+            "editor.closeAll",
+            phrase("View: Close All Tabs of the Group"),
+            lambda: close("all"),
+            ("Ctrl+K W",),
+        ),
+        Command("editor.keep", phrase("View: Keep Tab Open"), editor.keep, ("Ctrl+K Return",), "previewOpen"),
+        row(
+            "editor.closeAllGroups",
+            phrase("View: Close All Tabs"),
+            editor.close_all,
+            ("Ctrl+K Ctrl+W",),
+            menu=menu,
+        ),
+        row(
+            "editor.togglePin", phrase("View: Pin or Unpin Tab"), editor.toggle_pin, ("Ctrl+K Shift+Return",)
+        ),
+        split("editor.splitRight", phrase("View: Split Right"), lambda: editor.split("right"), ("Ctrl+\\",)),
+        split(
+            "editor.splitDown",
+            phrase("View: Split Down"),
+            lambda: editor.split("bottom"),
+            ("Ctrl+K Ctrl+\\",),
+        ),
     ]
-    for n in (1, 2, 3):
-        show, title = partial(focus, n - 1), f"Focus Editor Group {n}"
-        rows.append(row(f"editor.focusGroup{n}", title, show, (f"Ctrl+{n}",), palette=False))
-    return rows
 
 
 def _several_tabs(window: MainWindow) -> list[Command]:
-    row, close = partial(_view, when="severalTabs"), window.editor.close_tabs
+    row, close = partial(Command, when="severalTabs"), window.editor.close_tabs
     cycle, move, recent = window.editor.cycle_tabs, window.editor.move_tab, window.switcher.step
     return [
-        row("editor.closeOthers", "Close Other Tabs", lambda: close("others")),
-        row("editor.closeRight", "Close Tabs to the Right", lambda: close("right")),
-        row("editor.next", "Next Tab", lambda: cycle(1), ("Ctrl+PgDown",)),
-        row("editor.previous", "Previous Tab", lambda: cycle(-1), ("Ctrl+PgUp",)),
-        row("editor.openRecent", "Recently Used Tabs", lambda: recent(1), ("Ctrl+Tab",)),
-        row("editor.openOldest", "Tab Used Longest Ago", lambda: recent(-1), ("Ctrl+Shift+Tab",)),
-        row("editor.moveRight", "Move Tab Right", lambda: move(1), ("Ctrl+Shift+PgDown",)),
-        row("editor.moveLeft", "Move Tab Left", lambda: move(-1), ("Ctrl+Shift+PgUp",)),
+        row("editor.closeOthers", phrase("View: Close Other Tabs"), lambda: close("others")),
+        row("editor.closeRight", phrase("View: Close Tabs to the Right"), lambda: close("right")),
+        row("editor.next", phrase("View: Next Tab"), lambda: cycle(1), ("Ctrl+PgDown",)),
+        row("editor.previous", phrase("View: Previous Tab"), lambda: cycle(-1), ("Ctrl+PgUp",)),
+        row("editor.openRecent", phrase("View: Recently Used Tabs"), lambda: recent(1), ("Ctrl+Tab",)),
+        row(
+            "editor.openOldest", phrase("View: Tab Used Longest Ago"), lambda: recent(-1), ("Ctrl+Shift+Tab",)
+        ),
+        row("editor.moveRight", phrase("View: Move Tab Right"), lambda: move(1), ("Ctrl+Shift+PgDown",)),
+        row("editor.moveLeft", phrase("View: Move Tab Left"), lambda: move(-1), ("Ctrl+Shift+PgUp",)),
     ]
 
 
 def _groups(window: MainWindow) -> list[Command]:
-    row, cycle = partial(_view, when="severalGroups"), window.editor.cycle_groups
+    row, cycle = partial(Command, when="severalGroups"), window.editor.cycle_groups
+    direct, focus = partial(Command, when="editorOpen", palette=False), window.editor.focus_group
+    rows = [
+        direct(
+            f"editor.focusGroup{n}",
+            phrase("View: Focus Editor Group {number}", number=n),
+            partial(focus, n - 1),
+            (f"Ctrl+{n}",),
+        )
+        for n in (1, 2, 3)
+    ]
     return [
-        row("editor.focusNextGroup", "Focus Next Editor Group", lambda: cycle(1), ("Ctrl+K Ctrl+Right",)),
+        *rows,
+        row(
+            "editor.focusNextGroup",
+            phrase("View: Focus Next Editor Group"),
+            lambda: cycle(1),
+            ("Ctrl+K Ctrl+Right",),
+        ),
         row(
             "editor.focusPreviousGroup",
-            "Focus Previous Editor Group",
+            phrase("View: Focus Previous Editor Group"),
             lambda: cycle(-1),
             ("Ctrl+K Ctrl+Left",),
         ),
@@ -186,21 +267,21 @@ def choose_theme(window: MainWindow) -> None:
     names = [*BUILT_IN, SYSTEM, *([] if kept in (*BUILT_IN, SYSTEM) else [kept])]
 
     def item(name: str) -> QuickItem:
-        told = BUILT_IN[name].kind if name in BUILT_IN else "a VS Code colour theme"
-        told = "as the desktop is" if name == SYSTEM else told
-        right, icon = ("current", "check") if name == kept else ("", "color-mode")
+        told = tr(BUILT_IN[name].kind) if name in BUILT_IN else tr("a VS Code colour theme")
+        told = tr("as the desktop is") if name == SYSTEM else told
+        right, icon = (tr("current"), "check") if name == kept else ("", "color-mode")
         show = partial(show_theme, window, name)
-        return QuickItem(name, told, partial(set_theme, window, name), right, icon, show)
+        return QuickItem(theme_in_words(name), told, partial(set_theme, window, name), right, icon, show)
 
     items = [item(name) for name in names]
     ask = QuickItem(
-        "VS Code colour theme…",
-        "from a JSON file",
-        lambda: window.palette_box.ask("Path of a VS Code colour theme", partial(set_theme, window)),
+        tr("VS Code colour theme…"),
+        tr("from a JSON file"),
+        lambda: window.palette_box.ask(tr("Path of a VS Code colour theme"), partial(set_theme, window)),
         icon="file-code",
     )
     back = partial(show_theme, window, kept)
-    window.palette_box.pick([*items, ask], "Choose a colour theme", at=names.index(kept), left=back)
+    window.palette_box.pick([*items, ask], tr("Choose a colour theme"), at=names.index(kept), left=back)
 
 
 def show_theme(window: MainWindow, name: str) -> None:

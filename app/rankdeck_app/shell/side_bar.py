@@ -24,6 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import paint_text
 
@@ -36,7 +37,7 @@ SECTION_HEIGHT = 26
 class Activity:
     """A symbol of the activity bar and the side bar view behind it.
 
-    id: stable ("launch"); title: as a person reads it ("Run Configuration"); icon: a codicon; factory: builds
+    id: stable ("launch"); title: a phrase ("Run Configuration"); icon: a codicon; factory: builds
         the view;
     priority: higher stands nearer to the top; keys: default shortcut of the command "view.show.<id>".
     """
@@ -183,12 +184,12 @@ class SideBarView(QWidget):
         layout.addWidget(footer)
 
     def save_state(self) -> dict[str, Any]:
-        return {"closed": [section.title for section in self.sections if not section.open]}
+        return {"closed": [at for at, section in enumerate(self.sections) if not section.open]}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         closed = state.get("closed", [])
-        for section in self.sections:
-            section.set_open(section.title not in closed)
+        for at, section in enumerate(self.sections):
+            section.set_open(at not in closed)
 
 
 class SideBar(QWidget):
@@ -199,7 +200,7 @@ class SideBar(QWidget):
         self.setObjectName("sideBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setMinimumWidth(MIN_WIDTH)
-        self.setAccessibleName("Side bar")
+        self.setAccessibleName(tr("Side bar"))
         self.activities: dict[str, Activity] = {}
         self._views: dict[str, QWidget] = {}
         self._states: dict[str, dict[str, Any]] = {}
@@ -231,7 +232,7 @@ class SideBar(QWidget):
     def show_activity(self, activity_id: str) -> QWidget:
         """Build the view if it is new, and bring it to the front."""
         view = self.view(activity_id)
-        self._title.setText(self.activities[activity_id].title.upper())
+        self._title.setText(spoken(self.activities[activity_id].title).upper())
         self._stack.setCurrentWidget(view)
         self.shown = activity_id
         return view

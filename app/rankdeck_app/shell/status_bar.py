@@ -14,6 +14,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QHBoxLayout, QWidget
 
 from rankdeck_app.commands.table import CommandTable
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import paint_text
 
@@ -98,7 +99,7 @@ class StatusBar(QWidget):
         self.setObjectName("statusBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedHeight(HEIGHT)
-        self.setAccessibleName("Status bar")
+        self.setAccessibleName(tr("Status bar"))
         self._theme = theme
         self._commands = commands
         self._items: dict[str, StatusItem] = {}

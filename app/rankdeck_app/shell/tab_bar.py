@@ -11,6 +11,7 @@ from PySide6.QtCore import QEvent, QMimeData, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QDrag, QFont, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QTabBar, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import paint_text
@@ -47,7 +48,7 @@ class EditorTabBar(QTabBar):
         self.setElideMode(Qt.TextElideMode.ElideNone)
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setAccessibleName("Editor tabs")
+        self.setAccessibleName(tr("Editor tabs"))
         theme.changed.connect(self.update)
 
     def insert_tab(self, index: int, tab: Tab) -> None:
@@ -65,8 +66,8 @@ class EditorTabBar(QTabBar):
         index = self.tabs.index(tab)
         self.setTabText(index, tab.shown_title().replace("&", "&&"))
         self.setTabToolTip(index, tab.page.tooltip() if tab.page is not None else tab.shown_title())
-        state = ", pinned" if tab.pinned else ", preview" if tab.preview else ""
-        self.setAccessibleTabName(index, tab.shown_title() + state)
+        state = tr("pinned") if tab.pinned else tr("preview") if tab.preview else ""
+        self.setAccessibleTabName(index, ", ".join(filter(None, (tab.shown_title(), state))))
         self.update()
 
     def show_drop_mark(self, index: int) -> None:

@@ -14,6 +14,7 @@ from PySide6.QtCore import QPoint, QRect, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDragMoveEvent, QDropEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QToolButton, QVBoxLayout, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import CommandButton, tool_button, with_keys
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.shell.services import Services
@@ -102,7 +103,7 @@ class TabGroup(QWidget):
         strip.addStretch(1)
         strip.addLayout(self._actions)
         strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal"))
-        strip.addWidget(tool_button(services.theme, "ellipsis", "More Actions", self._open_menu))
+        strip.addWidget(tool_button(services.theme, "ellipsis", tr("More Actions"), self._open_menu))
         self.recent: list[Tab] = []
         """Those that were looked at, the last one first."""
         self._breadcrumbs = Breadcrumbs(services.theme)

@@ -12,6 +12,7 @@ from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QFocusEvent, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QGraphicsDropShadowEffect, QListView, QVBoxLayout, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.editor_area import EditorArea
 from rankdeck_app.shell.palette import ROW_HEIGHT, PaletteRow, QuickItem, RowDelegate, RowModel
 from rankdeck_app.shell.services import Services
@@ -32,9 +33,9 @@ class TabSwitcher(QFrame):
         self._room = parent
         self._focus_before: QWidget | None = None
         self.setProperty("kind", "floating")
-        self.setAccessibleName("Recently used tabs")
+        self.setAccessibleName(tr("Recently used tabs"))
         self.list = QListView()
-        self.list.setAccessibleName("Recently used tabs")
+        self.list.setAccessibleName(tr("Recently used tabs"))
         self.list.setUniformItemSizes(True)
         self.list.setMouseTracking(True)
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)

@@ -8,13 +8,16 @@ from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QMenu, QMenuBar, QPushButton, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import CommandButton, with_keys
 from rankdeck_app.shell.services import Services
 
 HEIGHT = 36
 CENTER_WIDTH = 460
-MENU_ORDER = ("File", "Edit", "View", "Run", "Help")
+MENU_ORDER = (marked("File"), marked("Edit"), marked("View"), marked("Run"), marked("Help"))
+"""What commands call their menus; each is shown in the window's language."""
 
 
 def fill_menu(menu: QMenu, commands: list[Command], services: Services) -> None:
@@ -46,7 +49,7 @@ class TitleBar(QWidget):
         self._services = services
         self.menu_bar = QMenuBar(self)
         self.menu_bar.setNativeMenuBar(False)
-        self.menu_bar.setAccessibleName("Menus")
+        self.menu_bar.setAccessibleName(tr("Menus"))
         self._menus: dict[str, QMenu] = {}
         self.center = QPushButton(self)
         self.center.setObjectName("commandCenter")
@@ -77,7 +80,7 @@ class TitleBar(QWidget):
             self.menu_bar.clear()
             self._menus = {}
             for name in ordered:
-                menu = QMenu(name, self.menu_bar)
+                menu = QMenu(tr(name), self.menu_bar)
                 menu.aboutToShow.connect(partial(self.menu, name))
                 self.menu_bar.addMenu(menu)
                 self._menus[name] = menu
@@ -114,7 +117,7 @@ class TitleBar(QWidget):
     def _describe_center(self) -> None:
         quick = self._services.commands.enabled("palette.quickOpen")
         keys = self._services.keymap.text_for("palette.quickOpen" if quick else "palette.commands")
-        tip = with_keys("Search runs, presets and files" if quick else "Search commands", keys)
+        tip = with_keys(tr("Search runs, presets and files") if quick else tr("Search commands"), keys)
         self.center.setToolTip(tip)
         self.center.setAccessibleName(tip)
 

@@ -26,6 +26,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
@@ -99,7 +100,7 @@ class Toast(QFrame):
         row.setSpacing(8)
         row.addSpacing(24)
         row.addWidget(self._text, 1)
-        close = tool_button(services.theme, "close", "Close Notification", self.finish)
+        close = tool_button(services.theme, "close", tr("Close Notification"), self.finish)
         row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
         self._column = column = QVBoxLayout(self)
         column.setContentsMargins(12, 10, 8, 10)

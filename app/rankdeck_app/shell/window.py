@@ -20,8 +20,10 @@ from PySide6.QtCore import QEvent, QMetaObject, QObject, QSize, Qt, QTimer, Sign
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from rankdeck_app.commands.keymap import Shortcuts
+from rankdeck.base.phrases import phrase
+from rankdeck_app.commands.keymap import Shortcuts, to_text
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.activity_bar import ActivityBar
 from rankdeck_app.shell.appearance import Appearance
 from rankdeck_app.shell.controls import with_keys
@@ -39,6 +41,7 @@ from rankdeck_app.shell.status_bar import StatusBar
 from rankdeck_app.shell.tab_switcher import TabSwitcher
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
+from rankdeck_app.theme import theme_in_words
 
 APP_NAME = "Rankdeck"
 # What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
@@ -122,7 +125,7 @@ class MainWindow(QWidget):
     def _connect(self) -> None:
         self.activity_bar.add_menu(
             "settings-gear",
-            "Manage",
+            tr("Manage"),
             lambda menu: fill_menu(menu, [self.commands[one] for one in _GEAR], self.services),
         )
         self.editor.active_page_changed.connect(self._follow_page)
@@ -135,7 +138,7 @@ class MainWindow(QWidget):
         self.clock.measured.connect(self._show_frames)
         self._on_theme()
         for problem in [*self.settings.problems, *filter(None, [self.keymap.problem])]:
-            QTimer.singleShot(0, self, lambda problem=problem: self.toasts.warn(problem))
+            QTimer.singleShot(0, self, lambda problem=problem: self.toasts.warn(spoken(problem)))
 
     # -- views coming in --
 
@@ -162,7 +165,7 @@ class MainWindow(QWidget):
     def _add_show_command(
         self, what: str, row: Activity | PanelTab, show: Callable[[str], object], menu: str
     ) -> None:
-        command_id, title = f"view.{what}.{row.id}", f"View: Show {row.title}"
+        command_id, title = f"view.{what}.{row.id}", phrase("View: Show {view}", view=row.title)
         self.commands.register(Command(command_id, title, partial(show, row.id), row.keys, menu=menu))
         self._apply_layout()
 
@@ -211,7 +214,7 @@ class MainWindow(QWidget):
         self._apply_layout()
         if self._zen:
             leave = self.keymap.text_for("view.zenMode") or self.keymap.text_for("view.leaveZenMode")
-            self.toasts.info(f"Zen mode. {leave} leaves it." if leave else "Zen mode.")
+            self.toasts.info(tr("Zen mode. {keys} leaves it.", keys=leave) if leave else tr("Zen mode."))
 
     def set_panel_max(self, maximized: bool) -> None:
         """Give the panel the editor's room, or give it back."""
@@ -271,7 +274,7 @@ class MainWindow(QWidget):
     def _describe_activities(self) -> None:
         for activity in self.side_bar.activities.values():
             keys = self.keymap.text_for(f"view.show.{activity.id}")
-            self.activity_bar.button(activity.id).setToolTip(with_keys(activity.title, keys))
+            self.activity_bar.button(activity.id).setToolTip(with_keys(spoken(activity.title), keys))
 
     def _tell_error(self, text: str) -> None:
         self.toasts.error(text)
@@ -282,23 +285,28 @@ class MainWindow(QWidget):
 
     def _on_theme(self) -> None:
         item = self.status.item("theme", "right", 90, keep=-2)
-        item.show_text(self.theme.name, tooltip="Choose a colour theme", command="theme.choose")
+        name, tooltip = theme_in_words(self.theme.name), tr("Choose a colour theme")
+        item.show_text(name, tooltip=tooltip, command="theme.choose")
 
     def _show_bell(self) -> None:
         unread = self.toasts.unread
         text, icon = (str(unread), "bell-dot") if unread else (" ", "bell")
         item = self.status.item("notifications", "right", 100)
-        item.show_text(text, icon, tooltip="Notifications", command="notifications.show")
+        item.show_text(text, icon, tooltip=tr("Notifications"), command="notifications.show")
 
     def _show_chord(self, stroke: str) -> None:
-        text = f"{stroke} was pressed, waiting for the second key" if stroke else ""
+        text = tr("{keys} was pressed, waiting for the second key", keys=to_text(stroke)) if stroke else ""
         self.status.item("chord", "left", -100).show_text(text)
 
     def _show_frames(self, stats: FrameStats | None) -> None:
         text = tooltip = ""
         if stats is not None and self.settings.get("window.show_frame_time", bool):
-            text = f"{stats.rate_hz:.0f} fps · {stats.p50_ms:.1f} ms"
-            tooltip = f"Frame time: half within {stats.p50_ms:.1f} ms, 99 % within {stats.p99_ms:.1f} ms"
+            text = tr("{rate:.0f} fps · {half:.1f} ms", rate=stats.rate_hz, half=stats.p50_ms)
+            tooltip = tr(
+                "Frame time: half within {half:.1f} ms, 99 % within {most:.1f} ms",
+                half=stats.p50_ms,
+                most=stats.p99_ms,
+            )
         self.status.item("frames", "right", 80, keep=-1).show_text(text, tooltip=tooltip)
 
     # -- Qt --

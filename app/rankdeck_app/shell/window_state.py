@@ -12,6 +12,7 @@ from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.kept_file import KeptFile
 
@@ -113,8 +114,12 @@ class WindowState(QObject):
         """Once, not at every change."""
         if not self._failed:
             self._failed = True
-            text = f"The layout cannot be saved: {error}. Free space or make the folder writable."
-            self._window.toasts.warn(text)
+            self._window.toasts.warn(
+                tr(
+                    "The layout cannot be saved: {error}. Free space or make the folder writable.",
+                    error=error,
+                )
+            )
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.screen_scale import find_scale
 from rankdeck_app.shell.window import MainWindow
@@ -17,7 +18,7 @@ from rankdeck_app.shell.window import MainWindow
 LEVELS = (0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)
 SCALE = "QT_SCALE_FACTOR"
 _KEY = "window.zoom"
-_LATER = "holds from the next start"
+_LATER = "later"
 
 
 @contextmanager
@@ -71,9 +72,14 @@ class Zoom:
         toasts = self._window.toasts
         if not pending:
             return toasts.withdraw(_LATER)
-        what = f"Zoom {self._settings.get(_KEY, float) * 100:.0f} %" if key == _KEY else key
-        restart = ("Restart Now", self._window.restart)
-        return toasts.show(f"{what} holds from the next start. Runs go on.", actions=[restart], key=_LATER)
+        restart = (tr("Restart Now"), self._window.restart)
+        return toasts.show(self._told(key), actions=[restart], key=_LATER)
+
+    def _told(self, key: str) -> str:
+        if key != _KEY:
+            return tr("{key} holds from the next start. Runs go on.", key=key)
+        zoom = self._settings.get(_KEY, float)
+        return tr("Zoom {percent:.0f} % holds from the next start. Runs go on.", percent=zoom * 100)
 
     def _show(self) -> None:
         assert self._scale is not None
@@ -84,4 +90,4 @@ class Zoom:
         zoom = self._settings.get(_KEY, float)
         text, icon = ("", "") if zoom == 1.0 else (f"{zoom * 100:.0f} %", "zoom-in")
         item = self._window.status.item("zoom", "right", 85)
-        item.show_text(text, icon, tooltip="Reset the zoom", command="view.zoomReset")
+        item.show_text(text, icon, tooltip=tr("Reset the zoom"), command="view.zoomReset")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.units import format_bytes
+from rankdeck_app.language import tr
 
 LARGEST_BYTES = 2 << 20
 
@@ -25,24 +26,30 @@ def read_code(path: Path) -> CodeText:
     try:
         data = files.read_bytes(path, LARGEST_BYTES)
     except FileNotFoundError:
-        return CodeText(problem=f"{path} is gone.")
+        return CodeText(problem=tr("{path} is gone.", path=path))
     except OSError as error:
         return CodeText(problem=_refusal(path, error))
     if b"\0" in data:
-        return CodeText(problem=f"{path} is no text: it holds zero bytes.")
+        return CodeText(problem=tr("{path} is no text: it holds zero bytes.", path=path))
     try:
         return CodeText(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        return CodeText(problem=f"{path} is not UTF-8 text (line {line}). Open it in an editor of yours.")
+        why = tr(
+            "{path} is not UTF-8 text (line {line}). Open it in an editor of yours.", path=path, line=line
+        )
+        return CodeText(problem=why)
 
 
 def _refusal(path: Path, error: OSError) -> str:
     if error.errno == errno.EFBIG:
-        most = format_bytes(LARGEST_BYTES)
-        return f"{path} is larger than {most}, which is shown at most. Open it in an editor of yours."
+        return tr(
+            "{path} is larger than {most}, which is shown at most. Open it in an editor of yours.",
+            path=path,
+            most=format_bytes(LARGEST_BYTES),
+        )
     if path.is_dir():
-        return f"{path} is a folder."
+        return tr("{path} is a folder.", path=path)
     if error.errno in (errno.EINVAL, errno.ENXIO):
-        return f"{path} is no regular file."
-    return f"{path} cannot be read: {error.strerror}."
+        return tr("{path} is no regular file.", path=path)
+    return tr("{path} cannot be read: {why}.", path=path, why=error.strerror)

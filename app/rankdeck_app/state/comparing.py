@@ -17,6 +17,7 @@ from rankdeck.compare.naming import MOST_RUNS, RunAt, ats_of
 from rankdeck.compare.table import Comparison, compare
 from rankdeck.run.batch import Changed
 from rankdeck.rundir import is_run
+from rankdeck_app.language import tr
 from rankdeck_app.state.compared_run import FollowedRun
 
 _FRAME_S = 0.004
@@ -38,6 +39,7 @@ class Comparing(QObject):
         self.baseline = 0
         self.comparison: Comparison | None = None
         self._next = 0
+        self._is_closed = False
 
     @property
     def ats(self) -> list[RunAt]:
@@ -46,11 +48,11 @@ class Comparing(QObject):
     def refusal_of(self, at: RunAt) -> str:
         """Why a run cannot be added, in words; empty where it can."""
         if at in self.ats:
-            return "It is in this comparison already."
+            return tr("It is in this comparison already.")
         if len(self.runs) >= MOST_RUNS:
-            return f"At most {MOST_RUNS} runs can be compared: take one out first."
+            return tr("At most {most} runs can be compared: take one out first.", most=MOST_RUNS)
         if not self._is_known(at.path) and not is_run(at.path):
-            return f"{at.path} is not the folder of a run."
+            return tr("{path} is not the folder of a run.", path=at.path)
         return ""
 
     def add(self, ats: Iterable[RunAt]) -> list[str]:
@@ -109,12 +111,15 @@ class Comparing(QObject):
         """'GPT · DP · 4 / GPT · DDP · 4'"""
         names = [run.title + ("" if run.at.attempt is None else f" @{run.at.attempt}") for run in self.runs]
         if len(names) > 2:
-            return f"{names[0]} / {len(names) - 1} others"
+            return tr("{run} / {n} others", "{run} / {n} other", len(names) - 1, run=names[0])
         return " / ".join(names)
 
     def close(self) -> None:
-        for run in self.runs:
-            run.close()
+        """May be called again: by the window's end, and then by that of the page."""
+        if not self._is_closed:
+            self._is_closed = True
+            for run in self.runs:
+                run.close()
 
     # Kept over a restart
 

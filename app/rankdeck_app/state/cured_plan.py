@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankdeck.base.units import format_bytes
-from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.plan_lines import MOST, PlanLine
+from rankdeck_app.language import tr
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,19 @@ class CuredPlan:
     def in_words(self, fullest_bytes: int) -> tuple[str, ...]:
         """For the chart that shows it, in ever fewer words."""
         if self.why_not:
-            return f"with {self.words}: {self.why_not}", f"with {self.words}: not known"
+            why_not = tr("with {cure}: {why_not}", cure=self.words, why_not=self.why_not)
+            return why_not, tr("with {cure}: not known", cure=self.words)
         if self.line is None:
-            return f"with {self.words}: being planned…", "being planned…"
-        least = f" at {self.line.bound or 'least'}" if self.line.is_bound else ""
+            return tr("with {cure}: being planned…", cure=self.words), tr("being planned…")
         size = format_bytes(fullest_bytes or (self.line.fullest.total_bytes if self.line.fullest else 0))
-        long = f"with {self.words}:{least} {size} on the fullest device, predicted"
-        return long, f"with {self.words}: {size}, predicted", f"{size}, predicted"
+        short = tr("with {cure}: {size}, predicted", cure=self.words, size=size)
+        return self._whole(size), short, tr("{size}, predicted", size=size)
+
+    def _whole(self, size: str) -> str:
+        if self.line is None or not self.line.is_bound:
+            return tr("with {cure}: {size} on the fullest device, predicted", cure=self.words, size=size)
+        if self.line.bound == MOST:
+            return tr(
+                "with {cure}: at most {size} on the fullest device, predicted", cure=self.words, size=size
+            )
+        return tr("with {cure}: at least {size} on the fullest device, predicted", cure=self.words, size=size)

@@ -18,8 +18,10 @@ from rankdeck.config import RunConfig
 from rankdeck.config.cures import cured
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.ways_out import cure_name
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.cured_plan import CuredPlan
 from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_words import reason_text
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
@@ -77,7 +79,7 @@ class CuredPlans(QObject):
         try:
             config = cured(run.config, self._cure)
         except ConfigError as error:
-            run.show_cured(replace(plan, why_not=error.message))
+            run.show_cured(replace(plan, why_not=in_words(error.problem).message))
             return
         needs_trust = partial(self._planner.needs_trust, config)
         self._planner.engine.disk.do(needs_trust, partial(self._plan, run, plan, config), key=self)
@@ -87,7 +89,7 @@ class CuredPlans(QObject):
             return
         key = f"{_devices(run)}\n{config.to_toml()}"
         if needs_trust:
-            run.show_cured(replace(plan, why_not="its code is not trusted"))
+            run.show_cured(replace(plan, why_not=tr("its code is not trusted")))
         elif key in self._known:
             run.show_cured(self._known[key])
         else:
@@ -106,13 +108,13 @@ class CuredPlans(QObject):
     def _take(self, key: str, plan: CuredPlan, line: PlanLine) -> None:
         """The cured configuration's own row; the others are other options of its strategy."""
         if line.configured and not line.changes and key not in self._known:
-            why_not = "" if line.devices else line.reason or "the planner does not know"
+            why_not = "" if line.devices else reason_text(line) or tr("the planner does not know")
             self._tell(key, replace(plan, line=line if line.devices else None, why_not=why_not))
 
     def _ended(self, key: str, plan: CuredPlan, reason: str) -> None:
         self._process = None
         if key not in self._known:
-            self._tell(key, replace(plan, why_not=reason or "the planner does not know"), keep=False)
+            self._tell(key, replace(plan, why_not=reason or tr("the planner does not know")), keep=False)
 
     def _tell(self, key: str, plan: CuredPlan, *, keep: bool = True) -> None:
         if keep:

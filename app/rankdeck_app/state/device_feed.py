@@ -11,7 +11,9 @@ import time
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from rankdeck.base.phrases import phrase
 from rankdeck.telemetry.readings import DevicesLine, NoticeLine, decode
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.engine_process import Engine, Stream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -77,14 +79,16 @@ class DeviceFeed(QObject):
             if isinstance(line, DevicesLine):
                 self._has_devices = bool(line.devices)
             elif isinstance(line, NoticeLine):
-                self._last_words = line.message
+                self._last_words = spoken(line.message, line.phrases)
             self.arrived.emit(line)
         if self._has_devices:
             self._silence.start()
 
     def _hangs(self) -> None:
         if self._stream is not None:
-            self._last_words = f"Readings of GPUs have not come for {HANGS_AFTER_S:.0f} s."
+            self._last_words = tr(
+                "Readings of GPUs have not come for {seconds:.0f} s.", seconds=HANGS_AFTER_S
+            )
             self._stream.kill()
 
     def _ended(self, exit_code: int, _: str, err: str) -> None:
@@ -99,7 +103,9 @@ class DeviceFeed(QObject):
             self._pause_s = FIRST_PAUSE_S
         output = err.strip().splitlines()
         why = self._last_words if self._last_words and not output else (output[-1] if output else "")
-        message = f"What reads the GPUs has ended. It begins again in {self._pause_s:.0f} s."
+        message = phrase(
+            "What reads the GPUs has ended. It begins again in {pause:.0f} s.", pause=self._pause_s
+        )
         self.arrived.emit(NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None))
         self._again.start(round(1e3 * self._pause_s))
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

@@ -26,12 +26,15 @@ from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
 from rankdeck.config.devices import parse_devices
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
 from rankdeck_app.state.toml_writing import Place, write_value
 
 # Where the options of a chosen card stand: in a table of their own, or beside its `use`.
 _ARGS_PLACES = {("model",), ("data",)}
 _UNTITLED = "run"
+FROM_RUN = "run "
+"""Stands before the name of the run that a text came from."""
 SETTLE_MS = 700
 """Half a line is no TOML, and half a number is none: so long nothing is said of it."""
 
@@ -104,6 +107,12 @@ class Draft(QObject):
                 return None
             value = value[key]
         return value
+
+    @property
+    def origin_in_words(self) -> str:
+        """`origin`, which is kept on the disk, as the window says it."""
+        run = self.origin.removeprefix(FROM_RUN)
+        return tr("run {run}", run=run) if run != self.origin else run
 
     def problems_at(self, place: Place) -> list[Problem]:
         """Problems of this option or of something inside it."""
@@ -183,7 +192,7 @@ class Draft(QObject):
         self, text: str, *, folder: Path, stem: str, source: Path | None = None, origin: str = ""
     ) -> None:
         """Start over from another configuration. `source` is the file that Save writes, if there is one;
-        `origin` says in words where the text came from.
+        `origin` says where the text came from: the name of a preset, a file, or FROM_RUN and that of a run.
         """
         self.text, self.folder, self.stem = text, folder, stem
         self.source, self.origin = source, origin
@@ -297,7 +306,7 @@ class Draft(QObject):
         try:
             return from_text(text, folder=self.folder, stem=self.stem, resolve=Path.absolute), []
         except ConfigError as error:
-            return None, error.problems
+            return None, [in_words(problem) for problem in error.problems]
 
 
 def _read_text(path: Path) -> str:
@@ -305,4 +314,4 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise OSError(errno.EILSEQ, "it is not UTF-8 text", str(path)) from None
+        raise OSError(errno.EILSEQ, tr("it is not UTF-8 text"), str(path)) from None

@@ -23,7 +23,10 @@ from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signa
 from shiboken6 import isValid
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import in_words, tr
+from rankdeck_app.state.problem_list import text_of
 
 # How long the window's end waits for a launch that has begun, for a run would not start half-way; and for one
 # that is given up then, which ends what it started itself.
@@ -46,17 +49,32 @@ def write_config(file: Path, config_toml: str) -> None:
 
 
 def parse_problems(text: str) -> list[Problem]:
-    """The problems in `{problems: [...]}`, wherever it stands among the lines; empty when there is none."""
+    """The problems in `{problems: [...]}`, wherever it stands among the lines, in the window's words; empty
+    when there is none.
+    """
     for line in [text, *text.splitlines()]:
         if '"problems"' not in line:
             continue
         try:
             items = json.loads(line)["problems"]
             known = [{key: value for key, value in item.items() if value is not None} for item in items]
-            return [msgspec.convert(item, Problem, strict=False) for item in known]
+            return [in_words(msgspec.convert(item, Problem, strict=False)) for item in known]
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return []
+
+
+def refusal_of(out: str, err: str) -> str:
+    """Why a command (with --json) failed, in the window's words; else what it wrote, or ""."""
+    return "\n".join(map(text_of, parse_problems(out))) or err.strip()
+
+
+def saved_by(out: str) -> str:
+    """What `checkpoint --json` saved."""
+    saved = json.loads(out)
+    size, seconds = format_bytes(saved["bytes"]), saved["seconds"]
+    told = {"step": saved["step"], "size": size, "seconds": seconds}
+    return tr("Checkpoint of step {step}: {size} saved in {seconds:.1f} s", **told)
 
 
 class EngineCall(QObject):
@@ -188,16 +206,10 @@ class Launch(QObject):
     arrived = Signal(Path)
     refused = Signal(list)
 
-    def __init__(
-        self,
-        name: str,
-        call: EngineCall,
-        parent: QObject,
-        doing: str = "The engine reads the configuration and makes the run's folder",
-    ) -> None:
+    def __init__(self, name: str, call: EngineCall, parent: QObject, doing: str = "") -> None:
         super().__init__(parent)
         self.name = name
-        self.doing = doing
+        self.doing = doing or tr("The engine reads the configuration and makes the run's folder")
         self.path: Path | None = None
         self.problems: list[Problem] = []
         self.call = call
@@ -221,16 +233,18 @@ class Launch(QObject):
 
     def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
         if self._cancelled:
-            return [Problem("cancelled", f"{self.name} was cancelled before it began.", severity="info")]
+            text = tr("{name} was cancelled before it began.", name=self.name)
+            return [Problem("cancelled", text, severity="info")]
         if self.call.refusal:
-            text = f"{self.name} could not be started: {self.call.refusal}."
-            return [Problem("launch", text, advice="Free the disk or choose another folder.")]
+            text = tr("{name} could not be started: {why}.", name=self.name, why=self.call.refusal)
+            return [Problem("launch", text, advice=tr("Free the disk or choose another folder."))]
         problems = parse_problems(out) or parse_problems(err)
         if problems:
             return problems
-        output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or "it said nothing"
-        advice = "See that the setting engine.python names a Python with rankdeck installed."
-        return [Problem("engine", f"The engine ended with {exit_code}: {output}", advice=advice)]
+        output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or tr("it said nothing")
+        text = tr("The engine ended with {exit_code}: {output}", exit_code=exit_code, output=output)
+        advice = tr("See that the setting engine.python names a Python with rankdeck installed.")
+        return [Problem("engine", text, advice=advice)]
 
 
 def _run_path(out: str) -> Path | None:
@@ -264,7 +278,7 @@ class Engine(QObject):
 
     def race(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
         """Begin a race of what fits; it arrives once it is planned."""
-        doing = "The planner finds out which strategies fit"
+        doing = tr("The planner finds out which strategies fit")
         return self._begin(Launch(name, self._read_by("race", config_toml, runs, workspace), self, doing))
 
     def _read_by(self, command: str, config_toml: str, runs: Path, workspace: Path) -> EngineCall:
@@ -309,11 +323,11 @@ class Engine(QObject):
 
     def checkpoint(self, run: Path) -> EngineCall:
         """Save a running run now; the answer comes when it is saved."""
-        return self.ask(["checkpoint", str(run)])
+        return self.ask(["checkpoint", str(run), "--json"])
 
     def stop(self, run: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to end: in order, or at once with `now`."""
-        return self.ask(["stop", str(run), *(["--now"] if now else [])])
+        return self.ask(["stop", str(run), "--json", *(["--now"] if now else [])])
 
     def ask(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
         """Any other command; the answer comes through `EngineCall.answered`."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.events import ProcessUse
 from rankdeck.run.imbalance import Imbalance, imbalance_of
@@ -28,13 +29,14 @@ from rankdeck.telemetry.readings import (
     SampleLine,
 )
 from rankdeck.telemetry.registry import DeviceRegistry
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.device_feed import DeviceFeed
 from rankdeck_app.state.engine_process import Engine
 
 if TYPE_CHECKING:
     from rankdeck_app.state.device_history import DeviceHistory
 
-NO_GPU = "No NVIDIA driver found"
+NO_GPU = marked("No NVIDIA driver found")
 LOOK_EVERY_S = 0.25
 
 
@@ -87,7 +89,7 @@ class GpuState:
         """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
         hidden_bytes = self.availability.hidden_bytes
         if self.run is None and not self.others and hidden_bytes is not None:
-            return f"unnamed {format_bytes(hidden_bytes, 0)}"
+            return tr("unnamed {size}", size=format_bytes(hidden_bytes, 0))
         return ", ".join(
             name if known is None else f"{name} {format_bytes(known, 0)}"
             for name, known in _by_name(self.others).items()
@@ -110,7 +112,7 @@ def clock_time(unix_s: float) -> str:
 def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
     bytes_by_name: dict[str, int | None] = {}
     for item in processes:
-        name = "outside this namespace" if item.foreign else item.name or f"pid {item.pid}"
+        name = tr("outside this namespace") if item.foreign else item.name or tr("pid {pid}", pid=item.pid)
         before = bytes_by_name.get(name)
         bytes_by_name[name] = before if item.used_bytes is None else (before or 0) + item.used_bytes
     return bytes_by_name
@@ -203,7 +205,7 @@ class Gpus(QObject):
         if isinstance(line, NoticeLine) or (isinstance(line, ProcessesLine) and not self.known):
             self.look()
         if isinstance(line, NoticeLine) and self.registry.listed is None and line.code == "restarted":
-            self._say(line.message)
+            self._say(spoken(line.message, line.phrases))
 
     def _keep(self, line: SampleLine, now_s: float) -> None:
         if self.history is None:
@@ -217,7 +219,7 @@ class Gpus(QObject):
         self._looking.stop()
         self.devices = []
         self.registry = DeviceRegistry()
-        self._say(why or NO_GPU)
+        self._say(why or tr(NO_GPU))
         self.read.emit()
 
     def _say(self, reason: str) -> None:
@@ -234,7 +236,7 @@ class Gpus(QObject):
         before, was_known = self.devices, self.known
         self.devices = _devices(self.registry, now_s)
         self.known = True
-        self.reason = None if self.devices else "NVIDIA's driver knows no GPU"
+        self.reason = None if self.devices else tr("NVIDIA's driver knows no GPU")
         if not was_known or [_key(gpu) for gpu in before] != [_key(gpu) for gpu in self.devices]:
             self.changed.emit()
         if before != self.devices:

@@ -12,9 +12,11 @@ from statistics import median
 import msgspec
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.cures import EVENLY, STRATEGY
 from rankdeck.run.imbalance import Imbalance
+from rankdeck_app.language import tr
 
 CODE = "imbalance"
 ALERT_RATIO, CALM_RATIO = 1.5, 1.3
@@ -26,14 +28,18 @@ _LEAST_SHARE = 0.01
 """A cause of less is none."""
 
 _ADVICE = {
-    "dp": "DataParallel keeps optimizer, gradients and gathered outputs on its first device. "
-    "With DDP every device holds the same.",
-    "model": "The layers are cut unevenly: set strategy.balance to what is short.",
-    "pipeline": "The stages differ in what they hold: set strategy.balance or strategy.cuts. 1f1b keeps "
-    "fewer microbatches in flight than gpipe.",
+    "dp": marked(
+        "DataParallel keeps optimizer, gradients and gathered outputs on its first device. "
+        "With DDP every device holds the same."
+    ),
+    "model": marked("The layers are cut unevenly: set strategy.balance to what is short."),
+    "pipeline": marked(
+        "The stages differ in what they hold: set strategy.balance or strategy.cuts. 1f1b keeps "
+        "fewer microbatches in flight than gpipe."
+    ),
 }
-_WORDS = {"gathered": "gathered outputs"}
-_OTHERWISE = "Look at the bars by kind: what the lead device holds above the others is the cause."
+_WORDS = {"gathered": marked("gathered outputs")}
+_OTHERWISE = marked("Look at the bars by kind: what the lead device holds above the others is the cause.")
 
 
 def causes(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
@@ -91,15 +97,40 @@ def _problem(
     kinds: Mapping[int, Mapping[str, int]],
     strategy: str | None,
 ) -> Problem:
-    name = labels.get(imbalance.device, f"device {imbalance.device}")
-    ratio = "" if imbalance.ratio is None else f" ({imbalance.ratio:.1f}×)"
     least_bytes = _LEAST_SHARE * imbalance.excess_bytes
     excesses = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
-    parts = ", ".join(f"{_WORDS.get(kind, kind)} +{format_bytes(num_bytes)}" for kind, num_bytes in excesses)
-    message = f"{name} holds {format_bytes(imbalance.excess_bytes)} more than the median of the others{ratio}"
+    parts = [f"{tr(_WORDS.get(kind, kind))} +{format_bytes(num_bytes)}" for kind, num_bytes in excesses]
+    device = labels.get(imbalance.device, tr("device {number}", number=imbalance.device))
     return Problem(
         CODE,
-        f"{message}: {parts}." if parts else f"{message}.",
-        advice=_ADVICE.get(strategy or "", _OTHERWISE),
+        _message(imbalance, device, ", ".join(parts)),
+        advice=tr(_ADVICE.get(strategy or "", _OTHERWISE)),
         severity="warning",
+    )
+
+
+def _message(imbalance: Imbalance, device: str, causes: str) -> str:
+    size, ratio = format_bytes(imbalance.excess_bytes), imbalance.ratio
+    if ratio is None and not causes:
+        return tr("{device} holds {size} more than the median of the others.", device=device, size=size)
+    if ratio is None:
+        return tr(
+            "{device} holds {size} more than the median of the others: {causes}.",
+            device=device,
+            size=size,
+            causes=causes,
+        )
+    if not causes:
+        return tr(
+            "{device} holds {size} more than the median of the others ({ratio:.1f}×).",
+            device=device,
+            size=size,
+            ratio=ratio,
+        )
+    return tr(
+        "{device} holds {size} more than the median of the others ({ratio:.1f}×): {causes}.",
+        device=device,
+        size=size,
+        ratio=ratio,
+        causes=causes,
     )

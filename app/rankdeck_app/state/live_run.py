@@ -13,6 +13,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.run.batch import Changed
@@ -139,8 +140,12 @@ class LiveRun(QObject, RunAnswers):
         found = [
             Problem(
                 code="dropped-events",
-                message=f"{dropped.lines} lines of events could not be written: {dropped.reason}.",
-                advice="Free space on the disk that holds the run.",
+                message=phrase(
+                    "{lines} lines of events could not be written: {reason}.",
+                    lines=dropped.lines,
+                    reason=dropped.reason,
+                ),
+                advice=phrase("Free space on the disk that holds the run."),
                 severity="warning",
             )
             for dropped in self.fold.dropped

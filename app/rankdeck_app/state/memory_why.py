@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.diagnose.why import Why, told
 from rankdeck.run.batch import Changed
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 
@@ -55,9 +56,9 @@ class MemoryWhy(QObject):
         if config is None:
             return
         if self._planner.needs_trust(config):
-            self.state = "Ways out are planned once the run's own code is trusted: Resume asks for it."
+            self.state = tr("Ways out are planned once the run's own code is trusted: Resume asks for it.")
             return
-        self._was_asked, self.state = True, "Looking for ways out: every strategy is planned…"
+        self._was_asked, self.state = True, tr("Looking for ways out: every strategy is planned…")
         self._process = self._planner.ways_out(self.run.run.path, self)
         self._process.line_came.connect(self._take)
         self._process.ended.connect(self._ended)

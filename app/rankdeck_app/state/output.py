@@ -23,9 +23,11 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.run.left_out import left_out_in_words
 from rankdeck.rundir import Cursor, EventReader, RunDir
+from rankdeck_app.language import in_words, spoken, tr
 
 MAX_LINES = 20_000
 TAIL_BYTES = 256 << 10
@@ -33,6 +35,12 @@ POLL_S = 0.1
 _MAX_LINE_CHARS = 4_000
 _TRIM = 2_000
 _PROGRESS_EVERY_S = 1.0
+_TONES = {"warning": "warning", "info": "dim"}
+_WORDS = (
+    marked("error"), marked("warning"), marked("info"),
+    marked("schedule"), marked("request"), marked("stop"), marked("end"),
+)  # fmt: skip
+"""Severities of problems, and why checkpoints are saved, as events have them."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -47,7 +55,7 @@ class OutputLine:
 
     @property
     def source(self) -> str:
-        return "run" if self.rank is None else f"rank {self.rank}"
+        return tr("run") if self.rank is None else tr("rank {rank}", rank=self.rank)
 
     @property
     def clock(self) -> str:
@@ -65,42 +73,71 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
     if isinstance(event, events.Steps):
         return _step_line(event)
     if isinstance(event, events.Evaluation):
-        accuracy = "" if event.accuracy is None else f" accuracy {event.accuracy:.2%}"
-        loss = "?" if event.loss is None else f"{event.loss:.4f}"
-        text = f"evaluation at step {event.step}: held-out loss {loss}{accuracy}"
-        return OutputLine(event.t, None, text)
+        return OutputLine(event.t, None, _evaluated(event))
     if isinstance(event, events.CheckpointSaved):
-        size = format_bytes(event.num_bytes)
-        text = f"checkpoint at step {event.step} ({event.reason}): {size} in {event.seconds:.1f} s"
-        return OutputLine(event.t, None, text)
+        return OutputLine(event.t, None, _saved(event))
     if isinstance(event, events.ProblemRaised):
-        problem = event.problem
-        tone = {"warning": "warning", "info": "dim"}.get(problem.severity, "error")
-        text = f"{problem.severity}: {problem.message} {problem.advice or ''}".strip()
-        return OutputLine(event.t, problem.rank, text, tone)
+        problem = in_words(event.problem)
+        text = tr("{severity}: {problem}", severity=tr(problem.severity), problem=problem.sentence)
+        return OutputLine(event.t, problem.rank, text, _TONES.get(problem.severity, "error"))
     if isinstance(event, events.Phase):
-        text = ", ".join(filter(None, (event.phase, left_out_in_words(event.samples, event.left_out))))
+        left_out = spoken(left_out_in_words(event.samples, event.left_out))
+        text = ", ".join(filter(None, (tr(event.phase), left_out)))
         return OutputLine(event.t, event.rank, text, "dim")
     if isinstance(event, events.RankStarted):
-        return OutputLine(event.t, event.rank, event.phase, "dim")
+        return OutputLine(event.t, event.rank, tr(event.phase), "dim")
     if isinstance(event, events.RunStarted):
-        return OutputLine(event.t, None, f"attempt {event.attempt}: {_announced(event)}", "dim")
+        return OutputLine(event.t, None, _announced(event), "dim")
     if isinstance(event, events.RankEnded):
-        return OutputLine(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
+        text = tr("{reason} at step {step}", reason=tr(event.reason), step=event.step)
+        return OutputLine(event.t, event.rank, text, "dim")
     if isinstance(event, events.Stopping):
-        return OutputLine(event.t, None, "stopping", "dim")
+        return OutputLine(event.t, None, tr("stopping"), "dim")
     if isinstance(event, events.RunEnded):
         tone = "error" if event.outcome == "failed" else "dim"
         code = event.exit_code if event.script_status is None else event.script_status
-        return OutputLine(event.t, None, f"{event.outcome}, exit code {code}", tone)
+        text = tr("{outcome}, exit code {code}", outcome=tr(event.outcome), code=code)
+        return OutputLine(event.t, None, text, tone)
     return None
+
+
+def _evaluated(event: events.Evaluation) -> str:
+    loss = "?" if event.loss is None else f"{event.loss:.4f}"
+    if event.accuracy is None:
+        return tr("evaluation at step {step}: held-out loss {loss}", step=event.step, loss=loss)
+    return tr(
+        "evaluation at step {step}: held-out loss {loss} accuracy {accuracy:.2%}",
+        step=event.step,
+        loss=loss,
+        accuracy=event.accuracy,
+    )
+
+
+def _saved(event: events.CheckpointSaved) -> str:
+    return tr(
+        "checkpoint at step {step} ({reason}): {size} in {seconds:.1f} s",
+        step=event.step,
+        reason=tr(event.reason),
+        size=format_bytes(event.num_bytes),
+        seconds=event.seconds,
+    )
 
 
 def _announced(event: events.RunStarted) -> str:
     """What is known beforehand: of a person's own script how many ranks it was given."""
     if event.source == events.SCRIPT:
-        return f"{event.world_size} rank{'s' if event.world_size != 1 else ''} of a script"
-    return f"{event.strategy}, {event.steps} steps"
+        return tr(
+            "attempt {attempt}: {n} ranks of a script",
+            "attempt {attempt}: {n} rank of a script",
+            event.world_size,
+            attempt=event.attempt,
+        )
+    return tr(
+        "attempt {attempt}: {strategy}, {steps} steps",
+        attempt=event.attempt,
+        strategy=event.strategy,
+        steps=event.steps,
+    )
 
 
 def _step_line(event: events.Steps) -> OutputLine | None:
@@ -108,15 +145,15 @@ def _step_line(event: events.Steps) -> OutputLine | None:
     num = max(len(event.ended), len(event.samples), len(event.step_s))
     if num == 0:
         return None
-    parts = [f"step {event.first + num - 1}"]
+    parts = [tr("step {step}", step=event.first + num - 1)]
     total = event.loss_sum[-1] if event.loss_sum else None
     if total is not None and event.count and event.count[-1]:
-        parts.append(f"loss {total / event.count[-1]:.4f}")
+        parts.append(tr("loss {loss:.4f}", loss=total / event.count[-1]))
     if event.lr and (rate := event.lr[-1]) is not None:
-        parts.append(f"lr {rate:.1e}")
+        parts.append(tr("lr {rate:.1e}", rate=rate))
     samples = event.samples[-1] if event.samples else None
     if samples is not None and event.step_s and event.step_s[-1] > 0:
-        parts.append(f"{samples / event.step_s[-1]:.0f} samples/s")
+        parts.append(tr("{rate:.0f} samples/s", rate=samples / event.step_s[-1]))
     return OutputLine(event.ended[-1] if event.ended else event.t, event.rank, " ".join(parts))
 
 

@@ -21,8 +21,10 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_words import target_text
 from rankdeck_app.state.toml_writing import Place
 
 QUIET_MS = 400
@@ -79,7 +81,7 @@ class DraftPlan(QObject):
     @property
     def target(self) -> str:
         """What the rows are for: in the planner's words, and before it answers as it was asked."""
-        told = next((line.target for line in self.lines if line.target), None)
+        told = next((target_text(line) for line in self.lines if line.target), None)
         return told or self.devices or str(self._draft.value(("devices", "use")) or "auto")
 
     @property
@@ -96,7 +98,7 @@ class DraftPlan(QObject):
         if self._draft.config is None:
             return self._draft.problems[0].sentence
         if self.needs_trust:
-            return "This configuration has code of its own, which is run to plan it."
+            return tr("This configuration has code of its own, which is run to plan it.")
         return self._failure
 
     @property
@@ -126,7 +128,7 @@ class DraftPlan(QObject):
         return (
             None if marked.cheapest is None else lines[marked.cheapest],
             None if marked.recommended is None else lines[marked.recommended],
-            marked.reason,
+            spoken(marked.reason),
         )
 
     def is_chosen(self, line: PlanLine) -> bool:

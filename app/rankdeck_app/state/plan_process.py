@@ -21,6 +21,7 @@ from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import tr
 from rankdeck_app.settings import PLAN_TIMEOUT_S
 from rankdeck_app.state.engine_process import Engine, Stream, parse_problems, write_config
 from rankdeck_app.state.trust import Trust
@@ -98,7 +99,7 @@ class PlanProcess(Stream):
 
     def _answered(self, exit_code: int, _: str, err: str) -> None:
         if exit_code and not self._leader:
-            self._close(f"The planner could not be asked: {err}.")
+            self._close(tr("The planner could not be asked: {error}.", error=err))
         else:
             self._take([self._rest])
             self._close("" if exit_code == 0 else self._reason(exit_code, err))
@@ -108,13 +109,18 @@ class PlanProcess(Stream):
         problems = parse_problems(self._unknown) or parse_problems(err)
         if problems:
             return problems[0].sentence
-        how = f"exit code {exit_code}" if exit_code > 0 else f"signal {-exit_code}"
+        how = (
+            tr("exit code {code}", code=exit_code) if exit_code > 0 else tr("signal {code}", code=-exit_code)
+        )
         last = [line.strip() for line in err.splitlines() if line.strip()]
-        return f"The planner ended with {how}{f': {last[-1][:200]}' if last else '.'}"
+        if not last:
+            return tr("The planner ended with {how}.", how=how)
+        return tr("The planner ended with {how}: {last}", how=how, last=last[-1][:200])
 
     def _give_up(self) -> None:
         self._kill()
-        self._close(f"The planner has said nothing for {self._patience.interval() // 1000} s.")
+        seconds = self._patience.interval() // 1000
+        self._close(tr("The planner has said nothing for {seconds} s.", seconds=seconds))
 
     def _kill(self) -> None:
         if not self.is_running:

@@ -2,35 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 
+from rankdeck.base.phrases import Said, marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import (
     CANNOT,
     DOES_NOT_FIT,
     FITS,
+    MAY_FIT,
     MOST,
+    TIGHT,
     PlanLine,
     PlannedDevice,
     StepTime,
     step_words,
     words_of,
 )
+from rankdeck_app.language import spoken, tr
+
+_IN_A_CAPACITY = {
+    FITS: (marked("Fits in {capacity}"), marked("Fits in {capacity}, {taken} taken")),
+    TIGHT: (marked("Tight in {capacity}"), marked("Tight in {capacity}, {taken} taken")),
+    MAY_FIT: (marked("May fit in {capacity}"), marked("May fit in {capacity}, {taken} taken")),
+}
+"""By the verdict's word: alone, and where others hold a part of it."""
+
+_VIRTUAL = "Virtual "
+
+
+def told(text: str, phrases: Mapping[str, Said]) -> str:
+    """What a line says, in the window's language: each sentence that `phrases` knows, and what is in it."""
+    for sentence in sorted(filter(None, phrases), key=len, reverse=True):
+        text = text.replace(sentence, spoken(sentence, phrases))
+    return text
+
+
+def reason_text(line: PlanLine) -> str:
+    return told(line.reason or "", line.phrases)
+
+
+def verdict_text(line: PlanLine) -> str:
+    return tr(words_of(line))
 
 
 def device_label(device: PlannedDevice) -> str:
     """'Virtual 0'; 'GPU 3' of this machine's own, whose names begin with their index; else by place."""
-    name = device.name or ""
-    if name.startswith("Virtual "):
-        return name
-    index = name.split(" ")[0]
-    return f"GPU {index if index.isdecimal() else device.device}"
+    index = device_index(device)
+    is_virtual = (device.name or "").startswith(_VIRTUAL)
+    return tr("Virtual {index}", index=index) if is_virtual else f"GPU {index}"
+
+
+def device_index(device: PlannedDevice) -> str:
+    """'3' of 'Virtual 3' and of 'GPU 3'."""
+    index = (device.name or "").removeprefix(_VIRTUAL).split(" ")[0]
+    return index if index.isdecimal() else str(device.device)
+
+
+def target_text(line: PlanLine) -> str:
+    """What a line is planned for."""
+    return told(line.target, line.phrases)
 
 
 def strategy_name(line: PlanLine) -> str:
     card = STRATEGIES.get(line.strategy)
-    return line.strategy if card is None else card.title
+    return line.strategy if card is None else tr(card.title)
 
 
 def options_text(label: str) -> str:
@@ -52,11 +90,13 @@ def room_text(line: PlanLine) -> str:
     room_bytes = None if fullest is None else fullest.room_bytes
     if room_bytes is None:
         return ""
-    return f"lacks {format_bytes(-room_bytes)}" if room_bytes < 0 else f"{format_bytes(room_bytes)} left"
+    if room_bytes < 0:
+        return tr("lacks {size}", size=format_bytes(-room_bytes))
+    return tr("{size} left", size=format_bytes(room_bytes))
 
 
 def step_text(step: StepTime | None) -> str:
-    return "–" if step is None else step_words(step)
+    return "–" if step is None else spoken(step_words(step))
 
 
 def time_text(seconds: float) -> str:
@@ -75,34 +115,36 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
     """
     fullest = line.fullest
     if fullest is None:
-        return f"{strategy_name(line)} cannot run so", line.reason or ""
+        return tr("{strategy} cannot run so", strategy=strategy_name(line)), reason_text(line)
     others = [device.total_bytes for device in line.devices if device is not fullest]
     holds, of_others = peak_text(line), format_bytes(median(others)) if others else ""
     number, _, unit = holds.rpartition(" ")
     if of_others.endswith(f" {unit}"):
         holds = number  # the unit is said once
-    holds = f"{device_label(fullest)} {holds}{f' · others {of_others}' if others else ''}"
+    holds = f"{device_label(fullest)} {holds}"
+    if others:
+        holds = tr("{device_holds} · others {size}", device_holds=holds, size=of_others)
     instead = _instead(line, recommended)
     if line.verdict == DOES_NOT_FIT and (fullest.room_bytes is None or fullest.room_bytes >= 0):
-        return holds, " · ".join(filter(None, ("Too much for this machine", instead)))
+        return holds, " · ".join(filter(None, (tr("Too much for this machine"), instead)))
     if fullest.capacity_bytes is None:
-        return holds, instead or "No capacity set"
-    verdict = _verdict(line, fullest)
-    if line.verdict == DOES_NOT_FIT and not instead:
-        verdict += f": {room_text(line)}"
-    return holds, " · ".join(filter(None, (verdict, instead)))
-
-
-def _verdict(line: PlanLine, fullest: PlannedDevice) -> str:
-    assert fullest.capacity_bytes is not None
+        return holds, instead or tr("No capacity set")
     capacity = format_bytes(fullest.capacity_bytes, 0)
+    if line.verdict == DOES_NOT_FIT and not instead:
+        return holds, tr("Does not fit in {capacity}: {room}", capacity=capacity, room=room_text(line))
+    return holds, " · ".join(filter(None, (_verdict(line, fullest, capacity), instead)))
+
+
+def _verdict(line: PlanLine, fullest: PlannedDevice, capacity: str) -> str:
+    assert fullest.capacity_bytes is not None
     if line.verdict == DOES_NOT_FIT:
-        return f"Does not fit in {capacity}"
+        return tr("Does not fit in {capacity}", capacity=capacity)
     if line.verdict == CANNOT:
-        return line.reason or "Cannot run so"
-    word = words_of(line).capitalize()
-    taken = fullest.others_bytes > 0.01 * fullest.capacity_bytes
-    return f"{word} in {capacity}{f', {format_bytes(fullest.others_bytes)} taken' if taken else ''}"
+        return reason_text(line) or tr("Cannot run so")
+    alone, beside_others = _IN_A_CAPACITY[words_of(line)]
+    if fullest.others_bytes <= 0.01 * fullest.capacity_bytes:
+        return tr(alone, capacity=capacity)
+    return tr(beside_others, capacity=capacity, taken=format_bytes(fullest.others_bytes))
 
 
 def _instead(line: PlanLine, recommended: PlanLine | None) -> str:

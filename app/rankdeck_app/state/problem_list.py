@@ -12,6 +12,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import Problem
+from rankdeck_app.language import in_words, spoken
 
 DRAFT = "draft"
 SCRIPT = "script"
@@ -33,6 +34,12 @@ class ListedProblem:
     @property
     def is_warning(self) -> bool:
         return self.problem.severity != "error"
+
+
+def text_of(problem: Problem) -> str:
+    """`Problem.text` in the window's words."""
+    said = in_words(problem)
+    return "\n".join(filter(None, (spoken(said.headline()), said.advice)))
 
 
 class ProblemList(QObject):
@@ -57,8 +64,10 @@ class ProblemList(QObject):
         return sum(entry.is_warning for entry in self.entries)
 
     def set(self, owner: str, title: str, problems: Sequence[Problem], run: Path | None = None) -> None:
-        """The problems of an owner are these now; none takes the owner off the list."""
-        entries = [ListedProblem(owner, title, problem, run) for problem in problems]
+        """The problems of an owner are these now, which are said in the window's words; none takes the owner
+        off the list.
+        """
+        entries = [ListedProblem(owner, title, in_words(problem), run) for problem in problems]
         if entries == self._owners.get(owner, []):
             return
         if entries:

@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.run.race import RUNNING, Race, entry_run, read_race
 from rankdeck.run.row import last_step
 from rankdeck.rundir import RaceDir
+from rankdeck_app.language import in_words
 from rankdeck_app.state.lookup import Lookup
 
 EVERY_MS = 500
@@ -78,6 +79,8 @@ class RaceWatch(QObject):
     def _found(self, seen: RaceSeen | None) -> None:
         before = self.seen if self.was_read else None
         self.seen, self.was_read = seen or RaceSeen(), True
+        for entry in self.race.entries if self.race is not None else ():
+            entry.problem = None if entry.problem is None else in_words(entry.problem)
         if self.is_over:
             self._timer.stop()
         if self.seen != before:

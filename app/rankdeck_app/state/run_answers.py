@@ -24,6 +24,7 @@ from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.series import Curve, Floats
 from rankdeck.rundir import End, RunDir
+from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.cured_plan import CuredPlan
 
 
@@ -141,8 +142,8 @@ class RunAnswers:
 
     @property
     def problems(self) -> list[Problem]:
-        """What was raised, and what of the events could not be written or read."""
-        return [*self.fold.problems, *self._own_problems]
+        """What was raised, and what of the events could not be written or read; in the window's words."""
+        return [in_words(problem) for problem in (*self.fold.problems, *self._own_problems)]
 
     @property
     def started(self) -> float | None:
@@ -209,7 +210,7 @@ class RunAnswers:
 
     def label_of(self, device: DeviceFigures) -> str:
         """'GPU 0', 'Virtual 0'; of a script without GPUs the CPU's share of a rank."""
-        return f"CPU {device.device}" if self.is_script and not self.has_gpus else device.label
+        return f"CPU {device.device}" if self.is_script and not self.has_gpus else spoken(device.label)
 
     @property
     def source(self) -> str | None:
@@ -292,7 +293,7 @@ class RunAnswers:
         if not phases:
             return None
         rank, phase = min(phases.items())
-        return phase if len(phases) == 1 else f"rank {rank}: {phase}"
+        return tr(phase) if len(phases) == 1 else tr("rank {rank}: {phase}", rank=rank, phase=tr(phase))
 
 
 def _finite(value: float | None) -> float | None:

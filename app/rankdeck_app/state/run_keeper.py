@@ -22,6 +22,8 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.run.race_row import race_info
 from rankdeck.rundir import Labels, RaceDir, RunDir, is_race, read_labels, write_labels
+from rankdeck_app.language import tr
+from rankdeck_app.state.problem_list import text_of
 
 OWN_TRASH = ".trash"
 
@@ -102,7 +104,7 @@ class RunKeeper(QObject):
                 if labels != before:
                     write_labels(path, labels)
             except ConfigError as error:
-                self._say(error.problems[0].text())
+                self._say(text_of(error.problem))
                 return
             self._tell_labels(path, labels)
 
@@ -148,7 +150,8 @@ def _held(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise KeepingError(f"{_title(path)} is running. Stop it first, then delete it.") from None
+            told = tr("{run} is running. Stop it first, then delete it.", run=_title(path))
+            raise KeepingError(told) from None
         yield
     finally:
         os.close(handle)
@@ -169,7 +172,8 @@ def move_to_trash(path: Path) -> Path:
             target.parent.mkdir(exist_ok=True)
             path.rename(target)
         except OSError as error:
-            raise KeepingError(f"{path} cannot be moved to the trash: {error.strerror}.") from None
+            why = tr("{folder} cannot be moved to the trash: {why}.", folder=path, why=error.strerror)
+            raise KeepingError(why) from None
         return target
 
 
@@ -180,11 +184,13 @@ def bring_back(trashed: Trashed) -> None:
         KeepingError: it is in the trash no more, or something else is in its place.
     """
     if trashed.path.exists():
-        raise KeepingError(f"{trashed.path} cannot be brought back: something else is there now.")
+        taken = tr("{folder} cannot be brought back: something else is there now.", folder=trashed.path)
+        raise KeepingError(taken)
     try:
         trashed.now_at.rename(trashed.path)
     except OSError as error:
-        raise KeepingError(f"{trashed.path} cannot be brought back: {error.strerror}.") from None
+        why = tr("{folder} cannot be brought back: {why}.", folder=trashed.path, why=error.strerror)
+        raise KeepingError(why) from None
     folder = trashed.now_at.parent
     if folder.name == "files":  # the system's trash keeps a note of where a thing was
         (folder.parent / "info" / f"{trashed.now_at.name}.trashinfo").unlink(missing_ok=True)

@@ -25,7 +25,8 @@ from rankdeck.rundir import End, EventReader, LineCounts, RunDir, labels_stamp
 POLL_S = 0.04
 POLL_ENDED_S = 1.0
 OUTCOME_EVERY_S = 0.5
-_HAND_OVER_EVERY_S = 0.03
+# Not with each frame: every hand-over has costs of its own, and the two threads wait for each other at each.
+_HAND_OVER_EVERY_S = 0.06
 _PASS_BYTES = 8 << 20
 # Half a millisecond of decoding: the thread lets go of the interpreter's lock between two chunks.
 _CHUNK_BYTES = 1 << 17

@@ -25,6 +25,7 @@ from PySide6.QtCore import (
 
 from rankdeck.run.row import RunInfo
 from rankdeck.rundir import Labels
+from rankdeck_app.language import tr
 from rankdeck_app.state.run_scan import RunScan
 
 RESCAN_MS = 1000
@@ -110,10 +111,10 @@ class RunsModel(QAbstractListModel):
             return None
         info = self._infos[index.row()]
         if role == Qt.ItemDataRole.DisplayRole:
-            return f"{info.title} {info.strategy} {info.name} {info.outcome}"
+            return f"{info.title} {info.strategy} {info.name} {tr(info.outcome)}"
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            steps = f", step {info.step} of {info.steps}" if info.steps else ""
-            return ", ".join(filter(None, (info.title, info.strategy, f"{info.outcome}{steps}")))
+            at = tr("step {step} of {steps}", step=info.step, steps=info.steps) if info.steps else ""
+            return ", ".join(filter(None, (info.title, info.strategy, tr(info.outcome), at)))
         if role == Qt.ItemDataRole.ToolTipRole:
             return str(info.path)
         return info if role == self.InfoRole else None

@@ -21,6 +21,7 @@ from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.folder_file import ScriptEntry
 from rankdeck.config.script import OBSERVE, ScriptConfig
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
 
 NO_GPUS = "cpu:1"
@@ -83,7 +84,7 @@ class ScriptDraft(QObject):
         """What a person calls it: the file's name, or the module."""
         if self.is_module:
             return self.form.run.removeprefix(MODULE).strip()
-        return Path(self.form.run).name or "script"
+        return Path(self.form.run).name or tr("script")
 
     @property
     def is_module(self) -> bool:
@@ -151,7 +152,7 @@ class ScriptDraft(QObject):
 
     def refuse(self, problems: list[Problem]) -> None:
         """What the engine said to the form as it is; it stands until the form changes."""
-        self._refused = problems
+        self._refused = [in_words(problem) for problem in problems]
         self.changed.emit()
 
     # Entries of rankdeck.toml
@@ -220,14 +221,19 @@ class ScriptDraft(QObject):
         return shlex.split(self.form.arguments)
 
     def variables(self) -> dict[str, str]:
-        """Raises ValueError: a line is not NAME=value; the message says which."""
+        """Raises ValueError: a line is not NAME=value; the message says which, in the window's language."""
         found: dict[str, str] = {}
         for number, line in enumerate(self.form.environment.splitlines(), 1):
             if not line.strip():
                 continue
             name, equals, value = line.strip().partition("=")
             if not equals or not _NAME.fullmatch(name.strip()):
-                raise ValueError(f'line {number}, "{line.strip()[:60]}", is not NAME=value')
+                refusal = tr(
+                    'The environment cannot be read: line {number}, "{line}", is not NAME=value.',
+                    number=number,
+                    line=line.strip()[:60],
+                )
+                raise ValueError(refusal)
             found[name.strip()] = value
         return found
 
@@ -267,9 +273,9 @@ class ScriptDraft(QObject):
             self.changed.emit()
 
     def _file_problem(self) -> Problem | None:
-        advice = "Choose one of the folder's scripts, or Browse…"
+        advice = tr("Choose one of the folder's scripts, or Browse…")
         if not self.form.run.removeprefix(MODULE).strip():
-            return Problem("no-script", "No script is chosen.", path="script.run", advice=advice)
+            return Problem("no-script", tr("No script is chosen."), path="script.run", advice=advice)
         path = self.path
         if path is None:
             return None
@@ -277,15 +283,17 @@ class ScriptDraft(QObject):
             self._look_at(path)
         if self._seen is None or self._seen[0] != path or self._seen[1] == "file":
             return None
-        what = "is a folder, not a script" if self._seen[1] == "folder" else "is not there"
-        return Problem("no-script", f"{path} {what}.", path="script.run", advice=advice)
+        message = tr("{path} is not there.", path=path)
+        if self._seen[1] == "folder":
+            message = tr("{path} is a folder, not a script.", path=path)
+        return Problem("no-script", message, path="script.run", advice=advice)
 
     def _argument_problem(self) -> Problem | None:
         try:
             self.split_arguments()
         except ValueError:
-            message = "The arguments cannot be split: a quotation is not closed."
-            advice = "Close it, or write a backslash before the mark."
+            message = tr("The arguments cannot be split: a quotation is not closed.")
+            advice = tr("Close it, or write a backslash before the mark.")
             return Problem("arguments", message, path="script.arguments", advice=advice)
         return None
 
@@ -293,23 +301,23 @@ class ScriptDraft(QObject):
         try:
             self.variables()
         except ValueError as error:
-            advice = "Write one variable a line, as WANDB_MODE=offline."
-            message = f"The environment cannot be read: {error}."
-            return Problem("environment", message, path="script.environment", advice=advice)
+            advice = tr("Write one variable a line, as WANDB_MODE=offline.")
+            return Problem("environment", str(error), path="script.environment", advice=advice)
         return None
 
     def _rest(self) -> Problem | None:
         form = self.form
         if form.devices == NONE_CHOSEN:
-            advice = "Choose at least one, or Without GPUs."
-            return Problem("no-device", "No GPU is chosen.", path="script.devices", advice=advice)
+            advice = tr("Choose at least one, or Without GPUs.")
+            return Problem("no-device", tr("No GPU is chosen."), path="script.devices", advice=advice)
         try:
             parse_devices(form.devices)
         except DeviceError as error:
-            return Problem("devices", error.message, path="script.devices", advice=error.advice)
+            return in_words(Problem("devices", error.message, path="script.devices", advice=error.advice))
         if form.observe not in OBSERVE or not 1 <= form.ranks <= MAX_VIRTUAL_DEVICES:
-            message = "Ranks and observing are not as they can be."
-            return Problem("script", message, path="script.ranks", advice=f"Use 1 to {MAX_VIRTUAL_DEVICES}.")
+            message = tr("Ranks and observing are not as they can be.")
+            advice = tr("Use 1 to {most}.", most=MAX_VIRTUAL_DEVICES)
+            return Problem("script", message, path="script.ranks", advice=advice)
         return None
 
     # Keeping it

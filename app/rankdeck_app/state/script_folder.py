@@ -18,18 +18,20 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.files import write_whole
+from rankdeck.base.phrases import phrase
 from rankdeck.config import environments, folder_file, interpreters, script_search
 from rankdeck.config.environments import OWN, Interpreter
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.script_search import FoundScript
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """What one look found. `source` is where the usual interpreter comes from, in words."""
+    """What one look found. `source` is where the usual interpreter comes from, in the engine's words."""
 
     folder: Path
     file: FolderFile
@@ -59,7 +61,7 @@ def look_at(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
         problems += error.problems
     scripts = tuple(script_search.scripts_in(folder))
     known = tuple(environments.all_known(folder, environ))
-    return FolderFacts(folder, file, tuple(problems), scripts, usual, source, known)
+    return FolderFacts(folder, file, tuple(map(in_words, problems)), scripts, usual, source, known)
 
 
 class ScriptFolder(QObject):
@@ -121,7 +123,7 @@ class ScriptFolder(QObject):
     @property
     def source(self) -> str:
         """Where that comes from, in words."""
-        return "chosen for this folder" if self._chosen is not None else self.facts.source
+        return tr("chosen for this folder") if self._chosen is not None else tr(self.facts.source)
 
     @property
     def is_from_file(self) -> bool:
@@ -149,7 +151,7 @@ class ScriptFolder(QObject):
         """The interpreter of a path, an environment's folder or a command; of "" that of the folder, if it
         has one, also if it was chosen just now.
         """
-        folder, environ, where = self.folder, os.environ, "The interpreter"
+        folder, environ, where = self.folder, os.environ, phrase("The interpreter")
 
         def known(python: Path | None) -> None:
             usual = self.interpreter
@@ -229,7 +231,7 @@ def short_words(interpreter: Interpreter) -> str:
     """ "Python 3.11.7 ('.venv')", as the status bar says it."""
     version = f"Python {interpreter.python_version}" if interpreter.python_version else "Python"
     if interpreter.is_own:
-        return f"{version} ({OWN})"
+        return f"{version} ({tr(OWN)})"
     return f"{version} ('{interpreter.name}')" if interpreter.kind != "path" else version
 
 

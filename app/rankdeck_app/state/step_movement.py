@@ -20,15 +20,18 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck.base.errors import ConfigError, DeviceError, Problem, cure_in_words
+from rankdeck.base.errors import ConfigError, DeviceError, Problem
+from rankdeck.base.phrases import listed, marked
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import StrategyCard, option_fields
 from rankdeck.config.devices import parse_devices
 from rankdeck.run.movement import MOST_PARTS, Timeline, timeline
 from rankdeck.run.plan_lines import CANNOT, PlanLine
+from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan import QUIET_MS, relevant_tables
 from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_words import reason_text
 
 MOVING_SHARE = 0.3
 """Of the time of the device that sends most, in the drawing."""
@@ -36,8 +39,7 @@ ELSEWHERE = ("cpu:4", "cpu:2")
 """The first that the draft does not have, where a step cannot be drawn for its own."""
 _OWN = "own"
 _MOST_CURES = 4
-_FEWER = "Try fewer microbatches, layers or devices."
-_NEEDS_TRUST = "This configuration has code of its own, which is run to draw its step."
+_AND = marked("{before} and {one}")
 
 Options = dict[str, Any]
 
@@ -158,7 +160,7 @@ class StepMovement(QObject):
         if config is None:
             self.problem = drawable.problem.sentence if drawable.problem else ""
         elif self._is_alone(config):
-            self._begin_elsewhere("On one device nothing moves.")
+            self._begin_elsewhere(tr("On one device nothing moves."))
         elif config.own_code():
             needs_trust = partial(self._planner.needs_trust, config)
             self._planner.engine.disk.do(needs_trust, partial(self._trust_known, config), key=self)
@@ -169,7 +171,8 @@ class StepMovement(QObject):
         if self._question != self._question_now():
             return  # the draft is another by now
         if needs_trust:
-            self.problem, self.needs_trust = _NEEDS_TRUST, True
+            self.problem = tr("This configuration has code of its own, which is run to draw its step.")
+            self.needs_trust = True
         else:
             self._start(config)
         self.changed.emit()
@@ -179,7 +182,8 @@ class StepMovement(QObject):
 
     def _begin_elsewhere(self, why: str) -> None:
         devices = next(one for one in ELSEWHERE if one != self._draft.value(("devices", "use")))
-        words = f"{why} Drawn for {parse_devices(devices).known_count} virtual devices instead."
+        count = parse_devices(devices).known_count
+        words = tr("{why} Drawn for {count} virtual devices instead.", why=why, count=count)
         self._drop_process()
         self._begin(devices, [words])
 
@@ -195,13 +199,12 @@ class StepMovement(QObject):
             return
         self._drop_process()  # what would help is not asked for
         if line.movement is None:
-            self._explain(
-                line.reason or "The planner does not know what moves in it.", tries=line.verdict == CANNOT
-            )
+            unknown = tr("The planner does not know what moves in it.")
+            self._explain(reason_text(line) or unknown, tries=line.verdict == CANNOT)
         else:
             devices = line.movement.by_device()
             if len(devices) == 1 and not self._card.one_device and self._devices is None:
-                self._begin_elsewhere("On one device nothing moves.")
+                self._begin_elsewhere(tr("On one device nothing moves."))
             else:
                 self._show(line, timeline(devices, MOVING_SHARE, overlaps=self.overlaps))
         self.changed.emit()
@@ -209,7 +212,10 @@ class StepMovement(QObject):
     def _show(self, line: PlanLine, laid_out: Timeline | None) -> None:
         self.line, self.timeline = line, laid_out
         if laid_out is None:
-            self.problem = f"A step of more than {MOST_PARTS} parts is not drawn. {_FEWER}"
+            self.problem = tr(
+                "A step of more than {most} parts is not drawn. Try fewer microbatches, layers or devices.",
+                most=MOST_PARTS,
+            )
 
     def _ended(self, reason: str) -> None:
         if self.sender() is not self._process:
@@ -217,7 +223,7 @@ class StepMovement(QObject):
         self._process = None
         use = str(self._draft.value(("devices", "use")) or "auto")
         tries = not use.startswith("cpu")  # which the machine may not have
-        self._explain(reason or "The planner has ended without an answer.", tries=tries)
+        self._explain(reason or tr("The planner has ended without an answer."), tries=tries)
         self.changed.emit()
 
     def _explain(self, reason: str, *, tries: bool) -> None:
@@ -253,7 +259,7 @@ def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], device
         try:
             drawable.config = from_dict(tables, folder=draft.folder, stem=draft.stem, resolve=Path.absolute)
         except ConfigError as error:
-            problems = error.problems
+            problems = [in_words(problem) for problem in error.problems]
         else:
             return drawable
         for problem in problems:
@@ -262,10 +268,29 @@ def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], device
                 return drawable
             for dotted, value in problem.cure.items():
                 _put(tables, dotted.split("."), value)
-            changed = cure_in_words(problem.cure)
-            drawable.notes.append(f"{problem.message} Drawn as if you {changed[:1].lower()}{changed[1:]}.")
+            drawable.notes.append(_as_if(problem))
     drawable.problem = problems[0]
     return drawable
+
+
+def _as_if(problem: Problem) -> str:
+    """A problem, and with which cure the step is drawn all the same."""
+    cure = problem.cure
+    set_to = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in cure.items() if value is not None
+    ]
+    settings = spoken(listed(set_to, _AND))
+    left_out = spoken(listed((key for key, value in cure.items() if value is None), _AND))
+    if not left_out:
+        return tr("{problem} Drawn as if you set {settings}.", problem=problem.message, settings=settings)
+    if not settings:
+        return tr("{problem} Drawn as if you leave {keys} out.", problem=problem.message, keys=left_out)
+    return tr(
+        "{problem} Drawn as if you set {settings} and leave {keys} out.",
+        problem=problem.message,
+        settings=settings,
+        keys=left_out,
+    )
 
 
 def _put(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdeck.config.presets import PresetCard
+from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import GpuState
 
 REHEARSAL = "cpu:4"
@@ -30,9 +31,16 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuState]) -> Suggesti
     free = [gpu for gpu in gpus if gpu.availability.is_for_auto]
     if len(free) > 1:
         devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
-        text = f"{preset.title} on {len(free)} GPUs: watch GPU 0 lead while the others idle."
+        text = tr(
+            "{preset} on {num_gpus} GPUs: watch GPU 0 lead while the others idle.",
+            preset=tr(preset.title),
+            num_gpus=len(free),
+        )
         return Suggestion(preset, devices, text)
-    text = f"{preset.title} in rehearsal on 4 virtual devices: real training on the CPU; watch device 0 lead."
+    text = tr(
+        "{preset} in rehearsal on 4 virtual devices: real training on the CPU; watch device 0 lead.",
+        preset=tr(preset.title),
+    )
     return Suggestion(preset, REHEARSAL, text)
 
 

@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from rankdeck.base.phrases import marked
 from rankdeck.config.catalog import OptionField, option_fields
 from rankdeck.config.checks import CARDS
 from rankdeck.config.schema import Choice, RunConfig
+from rankdeck_app.language import tr
 
 Place = tuple[str, ...]
 _HEADER = re.compile(r"^\s*\[{1,2}\s*([\w.-]+)\s*\]")
@@ -24,13 +26,21 @@ _INLINE = re.compile(r"^\s*([\w.-]+)\s*=\s*\{([^}]*)")
 _KEY = re.compile(r"^\s*([\w.-]+)\s*=\s*(.*)$")
 _TYPED_KEY = re.compile(r"[\w.-]*$")
 _KINDS = {
-    "bool": "true or false",
-    "int": "whole number",
-    "float": "number",
-    "text": "text",
-    "list": "list",
-    "table": "table",
-    "choice": "one of these",
+    "bool": marked("true or false"),
+    "int": marked("whole number"),
+    "float": marked("number"),
+    "text": marked("text"),
+    "list": marked("list"),
+    "table": marked("table"),
+    "choice": marked("one of these"),
+}
+_WHICH = {
+    ("model",): marked("Which model."),
+    ("data",): marked("Which data set."),
+    ("loss",): marked("Which loss."),
+    ("train", "optimizer"): marked("Which optimizer."),
+    ("train", "schedule"): marked("Which schedule."),
+    ("strategy",): marked("Which strategy."),
 }
 
 
@@ -52,6 +62,11 @@ class Completion:
     candidates: tuple[Offer, ...] = ()
 
 
+def spoken_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
+    """The fields of an options model, with what they are for in the window's language."""
+    return tuple(replace(field, text=tr(field.text)) for field in option_fields(options))
+
+
 def fields_of(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
     """The keys of a table; none where there is no such table, or where it is a person's own."""
     if place and place[-1] == "args" and place[:-1] in CARDS:
@@ -63,29 +78,29 @@ def fields_of(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...
     if not _is_table(model):
         return ()
     if place not in CARDS:
-        return option_fields(model)
-    what, cards = CARDS[place]
+        return spoken_fields(model)
+    _, cards = CARDS[place]
     default = _default_use(place)
-    hints = " · ".join(f"{name}: {card.hint}" for name, card in cards.items())
-    use = OptionField("use", "choice", default, f"Which {what}. {hints}", tuple(cards))
+    hints = " · ".join(f"{name}: {tr(card.hint)}" for name, card in cards.items())
+    use = OptionField("use", "choice", default, f"{tr(_WHICH[place])} {hints}", tuple(cards))
     if model is Choice:
         return (use, *_card_fields(place, uses))
-    return tuple(replace(use, kind="choice") if one.name == "use" else one for one in option_fields(model))
+    return tuple(replace(use, kind="choice") if one.name == "use" else one for one in spoken_fields(model))
 
 
 def describe(field: OptionField) -> str:
     """'whole number, 1 or more, 32 by default'."""
-    parts = [_KINDS.get(field.kind, field.kind)]
+    parts = [tr(_KINDS[field.kind])]
     low, high = field.minimum, field.maximum
     high = None if high is not None and high >= 2**31 else high  # no bound that a person could meet
     if low is not None and high is not None:
-        parts.append(f"{low:g} to {high:g}")
+        parts.append(tr("{low:g} to {high:g}", low=low, high=high))
     elif low is not None:
-        parts.append(f"{low:g} or more")
+        parts.append(tr("{low:g} or more", low=low))
     elif high is not None:
-        parts.append(f"at most {high:g}")
+        parts.append(tr("at most {high:g}", high=high))
     if field.default not in (None, "", [], {}) and not isinstance(field.default, BaseModel):
-        parts.append(f"{_written(field.default)} by default")
+        parts.append(tr("{value} by default", value=_written(field.default)))
     return ", ".join(parts)
 
 
@@ -158,11 +173,11 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
     else:
         choices = field.choices or (() if field.default in (None, "", [], {}) else (field.default,))
     cards = CARDS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CARDS else {}
-    told = {name: card.hint for name, card in cards.items()}
+    told = {name: tr(card.hint) for name, card in cards.items()}
     return [
         Offer(
             _written(one),
-            told.get(one, "default" if one == field.default else ""),
+            told.get(one, tr("default") if one == field.default else ""),
             "" if cards else field.text,
         )
         for one in choices
@@ -203,7 +218,7 @@ def _is_header(field: OptionField) -> bool:
 def _card_fields(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
     card = CARDS[place][1].get(uses.get(place) or _default_use(place))
     options = getattr(card, "options", None)
-    return () if options is None else option_fields(options)
+    return () if options is None else spoken_fields(options)
 
 
 def _default_use(place: Place) -> str:

@@ -15,6 +15,7 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import write_whole
 from rankdeck_app.disk import Disk
+from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
 
 DEFAULT_FOLDER = "~/Rankdeck"
@@ -89,7 +90,7 @@ class Workspace(QObject):
         self._disk.do(partial(write_whole, self._state_file, text), failed=self._say_forgotten)
 
     def _say_forgotten(self, error: OSError) -> None:
-        self.failed.emit(f"The folder is open, but will not be remembered: {error}.")
+        self.failed.emit(tr("The folder is open, but will not be remembered: {why}.", why=error))
 
     def _remembered(self) -> Path | None:
         try:

@@ -14,6 +14,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QGuiApplication, QIcon, QPalette
 from PySide6.QtWidgets import QApplication
 
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
 from rankdeck_app.theme.icons import CODEPOINTS, CodiconEngine
 from rankdeck_app.theme.qss import style_sheet
 from rankdeck_app.theme.vscode import BASES, ColorTable, ThemeError, channels, load_vscode_theme
@@ -21,13 +23,13 @@ from rankdeck_app.theme.vscode import BASES, ColorTable, ThemeError, channels, l
 BUILT_IN: dict[str, ColorTable] = {
     name: ColorTable(name, kind, BASES[kind])
     for name, kind in (
-        ("Dark Modern", "dark"),
-        ("Light Modern", "light"),
-        ("Dark High Contrast", "high contrast dark"),
-        ("Light High Contrast", "high contrast light"),
+        (marked("Dark Modern"), "dark"),
+        (marked("Light Modern"), "light"),
+        (marked("Dark High Contrast"), "high contrast dark"),
+        (marked("Light High Contrast"), "high contrast light"),
     )
 }
-SYSTEM = "System"
+SYSTEM = marked("System")
 """The name that stands for whichever of ours is like what the desktop prefers."""
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
@@ -40,6 +42,11 @@ def prefer_families(ui: str, mono: str) -> None:
     for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
         if name.strip():
             families.insert(0, name.strip())
+
+
+def theme_in_words(name: str) -> str:
+    """A theme's name as it is shown: ours in the window's language."""
+    return tr(name) if name in (*BUILT_IN, SYSTEM) else name
 
 
 def system_theme() -> str:
@@ -103,7 +110,13 @@ class Theme(QObject):
         if table is None:
             if not name.endswith((".json", ".jsonc")):
                 known = ", ".join([*BUILT_IN, SYSTEM])
-                raise ThemeError(f"There is no theme {name!r}. Use {known}, or the path of a JSON theme.")
+                raise ThemeError(
+                    tr(
+                        "There is no theme {name!r}. Use {known}, or the path of a JSON theme.",
+                        name=name,
+                        known=known,
+                    )
+                )
             table = load_vscode_theme(Path(name))
         if table is self._table:
             return

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 from rankdeck_app.theme.contrast import CONTRAST_DARK, CONTRAST_LIGHT
 
 BASES: dict[str, dict[str, str]] = {
-    "dark": DARK,
-    "light": LIGHT,
-    "high contrast dark": CONTRAST_DARK,
-    "high contrast light": CONTRAST_LIGHT,
+    marked("dark"): DARK,
+    marked("light"): LIGHT,
+    marked("high contrast dark"): CONTRAST_DARK,
+    marked("high contrast light"): CONTRAST_LIGHT,
 }
 """Our own colours by kind of theme."""
 # What themes for VS Code say in "type"; older ones say what their extension's list calls "uiTheme".
@@ -114,9 +116,13 @@ def load_vscode_theme(path: Path) -> ColorTable:
         try:
             colors[key] = normal_hex(value)
         except (TypeError, ValueError):
-            raise ThemeError(
-                f'{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".'
-            ) from None
+            told = tr(
+                '{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".',
+                path=path,
+                key=key,
+                value=value,
+            )
+            raise ThemeError(told) from None
     kind = _kind(raw, colors)
     return ColorTable(str(raw.get("name") or path.stem), kind, _completed(colors, kind))
 
@@ -124,17 +130,25 @@ def load_vscode_theme(path: Path) -> ColorTable:
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.expanduser().resolve()
     if path in seen:
-        raise ThemeError(f"{path}: the theme includes itself. Remove the include.")
+        raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
     try:
         raw = parse_relaxed_json(path.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ThemeError(f"{path}: cannot be read ({error}). Choose a VS Code colour theme file.") from error
+        told = tr(
+            "{path}: cannot be read ({error}). Choose a VS Code colour theme file.", path=path, error=error
+        )
+        raise ThemeError(told) from error
     except json.JSONDecodeError as error:
-        raise ThemeError(
-            f"{path}, line {error.lineno}: {error.msg}. A colour theme is a JSON object."
-        ) from error
+        told = tr(
+            "{path}, line {line}: {error}. A colour theme is a JSON object.",
+            path=path,
+            line=error.lineno,
+            error=error.msg,
+        )
+        raise ThemeError(told) from error
     if not isinstance(raw, dict) or not isinstance(raw.get("colors", {}), dict):
-        raise ThemeError(f'{path}: no JSON object with "colors". Choose a VS Code colour theme file.')
+        told = tr('{path}: no JSON object with "colors". Choose a VS Code colour theme file.', path=path)
+        raise ThemeError(told)
     include = raw.get("include")
     if isinstance(include, str):
         below = _read(path.parent / include, (*seen, path))

@@ -14,6 +14,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.code_file import CodeText, read_code
 from rankdeck_app.state.lookup import Lookup
@@ -48,7 +49,7 @@ class CodePage(Page):
         self._has_outside = has_outside
         self.line: int | None = None
         self._said = ""
-        self.editor = CodeEditor(theme, self.path.suffix, f"Code of {self.path.name}")
+        self.editor = CodeEditor(theme, self.path.suffix, tr("Code of {file}", file=self.path.name))
         self.editor.setReadOnly(True)
         self.editor.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
@@ -83,7 +84,7 @@ class CodePage(Page):
     def tab_actions(self) -> list[PageAction]:
         if not self._has_outside():
             return []
-        return [PageAction("link-external", "Open in Your Editor", self._show_outside)]
+        return [PageAction("link-external", tr("Open in Your Editor"), self._show_outside)]
 
     def _show_outside(self) -> None:
         self._open_outside(self.path, self.editor.textCursor().blockNumber() + 1)
@@ -114,9 +115,10 @@ class CodePage(Page):
         is_there = self.line is not None and 1 <= self.line <= num_lines
         words = self._said
         if self.line is not None and not is_there and not code.problem:
-            words = f"{words} The file has changed since: it has no line {self.line}.".strip()
+            gone = tr("The file has changed since: it has no line {line}.", line=self.line)
+            words = f"{words} {gone}".strip()
         self.said.setText(words)
         self._strip.setVisible(bool(words))
         if self.line is not None and is_there:
-            self.editor.set_marks({self.line: self._said or "Here"} if self._said else {})
+            self.editor.set_marks({self.line: self._said or tr("Here")} if self._said else {})
             self.editor.go_to_line(self.line, focus=False)

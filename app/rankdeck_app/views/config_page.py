@@ -6,12 +6,14 @@ problems are the draft's own, so they are those that the command line would prin
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QScrollArea, QSplitter, QWidget
 
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
@@ -32,7 +34,7 @@ class ConfigPage(Page):
     can_split = False
 
     def __init__(self, theme: Theme, draft: Draft) -> None:
-        super().__init__(PAGE_ID, title="Configuration", icon="file-code")
+        super().__init__(PAGE_ID, title=tr("Configuration"), icon="file-code")
         self._draft = draft
         self._typing = False
         self.editor = TomlEditor(theme)
@@ -40,7 +42,7 @@ class ConfigPage(Page):
         self.editor.textChanged.connect(self._typed)
         self.forms: dict[str, DraftForm] = {}
         self.problem_list = QListWidget()
-        self.problem_list.setAccessibleName("Problems of the configuration")
+        self.problem_list.setAccessibleName(tr("Problems of the configuration"))
         self.problem_list.setWordWrap(True)
         self.problem_list.setMaximumHeight(110)
         self.problem_list.itemActivated.connect(self._go_to)
@@ -62,16 +64,27 @@ class ConfigPage(Page):
 
     def _form(self, theme: Theme) -> QScrollArea:
         inside = QWidget()
-        rows = column(on=inside, margins=(16, 8, 16, 16), spacing=6)
-        for title in all_rows(self._draft):
-            label = text_label(title.upper(), "section", wrap=False)
+        rows = column(None, on=inside, margins=(16, 8, 16, 16), spacing=6)
+        unmade = deque(all_rows(self._draft))
+
+        def make_next() -> None:
+            """One in each turn of the event loop: what a person does meanwhile is not kept waiting."""
+            title = unmade.popleft()
+            label = text_label(tr(title).upper(), "section", wrap=False)
             label.setContentsMargins(0, 8, 0, 0)
             form = DraftForm(theme, self._draft, self._rows_of(title), label_width=96)
+            for part in (label, form):
+                rows.insertWidget(rows.count() - 1, part)
+            if self.forms:
+                form.come_after(list(self.forms.values())[-1])
             self.forms[title] = form
-            rows.addWidget(label)
-            rows.addWidget(form)
-        rows.addStretch(1)
-        scroll = scrolled(inside, "Configuration")
+            if not unmade:
+                turns.stop()
+
+        turns = QTimer(self, interval=0)
+        turns.timeout.connect(make_next)
+        turns.start()
+        scroll = scrolled(inside, tr("Configuration"))
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setMinimumWidth(300)
         return scroll
@@ -81,16 +94,16 @@ class ConfigPage(Page):
 
     def breadcrumbs(self) -> list[str]:
         place = self._draft.source
-        name = self._draft.origin or "new"
-        return [*([str(place.parent)] if place else ["draft"]), name]
+        name = self._draft.origin_in_words or tr("new")
+        return [*([str(place.parent)] if place else [tr("draft")]), name]
 
     def tooltip(self) -> str:
-        return str(self._draft.source or "The run being configured; not in a file yet")
+        return str(self._draft.source or tr("The run being configured; not in a file yet"))
 
     def tab_actions(self) -> list[PageAction]:
         return [
-            PageAction("folder-opened", "Open Configuration", "config.open"),
-            PageAction("save", "Save Configuration", "config.save"),
+            PageAction("folder-opened", tr("Open Configuration"), "config.open"),
+            PageAction("save", tr("Save Configuration"), "config.save"),
         ]
 
     def save_state(self) -> dict[str, Any]:
@@ -113,7 +126,7 @@ class ConfigPage(Page):
         if not self._typing:
             self.editor.show_text(self._draft.text)
         dirty = self._draft.source is not None and not self._draft.is_saved
-        title = f"{self._draft.origin or 'Configuration'}{' ●' if dirty else ''}"
+        title = f"{self._draft.origin_in_words or tr('Configuration')}{' ●' if dirty else ''}"
         if title != self.title:
             self.set_title(title)
         if not self._draft.is_settling:
@@ -123,9 +136,11 @@ class ConfigPage(Page):
         marks: dict[int, str] = {}
         self.problem_list.clear()
         for problem in self._draft.problems:
+            headline = spoken(problem.headline())
             if problem.line is not None:
-                marks[problem.line] = "\n".join(filter(None, (marks.get(problem.line), problem.text())))
-            item = QListWidgetItem(" ".join(problem.text().split("\n")))
+                told = (marks.get(problem.line), headline, problem.advice)
+                marks[problem.line] = "\n".join(filter(None, told))
+            item = QListWidgetItem(" ".join(filter(None, (headline, problem.advice))))
             item.setData(_LINE_ROLE, problem.line)
             self.problem_list.addItem(item)
         self.problem_list.setVisible(bool(self._draft.problems))

@@ -12,10 +12,12 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QGridLayout, QPushButton, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.why import HeldPart, Way, Why
 from rankdeck.run.out_of_memory import short_moment
 from rankdeck.run.plan_lines import PREDICTED
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.memory_why import MemoryWhy
@@ -27,13 +29,12 @@ from rankdeck_app.widgets.layouts import MIDDLE, TOP, clear, column, push_button
 
 PAGE_KIND = "why"
 _WIDE = 760
-_NOT_OUT = "This run did not run out of memory."
 _OWN_ALONE = (
-    "when it failed: weights, gradients and optimizer; activations belong to no module",
-    "when it failed, without activations",
-    "without activations",
+    marked("when it failed: weights, gradients and optimizer; activations belong to no module"),
+    marked("when it failed, without activations"),
+    marked("without activations"),
 )
-_NOBODY = "nobody told"
+_NOBODY = marked("nobody told")
 _FRAME, _LINE, _WAY = 100, 18, 32
 """In pixels: of a card all but its lines, a line, and the row of a way out."""
 
@@ -53,25 +54,25 @@ class MemoryWhyPage(Page):
     def __init__(
         self, wanted_id: str, theme: Theme, clock: FrameClock, memory_why: MemoryWhy, acts: Acts
     ) -> None:
-        super().__init__(wanted_id, title="Why Out of Memory", icon="lightbulb")
+        super().__init__(wanted_id, title=tr("Why Out of Memory"), icon="lightbulb")
         self.memory_why, self._acts, self._theme = memory_why, acts, theme
-        self.headline = text_label("Reading what the run told…", "title", selectable=True)
+        self.headline = text_label(tr("Reading what the run told…"), "title", selectable=True)
         self.tipped = text_label(selectable=True)
         self.link = push_button("", "", self._open_code, kind="link")
         self.link.setProperty("flush", "true")
         self.code = ElidedLabel("")
         self.code.setProperty("tone", "mono")
         self.save_button = push_button(
-            "Save as a Page…", "One HTML file with all of this, for an issue report", acts["save"]
+            tr("Save as a Page…"), tr("One HTML file with all of this, for an issue report"), acts["save"]
         )
         self.kinds, self.modules = HolderList(theme), HolderList(theme)
-        self.kinds.setAccessibleName("What stood on the device, by kind")
-        self.modules.setAccessibleName("What stood on the device, by module")
-        self.kinds_card = ChartCard("By kind", theme, self.kinds, self._csv_of_kinds)
-        self.modules_card = ChartCard("By module", theme, self.modules, self._csv_of_modules)
+        self.kinds.setAccessibleName(tr("What stood on the device, by kind"))
+        self.modules.setAccessibleName(tr("What stood on the device, by module"))
+        self.kinds_card = ChartCard(tr("By kind"), theme, self.kinds, self._csv_of_kinds)
+        self.modules_card = ChartCard(tr("By module"), theme, self.modules, self._csv_of_modules)
         self.ways = WayList(acts)
-        self._ways_card = ChartCard("Ways out", theme, self.ways)
-        self._ways_card.set_source(PREDICTED)
+        self._ways_card = ChartCard(tr("Ways out"), theme, self.ways)
+        self._ways_card.set_source(tr(PREDICTED))
         head = row((self.headline, 1), self.save_button, spacing=12, align=TOP)
         self._cards = row((self.kinds_card, 1), (self.modules_card, 1), spacing=10)
         column(
@@ -85,7 +86,7 @@ class MemoryWhyPage(Page):
         self.refresh()
 
     def breadcrumbs(self) -> list[str]:
-        return ["runs", self.memory_why.run.title, "Why out of memory"]
+        return [tr("runs"), self.memory_why.run.title, tr("Why out of memory")]
 
     def tooltip(self) -> str:
         return str(self.memory_why.run.run.path)
@@ -103,24 +104,25 @@ class MemoryWhyPage(Page):
         why = self.memory_why.why
         if why is None:
             if self.memory_why.run.outcome is not None:
-                self.headline.setText(_NOT_OUT)
+                self.headline.setText(tr("This run did not run out of memory."))
             self.link.hide()
             return
-        title = f"Why · {self.memory_why.run.title}"
+        title = f"{tr('Why')} · {self.memory_why.run.title}"
         if title != self.title:
             self.set_title(title)
-        self.headline.setText(why.headline)
-        self.tipped.setText(why.tipped)
+        self.headline.setText(spoken(why.headline))
+        self.tipped.setText(spoken(why.tipped))
         self._show_code(why)
-        self.kinds.set_figure(_holders(why.kinds, lambda part: part.name))
-        self.kinds_card.set_title(f"By kind on {why.device}" if why.device else "By kind")
-        self.kinds_card.set_subtitle(why.moment, short_moment(why.ran))
-        self.kinds_card.set_source(why.source if why.kinds else "")
-        self.modules.set_figure(_holders(why.modules, lambda _part: "run"))
-        self.modules_card.set_subtitle(*(_OWN_ALONE if why.modules else (_NOBODY,)))
+        self.kinds.set_figure(_holders(why.kinds))
+        on_device = tr("By kind on {device}", device=spoken(why.device)) if why.device else tr("By kind")
+        self.kinds_card.set_title(on_device)
+        self.kinds_card.set_subtitle(spoken(why.moment), spoken(short_moment(why.ran)))
+        self.kinds_card.set_source(tr(why.source) if why.kinds else "")
+        self.modules.set_figure(_holders(why.modules, "run"))
+        self.modules_card.set_subtitle(*map(tr, _OWN_ALONE if why.modules else (_NOBODY,)))
         for card in (self.kinds_card, self.modules_card):
             card.setMaximumHeight(_FRAME + _LINE * max(3, len(why.kinds), len(why.modules)))
-        words = self.memory_why.state or ("" if why.ways else why.no_ways)
+        words = self.memory_why.state or ("" if why.ways else tr(why.no_ways))
         self.ways.show_ways(why.ways, words)
         self._ways_card.setFixedHeight(self._ways_card.natural_height)
 
@@ -129,14 +131,15 @@ class MemoryWhyPage(Page):
         self.link.setVisible(code is not None)
         self.code.setVisible(code is not None)
         if code is not None:
-            self.link.setText(f"{Path(code.file).name}, line {code.line}")
-            self.link.setToolTip(f"Open {code.file} at line {code.line}")
+            name = Path(code.file).name
+            self.link.setText(tr("{file}, line {line}", file=name, line=code.line))
+            self.link.setToolTip(tr("Open {file} at line {line}", file=code.file, line=code.line))
             self.code.setText(code.text)
 
     def _open_code(self) -> None:
         why = self.memory_why.why
         if why is not None and why.code is not None:
-            self._acts["open_code"](Path(why.code.file), why.code.line, why.tipped)
+            self._acts["open_code"](Path(why.code.file), why.code.line, spoken(why.tipped))
 
     def _csv_of_kinds(self) -> Iterator[Sequence[object]]:
         yield ("kind", "bytes")
@@ -151,10 +154,19 @@ class MemoryWhyPage(Page):
             yield (part.name, part.num_bytes, part.more)
 
 
-def _holders(parts: Sequence[HeldPart], kind_of: Callable[[HeldPart], str]) -> HoldersFigure:
+def _holders(parts: Sequence[HeldPart], kind: str = "") -> HoldersFigure:
+    """All of one kind; without it each part is a kind itself."""
     total = sum(part.num_bytes for part in parts)
-    holders = tuple(Holder(kind_of(part), part.name, part.num_bytes, part.more) for part in parts)
-    facts = (("together", format_bytes(total)),) if parts else ()
+    holders = tuple(
+        Holder(
+            kind or part.name,
+            spoken(part.name) if kind else tr(part.name),
+            part.num_bytes,
+            spoken(part.more),
+        )
+        for part in parts
+    )
+    facts = ((tr("together"), format_bytes(total)),) if parts else ()
     return HoldersFigure(holders, total or None, facts)
 
 
@@ -195,12 +207,11 @@ class WayList(QWidget):
         def take() -> None:
             self._acts["take"](way.cure)
 
-        verdict = f", {way.verdict}" if way.verdict else ""
-        name = ElidedLabel(way.words)
-        figure = text_label(f"{way.headroom}{verdict}", "mono", wrap=False)
-        button = push_button(label, f"{label}: predicted {way.headroom}{verdict}", take)
-        button.setAccessibleName(f"{label}: {way.headroom}{verdict}, {PREDICTED}")
+        figure = ", ".join(filter(None, (spoken(way.headroom), way.verdict and tr(way.verdict))))
+        name, told = ElidedLabel(spoken(way.words)), text_label(figure, "mono", wrap=False)
+        button = push_button(label, tr("{act}: predicted {figure}", act=label, figure=figure), take)
+        button.setAccessibleName(tr("{act}: {figure}, predicted", act=label, figure=figure))
         self.buttons.append(button)
-        for place, part in enumerate((text_label(f"{at + 1}.", "mono", wrap=False), name, figure, button)):
+        for place, part in enumerate((text_label(f"{at + 1}.", "mono", wrap=False), name, told, button)):
             align = Qt.AlignmentFlag(0) if part is name else MIDDLE
             self._grid.addWidget(part, at, place, align)

@@ -20,7 +20,9 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck.rundir import RunDir
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
@@ -33,8 +35,8 @@ from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, pa
 ROW_HEIGHT = 16
 TAKE_EVERY_MS = 100
 MAX_LINES_PER_TAKE = 4_000
-_NO_RUN = "Open a run to see what its ranks say."
-_NOTHING_BY_THEN = (
+_NO_RUN = marked("Open a run to see what its ranks say.")
+_NOTHING_BY_THEN = marked(
     "No line of then is kept: Output holds the last lines of a run, and of logs when they were read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
@@ -56,7 +58,7 @@ class _LineDelegate(ListRowDelegate):
         color, rect = self._theme.color, option.rect
         if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(rect, color("selection.background"))
-        left, advance = rect.x() + 16, QFontMetrics(chart_font(12, mono=True)).horizontalAdvance("0")
+        left, metrics = rect.x() + 16, QFontMetrics(chart_font(12, mono=True))
         source_tone = "editorInfo.foreground" if line.rank is not None else "descriptionForeground"
         for text, tone in (
             (f"{line.clock:12}", "descriptionForeground"),
@@ -68,7 +70,7 @@ class _LineDelegate(ListRowDelegate):
             if text is line.text:
                 self._light(painter, room, text)
             paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide)
-            left += advance * (len(text) + 1)
+            left += metrics.horizontalAdvance(f"{text} ")
 
     def _light(self, painter: QPainter, room: QRect, text: str) -> None:
         """The ground under what is found in a line."""
@@ -114,13 +116,13 @@ class OutputView(QWidget):
         self.list.setModel(self.model)
         delegate = _LineDelegate(theme, self.list, ROW_HEIGHT)
         self.list.setItemDelegate(delegate)
-        self.list.setAccessibleName("Output")
+        self.list.setAccessibleName(tr("Output"))
         self.list.setUniformItemSizes(True)
         self.list.setSelectionMode(QListView.SelectionMode.ExtendedSelection)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.verticalScrollBar().valueChanged.connect(self._scrolled)
         self._is_past = False
-        self.empty = text_label(_NO_RUN, "dim", wrap=False)
+        self.empty = text_label(tr(_NO_RUN), "dim", wrap=False)
         self.empty.setContentsMargins(16, 8, 16, 8)
         delegate.search = LineSearch(self.list, self.model)
         self.find_bar = FindBar(theme, delegate.search)
@@ -157,7 +159,7 @@ class OutputView(QWidget):
 
     def _say_empty(self) -> None:
         is_nothing = self._is_past and not self.model.rowCount()
-        self.empty.setText(_NOTHING_BY_THEN if is_nothing else _NO_RUN)
+        self.empty.setText(tr(_NOTHING_BY_THEN if is_nothing else _NO_RUN))
         self.empty.setVisible(self._path is None or is_nothing)
 
     def set_rank(self, rank: int | None) -> None:
@@ -231,25 +233,25 @@ class OutputTools(QWidget):
     def __init__(self, theme: Theme, view: OutputView) -> None:
         super().__init__()
         self._view = view
-        self.filter = QLineEdit(placeholderText="Filter", clearButtonEnabled=True)
+        self.filter = QLineEdit(placeholderText=tr("Filter"), clearButtonEnabled=True)
         self.filter.setProperty("compact", "true")
         self.filter.setFixedWidth(120)
-        self.filter.setAccessibleName("Filter output")
+        self.filter.setAccessibleName(tr("Filter output"))
         self.filter.textChanged.connect(view.set_text)
         self.ranks = ComboBox(theme)
         self.ranks.setProperty("compact", "true")
         self.ranks.setFixedWidth(110)
-        self.ranks.setAccessibleName("Rank")
-        self.ranks.setToolTip("Whose output is shown")
-        self.ranks.addItem("All ranks", None)
+        self.ranks.setAccessibleName(tr("Rank"))
+        self.ranks.setToolTip(tr("Whose output is shown"))
+        self.ranks.addItem(tr("All ranks"), None)
         self.ranks.activated.connect(lambda _index: view.set_rank(self.ranks.currentData()))
         self.lock = tool_button(
-            theme, "lock", "Follow the End", lambda: view.set_follow(self.lock.isChecked())
+            theme, "lock", tr("Follow the End"), lambda: view.set_follow(self.lock.isChecked())
         )
         self.lock.setCheckable(True)
         self.lock.setChecked(view.follows)
         view.follow_changed.connect(self.lock.setChecked)
-        self.clear = tool_button(theme, "clear-all", "Clear Output", view.model.clear)
+        self.clear = tool_button(theme, "clear-all", tr("Clear Output"), view.model.clear)
         row(None, self.filter, self.ranks, self.lock, self.clear, on=self, spacing=4)
         view.model.rowsInserted.connect(self._list_ranks)
         view.model.modelReset.connect(self._list_ranks)
@@ -259,9 +261,9 @@ class OutputTools(QWidget):
         listed = [self.ranks.itemData(index) for index in range(1, self.ranks.count())]
         if ranks != listed:
             self.ranks.clear()
-            self.ranks.addItem("All ranks", None)
+            self.ranks.addItem(tr("All ranks"), None)
             for rank in ranks:
-                self.ranks.addItem(f"Rank {rank}", rank)
+                self.ranks.addItem(tr("Rank {rank}", rank=rank), rank)
         wanted = 0 if self._view.rank is None else self.ranks.findData(self._view.rank)
         if wanted >= 0 and self.ranks.currentIndex() != wanted:
             self.ranks.setCurrentIndex(wanted)

@@ -15,7 +15,9 @@ from PySide6.QtGui import QEnterEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import marked
 from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
+from rankdeck_app.language import tr
 from rankdeck_app.state.problem_list import ListedProblem, ProblemList
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import ElidedLabel
@@ -26,7 +28,8 @@ from rankdeck_app.widgets.text_block import TextBlock
 
 MAX_ROWS = 100
 MAX_LINKS = 3
-_PLACE = re.compile(r" \((?P<file>/[^()]+), line (?P<line>\d+)\)\.?$")
+_PLACE = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
+"""In whatever language: what stands before the number means "line"."""
 
 Remedy = tuple[str, Callable[[], object]]
 FindRemedies = Callable[[ListedProblem], list[Remedy]]
@@ -83,7 +86,7 @@ class ProblemRow(QWidget):
         if problem.last_lines:
             self._add_lines(theme, fold(problem.last_lines), words.addWidget)
         words.addWidget(_wrapped(whose(entry), "small"))
-        self.buttons = [push_button(label, label, act) for label, act in remedies]
+        self.buttons = [push_button(label, "", act) for label, act in remedies]
         if self.buttons:
             place = QWidget()
             flow = FlowLayout(place)
@@ -95,7 +98,8 @@ class ProblemRow(QWidget):
         icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
         symbol = Symbol(theme, icon, tone, QSize(16, 18), 16)
         row(symbol, (words, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
-        self.setAccessibleName(f"{'Warning' if entry.is_warning else 'Error'}: {message}")
+        name = marked("Warning: {problem}") if entry.is_warning else marked("Error: {problem}")
+        self.setAccessibleName(tr(name, problem=message))
         self.setAccessibleDescription(problem.advice or "")
 
     def enterEvent(self, event: QEnterEvent) -> None:
@@ -115,27 +119,28 @@ class ProblemRow(QWidget):
         """'train.py, line 9', and what is written there."""
         path = Path(line.file)
         link = push_button(
-            f"{path.name}, line {line.line}",
-            f"Open {line.file} at line {line.line}",
+            tr("{file}, line {line}", file=path.name, line=line.line),
+            tr("Open {file} at line {line}", file=line.file, line=line.line),
             lambda: open_code(path, line.line, message) if open_code is not None else None,
             kind="link",
         )
         link.setProperty("flush", "true")
         self.links.append(link)
-        where = f"in {line.function}" if line.function and line.function != "<module>" else ""
+        is_inside = line.function and line.function != "<module>"
+        where = tr("in {function}", function=line.function) if is_inside else ""
         told = ElidedLabel("    ".join(filter(None, (where, line.text))))
         told.setProperty("tone", "mono")
         return row(link, (told, 1), spacing=12)
 
     def _add_lines(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
         """The rank's last lines: folded behind a button where the person's own line says enough."""
-        self.trace = TextBlock(theme, lines, "Last lines of the rank")
+        self.trace = TextBlock(theme, lines, tr("Last lines of the rank"))
         if self.code:
-            self.unfold = push_button("", "Show the traceback", self._turn, kind="quiet")
+            self.unfold = push_button("", tr("Show the traceback"), self._turn, kind="quiet")
             self.unfold.setIcon(theme.icon("chevron-right", "descriptionForeground"))
             self.unfold.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
             self.unfold.setProperty("flush", "true")
-            self.unfold.setText(f"Traceback, {len(lines)} lines")
+            self.unfold.setText(tr("Traceback, {n} lines", "Traceback, {n} line", len(lines)))
             self._theme = theme
             self.trace.hide()
             add(self.unfold)
@@ -147,7 +152,7 @@ class ProblemRow(QWidget):
         self.trace.setVisible(is_open)
         icon = "chevron-down" if is_open else "chevron-right"
         self.unfold.setIcon(self._theme.icon(icon, "descriptionForeground"))
-        self.unfold.setToolTip("Hide the traceback" if is_open else "Show the traceback")
+        self.unfold.setToolTip(tr("Hide the traceback") if is_open else tr("Show the traceback"))
 
 
 def _wrapped(text: str, tone: str = "") -> QLabel:
@@ -164,11 +169,12 @@ def whose(entry: ListedProblem) -> str:
     problem = entry.problem
     parts = [entry.title]
     if problem.rank is not None:
-        parts.append(f"rank {problem.rank}")
+        parts.append(tr("rank {rank}", rank=problem.rank))
     if problem.path and not code_of(problem):
-        parts.append(problem.path if problem.line is None else f"{problem.path}, line {problem.line}")
+        place = tr("{file}, line {line}", file=problem.path, line=problem.line)
+        parts.append(problem.path if problem.line is None else place)
     elif problem.line is not None and not problem.path:
-        parts.append(f"line {problem.line}")
+        parts.append(tr("line {line}", line=problem.line))
     return " · ".join(parts)
 
 
@@ -192,13 +198,13 @@ class ProblemsView(QWidget):
         self._find_remedies = find_remedies
         self._open_code = open_code
         self.rows: list[ProblemRow] = []
-        self.empty = text_label("No problems.", "dim", wrap=False)
+        self.empty = text_label(tr("No problems."), "dim", wrap=False)
         self.empty.setContentsMargins(16, 8, 16, 8)
         self.more = text_label(tone="dim", wrap=False)
         self.more.setContentsMargins(40, 4, 16, 4)
         inside = QWidget()
         self._column = column(self.empty, self.more, None, on=inside, margins=(0, 0, 0, 8), spacing=0)
-        self._scroll = scrolled(inside, "Problems")
+        self._scroll = scrolled(inside, tr("Problems"))
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         column(self._scroll, on=self)
         self.setFocusProxy(self._scroll)
@@ -224,7 +230,7 @@ class ProblemsView(QWidget):
             gone.hide()
             gone.deleteLater()
         self.empty.setVisible(not self.rows)
-        self.more.setText(f"{len(entries) - MAX_ROWS} more are not shown.")
+        self.more.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
         self.more.setVisible(len(entries) > MAX_ROWS)
 
     def _make_row(self, entry: ListedProblem, remedies: list[Remedy]) -> ProblemRow:

@@ -13,6 +13,7 @@ from PySide6.QtGui import QCursor, QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QListView, QMenu, QWidget
 
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.state.runs import Runs, RunsModel
@@ -69,15 +70,16 @@ class RunsView(QWidget):
     def __init__(self, theme: Theme, runs: Runs, menu: Callable[[Sequence[RunInfo], QWidget], QMenu]) -> None:
         super().__init__()
         self._runs, self._menu = runs, menu
-        self.filter = QLineEdit(placeholderText="Search, tag:x, state:failed", clearButtonEnabled=True)
-        self.filter.setAccessibleName("Search runs")
+        hint = tr("Search, {tag}, {state}", tag="tag:x", state="state:failed")
+        self.filter = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
+        self.filter.setAccessibleName(tr("Search runs"))
         self.proxy = _Found(self)
         self.proxy.setSourceModel(runs.model)
         self.filter.textChanged.connect(self._filter)
         self.list = QListView()
         self.list.setModel(self.proxy)
         self.list.setItemDelegate(RunDelegate(theme, self.list, self.proxy.unfolded))
-        self.list.setAccessibleName("Runs")
+        self.list.setAccessibleName(tr("Runs"))
         self.list.setUniformItemSizes(True)
         self.list.setMouseTracking(True)
         self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -88,7 +90,7 @@ class RunsView(QWidget):
         self.list.activated.connect(lambda index: self.opened.emit(index.data(RunsModel.InfoRole)))
         self.list.selectionModel().selectionChanged.connect(lambda *_: self.chosen_changed.emit())
         self.list.installEventFilter(self)
-        self.as_table = tool_button(theme, "table", "Show Runs as a Table", self.table_asked.emit)
+        self.as_table = tool_button(theme, "table", tr("Show Runs as a Table"), self.table_asked.emit)
         self.empty = text_label(tone="dim")
         self.empty.setContentsMargins(14, 4, 14, 4)
         top = row((self.filter, 1), self.as_table, margins=(12, 0, 12, 0), spacing=6, align=MIDDLE)
@@ -137,8 +139,11 @@ class RunsView(QWidget):
     def _describe(self) -> None:
         text = ""
         if not self.proxy.rowCount():
-            text = "No run matches." if self._runs.infos else "No run yet. Launch one from the Launch view."
-            text = text if self._runs.known and not self._runs.num_unread else "Looking for runs…"
+            text = tr("No run yet. Launch one from the Launch view.")
+            if not self._runs.known or self._runs.num_unread:
+                text = tr("Looking for runs…")
+            elif self._runs.infos:
+                text = tr("No run matches.")
         self.empty.setText(text)
         self.empty.setVisible(bool(text))
 

@@ -14,8 +14,10 @@ from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QLineEdit
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.theme import Theme
@@ -25,7 +27,30 @@ from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunTableModel
 
-SEARCH_HINT = "Search: words, tag:x, state:failed, strategy:ddp, note:x, -x for what it is not"
+SEARCH_HINT = marked("Search: words, {tag}, {state}, {strategy}, {note}, {without} for what it is not")
+_EXAMPLES = {
+    "tag": "tag:x", "state": "state:failed", "strategy": "strategy:ddp", "note": "note:x", "without": "-x",
+}  # fmt: skip
+"""What is searched by is written alike in every language."""
+_BY = {
+    "name": marked("By name"),
+    "state": marked("By state"),
+    "strategy": marked("By strategy"),
+    "devices": marked("By devices"),
+    "step": marked("By step"),
+    "loss": marked("By loss"),
+    "held_out": marked("By held-out"),
+    "peak": marked("By peak"),
+    "imbalance": marked("By imbalance"),
+    "samples_per_s": marked("By samples/s"),
+    "bubble": marked("By bubble"),
+    "began": marked("By began"),
+    "lasted": marked("By lasted"),
+    "tags": marked("By tags"),
+    "note": marked("By note"),
+    "folder": marked("By folder"),
+}
+"""Of every column."""
 
 
 class RunsPage(Page):
@@ -45,23 +70,24 @@ class RunsPage(Page):
     layout_changed = Signal()
 
     def __init__(self, page_id: str, theme: Theme, runs: Runs) -> None:
-        super().__init__(page_id, title="Runs", icon="table")
+        super().__init__(page_id, title=tr("Runs"), icon="table")
         self._runs = runs
         self.model = RunTableModel(self)
         self.table = RunTable(theme, self.model)
-        self.search = QLineEdit(placeholderText=SEARCH_HINT, clearButtonEnabled=True)
-        self.search.setAccessibleName("Search runs")
+        hint = tr(SEARCH_HINT, **_EXAMPLES)
+        self.search = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
+        self.search.setAccessibleName(tr("Search runs"))
         self.search.textChanged.connect(self._search)
         self.search.installEventFilter(self)
         self.groups = ComboBox(theme)
-        self.groups.setAccessibleName("Group by")
-        self.groups.addItem("No groups", "")
+        self.groups.setAccessibleName(tr("Group by"))
+        self.groups.addItem(tr("No groups"), "")
         for one in COLUMNS:
-            self.groups.addItem(f"By {one.title.lower()}", one.key)
+            self.groups.addItem(tr(_BY[one.key]), one.key)
         self.groups.activated.connect(lambda at: self.table.group_by(self.groups.itemData(at)))
-        self.archived, self.previews = CheckBox(theme, "Archived"), CheckBox(theme, "Preview")
-        self.archived.setToolTip("Show runs that were put away, too")
-        self.previews.setToolTip("A click on a run shows its dashboard beside the table")
+        self.archived, self.previews = CheckBox(theme, tr("Archived")), CheckBox(theme, tr("Preview"))
+        self.archived.setToolTip(tr("Show runs that were put away, too"))
+        self.previews.setToolTip(tr("A click on a run shows its dashboard beside the table"))
         self.previews.setChecked(True)
         self.archived.toggled.connect(self._show_archived)
         self.previews.toggled.connect(lambda _on: self.layout_changed.emit())
@@ -123,23 +149,22 @@ class RunsPage(Page):
     def _describe(self) -> None:
         """How many there are, and why there are none."""
         model, unread = self.model, self._runs.num_unread
-        num_chosen = len(self.selected_runs())
-        runs = f"{format_count(model.num_found)} run{'' if model.num_found == 1 else 's'}"
+        archived, more = format_count(model.num_archived), format_count(unread)
         parts = [
-            f"{num_chosen} of {runs} chosen" if num_chosen > 1 else runs,
-            f"{format_count(model.num_archived)} archived" if model.num_archived else "",
-            f"reading {format_count(unread)} more…" if unread else "",
+            _counted(len(self.selected_runs()), model.num_found),
+            tr("{count} archived", count=archived) if model.num_archived else "",
+            tr("reading {count} more…", count=more) if unread else "",
         ]
         self.count.setText(" · ".join(filter(None, parts)))
         text = ""
         if not model.num_found:
-            text = "No run yet. Launch one from the Launch view."
+            text = tr("No run yet. Launch one from the Launch view.")
             if not self._runs.known or unread:
-                text = "Looking for runs…"
+                text = tr("Looking for runs…")
             elif model.num_archived:
-                text = "Every run that matches is archived. Tick Archived to see them."
+                text = tr("Every run that matches is archived. Tick Archived to see them.")
             elif self._runs.infos:
-                text = "No run matches."
+                text = tr("No run matches.")
         self.empty.setText(text)
         self.empty.setVisible(bool(text))
 
@@ -214,3 +239,16 @@ class RunsPage(Page):
 
     def restore_state(self, state: dict[str, Any]) -> None:
         self.search.setText(str(state.get("search", "")))
+
+
+def _counted(num_chosen: int, num_found: int) -> str:
+    count = format_count(num_found)
+    if num_chosen < 2:
+        return tr("{count} runs", "{count} run", num_found, count=count)
+    return tr(
+        "{chosen} of {count} runs chosen",
+        "{chosen} of {count} run chosen",
+        num_found,
+        chosen=num_chosen,
+        count=count,
+    )

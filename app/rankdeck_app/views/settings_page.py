@@ -10,17 +10,29 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QWidget
 from shiboken6 import isValid
 
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
 from rankdeck_app.settings import Setting, Settings, Value
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import PREVIEW_AFTER_MS
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from rankdeck_app.widgets.form import label_of, read
+from rankdeck_app.widgets.form import read
 from rankdeck_app.widgets.layouts import clear, column, push_button, reading_column, row, text_label
 
 PAGE_ID = "settings:"
 MAX_WIDTH = 760
+_GROUPS = {
+    "theme": marked("Theme"),
+    "window": marked("Window"),
+    "editor": marked("Editor"),
+    "runs": marked("Runs"),
+    "engine": marked("Engine"),
+    "plan": marked("Plan"),
+    "notifications": marked("Notifications"),
+}
+"""Headings, by the first part of the keys of their settings."""
 Preview = Callable[[str], object]
 """Shows a value without keeping it."""
 
@@ -35,13 +47,13 @@ class OptionRow(QWidget):
         self._settings = settings
         self._preview = preview
         self.option = option
-        self.error = text_label(tone="error", wrap=False)
+        self.error = text_label(tone="error")
         self.error.hide()
-        default = f"Back to the default: {option.default or 'empty'}"
-        self.reset = push_button("Reset", default, lambda: self._set(option.default), kind="link")
+        back = _reset_in_words(option)
+        self.reset = push_button(tr("Reset"), back, lambda: self._set(option.default), kind="link")
         self.editor = self._make_editor(theme)
         self.editor.setAccessibleName(option.key)
-        self.editor.setAccessibleDescription(option.text)
+        self.editor.setAccessibleDescription(tr(option.text))
         head = row(text_label(option.key, "mono", wrap=False), self.reset, None)
         parts = (head, text_label(option.told, "dim"), self.editor, self.error)
         column(*parts, on=self, margins=(0, 6, 0, 6), spacing=4)
@@ -51,7 +63,7 @@ class OptionRow(QWidget):
     def _make_editor(self, theme: Theme) -> QWidget:
         option = self.option
         if option.kind is bool:
-            box = CheckBox(theme, "On")
+            box = CheckBox(theme, tr("On"))
             box.clicked.connect(self._set)
             self._show: Callable[[Value], object] = lambda value: box.setChecked(bool(value))
             return box
@@ -59,10 +71,10 @@ class OptionRow(QWidget):
 
     def _make_combo(self, theme: Theme) -> ComboBox:
         combo = ComboBox(theme)
-        combo.addItems(self.option.choices)
+        combo.addItems([tr(choice) for choice in self.option.choices])
         combo.setMaximumWidth(320)
-        combo.activated.connect(lambda _index: self._set(combo.currentText()))
-        self._show = lambda value: combo.setCurrentText(str(value))
+        combo.activated.connect(lambda _index: self._set(self._meant_by(combo.currentText())))
+        self._show = lambda value: combo.setCurrentText(_in_words(self.option, str(value)))
         line = None
         if self.option.files:
             combo.setEditable(True)
@@ -81,7 +93,7 @@ class OptionRow(QWidget):
         soon.timeout.connect(lambda: preview(at[0]))
 
         def look(text: str) -> None:
-            at[0] = text
+            at[0] = self._meant_by(text)
             soon.start()
 
         def back() -> None:
@@ -99,7 +111,12 @@ class OptionRow(QWidget):
         self._show = lambda value: line.setText(f"{value:g}" if isinstance(value, float) else str(value))
         return line
 
+    def _meant_by(self, shown: str) -> str:
+        """The choice that is shown so; anything else is what was typed."""
+        return next((choice for choice in self.option.choices if tr(choice) == shown), shown)
+
     def _typed(self, text: str) -> None:
+        text = self._meant_by(text)
         if text == str(self._settings.value(self.option.key)):
             return self._say(None)
         kind = self.option.kind
@@ -131,6 +148,19 @@ class OptionRow(QWidget):
         self.reset.setVisible(value != self.option.default)
 
 
+def _in_words(option: Setting, value: str) -> str:
+    """A value as it is shown: choices in the window's language."""
+    return tr(value) if value in option.choices else value
+
+
+def _reset_in_words(option: Setting) -> str:
+    if option.kind is bool:
+        return tr("Back to the default: on") if option.default else tr("Back to the default: off")
+    if option.default == "":
+        return tr("Back to the default: empty")
+    return tr("Back to the default: {value}", value=_in_words(option, str(option.default)))
+
+
 def _group_of(key: str) -> str:
     return key.split(".", 1)[0]
 
@@ -147,20 +177,20 @@ class SettingsPage(Page):
     def __init__(
         self, theme: Theme, settings: Settings, trust: Trust, previews: Mapping[str, Preview] | None = None
     ) -> None:
-        super().__init__(PAGE_ID, title="Settings", icon="settings-gear")
+        super().__init__(PAGE_ID, title=tr("Settings"), icon="settings-gear")
         self._settings, self._trust = settings, trust
         self.rows: dict[str, OptionRow] = {}
-        self.filter = QLineEdit(placeholderText="Search settings", clearButtonEnabled=True)
-        self.filter.setAccessibleName("Search settings")
+        self.filter = QLineEdit(placeholderText=tr("Search settings"), clearButtonEnabled=True)
+        self.filter.setAccessibleName(tr("Search settings"))
         self.filter.textChanged.connect(self._filter)
         inside = reading_column(self, MAX_WIDTH, (32, 16, 32, 24), 6)
         inside.addWidget(self.filter)
-        self.nothing = text_label("No setting matches.", "dim", wrap=False)
+        self.nothing = text_label(tr("No setting matches."), "dim")
         self.nothing.hide()
         inside.addWidget(self.nothing)
         self.headings: dict[str, QLabel] = {}
         for group, options in _grouped(settings).items():
-            self.headings[group] = text_label(label_of(group).upper(), "section", wrap=False)
+            self.headings[group] = text_label(tr(_GROUPS[group]).upper(), "section", wrap=False)
             self.headings[group].setContentsMargins(0, 14, 0, 2)
             inside.addWidget(self.headings[group])
             for option in options:
@@ -170,7 +200,8 @@ class SettingsPage(Page):
         self.trusted.setProperty("kind", "card")
         self._trusted_column = column(on=self.trusted, margins=(16, 12, 16, 12))
         inside.addWidget(self.trusted)
-        inside.addWidget(text_label(f"Kept in {settings.path}", "small", wrap=False, selectable=True))
+        kept = tr("Kept in {path}", path=settings.path)
+        inside.addWidget(text_label(kept, "small", wrap=False, selectable=True))
         inside.addStretch(1)
         self.setFocusProxy(self.filter)
         self._list_trusted()
@@ -183,7 +214,8 @@ class SettingsPage(Page):
         """Every word that is typed must be in the name, the sentence or a choice."""
         words, groups = text.lower().split(), set[str]()
         for key, row_of in self.rows.items():
-            told = f"{key} {row_of.option.text} {' '.join(row_of.option.choices)}".lower()
+            said = [key, tr(row_of.option.text), *(tr(choice) for choice in row_of.option.choices)]
+            told = " ".join(said).lower()
             row_of.setVisible(all(word in told for word in words))
             if not row_of.isHidden():
                 groups.add(_group_of(key))
@@ -198,14 +230,15 @@ class SettingsPage(Page):
         if not isValid(self):
             return
         clear(self._trusted_column)
-        self._trusted_column.addWidget(text_label("TRUSTED FOLDERS", "section", wrap=False))
+        self._trusted_column.addWidget(text_label(tr("Trusted folders").upper(), "section", wrap=False))
         if not folders:
-            none = "None. You are asked before a folder's own Python code runs for the first time."
+            none = tr("None. You are asked before a folder's own Python code runs for the first time.")
             self._trusted_column.addWidget(text_label(none, "dim"))
         for folder in folders:
-            tooltip = "Ask again before code of this folder runs"
+            tooltip = tr("Ask again before code of this folder runs")
             forget = partial(self._forget, folder)
-            self._trusted_column.addWidget(push_button(f"Forget {folder}", tooltip, forget, kind="link"))
+            text = tr("Forget {folder}", folder=folder)
+            self._trusted_column.addWidget(push_button(text, tooltip, forget, kind="link"))
 
     def _forget(self, folder: Path) -> None:
         self._settings.disk.do(partial(self._trust.remove, folder), failed=self._settings.tell)

@@ -7,6 +7,7 @@ import time
 from PySide6.QtCore import QTimer
 
 from rankdeck.base.errors import Problem
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.theme import Theme, set_look
@@ -24,10 +25,11 @@ class StartingPage(Page):
         super().__init__(wanted_id, title=launch.name, icon="loading")
         self._launch = launch
         self._began_s = time.monotonic()
-        self.title_label = text_label(f"Starting {launch.name}…", "title", wrap=False)
+        self.title_label = text_label(tr("Starting {run}…", run=launch.name), "title", wrap=False)
         self.status = text_label(tone="dim", wrap=False)
         self.problems = text_label(selectable=True)
-        self.cancel_button = push_button("Cancel", "Give up before the run begins", launch.cancel)
+        give_up = tr("Give up before the run begins")
+        self.cancel_button = push_button(tr("Cancel"), give_up, launch.cancel)
         parts = (self.title_label, self.status, self.problems, row(self.cancel_button, None), None)
         column(*parts, on=self, margins=(32, 32, 32, 32), spacing=12)
         self._timer = QTimer(self, interval=500)
@@ -39,7 +41,7 @@ class StartingPage(Page):
         self._tick()
 
     def breadcrumbs(self) -> list[str]:
-        return ["runs", self._launch.name, "Starting"]
+        return [tr("runs"), self._launch.name, tr("Starting")]
 
     def _tick(self) -> None:
         elapsed_s = time.monotonic() - self._began_s
@@ -49,8 +51,12 @@ class StartingPage(Page):
         self._timer.stop()
         cancelled = problems[0].code == "cancelled"
         self.set_title(self._launch.name, icon="circle-slash" if cancelled else "error")
-        self.title_label.setText(f"{self._launch.name} {'was cancelled' if cancelled else 'did not start'}")
-        self.status.setText("Nothing of it is running.")
-        self.problems.setText("\n\n".join(problem.text() for problem in problems))
+        title = tr("{run} did not start", run=self._launch.name)
+        if cancelled:
+            title = tr("{run} was cancelled", run=self._launch.name)
+        self.title_label.setText(title)
+        self.status.setText(tr("Nothing of it is running."))
+        told = ((spoken(problem.headline()), problem.advice) for problem in problems)
+        self.problems.setText("\n\n".join("\n".join(filter(None, lines)) for lines in told))
         set_look(self.problems, tone="dim" if cancelled else "error")
         self.cancel_button.hide()

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QLabel, QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.runs import Runs
@@ -47,14 +48,14 @@ class WelcomePage(Page):
         presets: Sequence[PresetCard],
         hint: HintText,
     ) -> None:
-        super().__init__(PAGE_ID, title="Welcome", icon="rocket")
+        super().__init__(PAGE_ID, title=tr("Welcome"), icon="rocket")
         self._theme, self._runs, self._gpus = theme, runs, gpus
         self._presets = list(presets)
         self.suggestion: Suggestion | None = None
         self.run_buttons: list[QPushButton] = []
         self._shown_runs: list[RunInfo] = []
         inside = reading_column(self, MAX_WIDTH, (32, 24, 32, 24), 16)
-        about = (
+        about = tr(
             "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
@@ -80,13 +81,13 @@ class WelcomePage(Page):
     # One suggested run
 
     def _suggestion_card(self) -> QFrame:
-        self.suggestion_frame, inside = framed("Start here")
+        self.suggestion_frame, inside = framed(tr("Start here"))
         self.what, self.why = text_label(), text_label(tone="dim")
         self.launch_button = push_button("", "", self._launch, kind="primary", height=32)
         self.launch_button.setIconSize(QSize(14, 14))
         self.script_button = push_button(
-            "  Run Your Own Script…  ",
-            "Run a script of this folder as it is",
+            f"  {tr('Run Your Own Script…')}  ",
+            tr("Run a script of this folder as it is"),
             self.script_asked.emit,
             height=32,
         )
@@ -108,17 +109,18 @@ class WelcomePage(Page):
             return
         name = self.suggestion.preset.name
         self.what.setText(self.suggestion.text)
-        self.why.setText(self.suggestion.preset.text.split("\n\n")[0])
-        self.launch_button.setText(f"  Launch {name}  ")
-        self.launch_button.setToolTip(f"Train {name} on {self.suggestion.devices} now")
-        self.launch_button.setAccessibleName(f"Launch {name}")
+        self.why.setText(tr(self.suggestion.preset.about))
+        devices, launch = self.suggestion.devices, tr("Launch {preset}", preset=name)
+        self.launch_button.setText(f"  {launch}  ")
+        self.launch_button.setToolTip(tr("Train {preset} on {devices} now", preset=name, devices=devices))
+        self.launch_button.setAccessibleName(launch)
         self._retheme()
 
     # Runs
 
     def _runs_card(self) -> QFrame:
-        frame, inside = framed("Runs")
-        self.no_runs = text_label("No run yet.", "dim")
+        frame, inside = framed(tr("Runs"))
+        self.no_runs = text_label(tr("No run yet."), "dim")
         self._run_rows = column(spacing=2)
         inside.addWidget(self.no_runs)
         inside.addLayout(self._run_rows)
@@ -141,9 +143,10 @@ class WelcomePage(Page):
 
     def _run_row(self, info: RunInfo) -> QWidget:
         icon, tone, word = outcome_look(info.outcome)
-        button = _link(info.title, f"Open {info.path}", lambda: self.run_opened.emit(info.path))
+        tooltip = tr("Open {path}", path=info.path)
+        button = _link(info.title, tooltip, lambda: self.run_opened.emit(info.path))
         button.setIcon(self._theme.icon(icon, tone))
-        button.setAccessibleName(f"Open {info.title}, {word}")
+        button.setAccessibleName(tr("Open {run}, {outcome}", run=info.title, outcome=word))
         text = " · ".join(
             filter(None, (strategy_title(info.strategy), word if info.is_alive else "", details(info)))
         )
@@ -153,15 +156,15 @@ class WelcomePage(Page):
     # Presets
 
     def _presets_card(self) -> QFrame:
-        frame, inside = framed("Presets")
+        frame, inside = framed(tr("Presets"))
         self.preset_buttons: list[QPushButton] = []
         for preset in self._presets:
-            tooltip = f"{preset.text}\nMake it the configuration in the side bar"
+            tooltip = f"{tr(preset.text)}\n{tr('Make it the configuration in the side bar')}"
             button = _link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
-            needs = " · needs a GPU" if preset.needs_gpu else ""
-            text = f"{strategy_title(preset.strategy)}{needs} · {lesson(preset)}"
-            inside.addWidget(_row(button, text))
+            needs = tr("needs a GPU") if preset.needs_gpu else ""
+            facts = (strategy_title(preset.strategy), needs, tr(preset.lesson))
+            inside.addWidget(_row(button, " · ".join(filter(None, facts))))
         inside.addStretch(1)
         return frame
 
@@ -173,13 +176,6 @@ class WelcomePage(Page):
 
     def _retheme(self) -> None:
         self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
-
-
-def lesson(preset: PresetCard) -> str:
-    """What one learns from a preset: the sentence that begins with "Learn from it", without these words."""
-    _, mark, rest = preset.text.partition("Learn from it ")
-    sentence = rest.split(". ")[0].rstrip(".") if mark else preset.title
-    return sentence.split("\n")[0]
 
 
 def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:

@@ -15,6 +15,7 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
@@ -80,14 +81,16 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     def __init__(self, theme: Theme) -> None:
         self._layout: _Layout | None = None
-        super().__init__(theme, AnatomyFigure(), "Phases of the last sampled step, per device")
+        super().__init__(theme, AnatomyFigure(), tr("Phases of the last sampled step, per device"))
 
     def relayout(self) -> None:
         self._layout = None
 
     def describe(self) -> str:
         return ", ".join(
-            f"{row.label}: {'unknown' if busy is None else f'{100 * busy:.0f} % busy'}"
+            tr("{device}: unknown", device=row.label)
+            if busy is None
+            else tr("{device}: {busy:.0f} % busy", device=row.label, busy=100 * busy)
             for row, busy in zip(self.figure.rows, self._laid_out().busy, strict=True)
         )
 
@@ -176,7 +179,11 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
                 [line] = place_entries(self._legend(), self.width())
                 paint_entries(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
-            paint_text(painter, self.rect(), "No step sampled yet", muted, 11, CENTER)
+            words, room = tr("No step sampled yet"), QRectF(self.rect())
+            width = QFontMetricsF(chart_font(11)).horizontalAdvance(words)
+            if (room.width() - width) / 2 < layout.rows.plot.left():
+                room.setTop(room.bottom() - AXIS_HEIGHT)  # off the names of the rows
+            paint_text(painter, room, words, muted, 11, CENTER)
 
     def _paint_box(self, painter: QPainter, box: _Box) -> None:
         color = phase_color(self._colors, box.span.name)
@@ -218,7 +225,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             LegendEntry(phase_label(name), [phase_color(self._colors, name)], totals[name])
             for name in self.figure.phases
         ]
-        return [*phases, LegendEntry(self._gap_name, gap_sign(self._colors, self._gap_name))]
+        return [*phases, LegendEntry(tr(self._gap_name), gap_sign(self._colors, self._gap_name))]
 
     # -- pointing at things --
 
@@ -234,11 +241,11 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     def _words_of(self, box: _Box) -> str:
         span = box.span
-        words = [self.figure.rows[box.row].label, span.name]
+        words = [self.figure.rows[box.row].label, tr(span.name)]
         if span.microbatch is not None:
-            words.append(f"microbatch {span.microbatch}")
+            words.append(tr("microbatch {number}", number=span.microbatch))
         if span.stage is not None:
-            words.append(f"stage {span.stage}")
+            words.append(tr("stage {number}", number=span.stage))
         words.append(f"{_milliseconds(span.duration_s)} ms")
         if span.num_bytes is not None:
             words.append(format_bytes(span.num_bytes))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PySide6.QtGui import QFontMetrics
 
 from rankdeck.run.series import Curve, Floats, Series
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
 from rankdeck_app.widgets.painting import chart_font, dashed_line
@@ -44,7 +45,7 @@ class BandFigure:
     """Histories in bytes over seconds since the start of the run. `lead` stands out; where none does, the
     line is the first device's, whoever leads by a few bytes now. `x_range` is what is shown; while the run
     `is_live` the last values are held to now and ticks count back from there. `awaited` stands where there is
-    nothing to show.
+    nothing to show; "" waits for a step.
     """
 
     labels: Sequence[str] = ()
@@ -53,7 +54,7 @@ class BandFigure:
     limits: Sequence[MemoryLimit] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
     is_live: bool = False
-    awaited: str = "waiting for the first sampled step"
+    awaited: str = ""
 
     @property
     def is_notable(self) -> bool:
@@ -149,7 +150,7 @@ class BandChart(ZoomPlot):
         if lead is None or not len(lead):
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
             self._name_devices(None, None)
-            self.await_data(figure.awaited)
+            self.await_data(figure.awaited or tr("waiting for the first sampled step"))
             return
         self.await_data("")
         window = lead.window(x0, x1, self.max_points())
@@ -214,7 +215,7 @@ class BandChart(ZoomPlot):
         if lead is not None:
             name = figure.labels[figure.line]
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
-            names = f"{name} lead" if figure.is_notable else name, name
+            names = tr("{device} lead", device=name) if figure.is_notable else name, name
             self._place(self._lead_label, places.beside(top, above=True), *names)
         if band is not None:
             least = float(np.nanmin(band[0][-max(1, len(band[0]) // 3) :]))
@@ -243,8 +244,8 @@ class BandChart(ZoomPlot):
             return (others[0],)
         first, last = others[0], others[-1].rsplit(" ", 1)[-1]
         in_a_row = self.figure.line in (0, len(others))
-        name = f"{first}–{last}" if in_a_row else f"{len(others)} others"
-        return f"{name} min…max", name
+        name = f"{first}–{last}" if in_a_row else tr("{n} others", "{n} other", len(others))
+        return tr("{devices} min…max", devices=name), name
 
     def readout(self, x: float) -> str:
         figure = self.figure
@@ -258,7 +259,8 @@ class BandChart(ZoomPlot):
             parts.append(f"{figure.labels[figure.line]} {values.pop(figure.line) / divisor:.1f} {unit}")
         others = values.values()
         if others:
-            parts.append(f"others {min(others) / divisor:.1f}…{max(others) / divisor:.1f}")
+            least, most = min(others) / divisor, max(others) / divisor
+            parts.append(tr("others {least:.1f}…{most:.1f}", least=least, most=most))
         return "  ".join(parts) if len(parts) > 1 else ""
 
 

@@ -30,6 +30,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSlider, QToolTip, QWidget, QWidgetAction
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.curve_style import AXIS_WORDS, SMOOTHINGS, CurveStyle, Styled
@@ -229,7 +230,7 @@ class ChartCard(QWidget):
         pixmap.fill(Qt.GlobalColor.transparent)
         self.render(pixmap)
         if not pixmap.save(str(path), "PNG"):
-            raise OSError(f"The picture could not be written to {path}.")
+            raise OSError(tr("The picture could not be written to {path}.", path=path))
 
     def export_svg(self, path: Path) -> None:
         from PySide6.QtSvg import QSvgGenerator
@@ -260,11 +261,11 @@ class ChartCard(QWidget):
             menu.addSeparator()
             self._fill_style_menu(menu, self.styled)
         menu.addSeparator()
-        menu.addAction("Copy as Picture", self.copy_picture)
-        menu.addAction("Export PNG…", self.ask_png)
-        menu.addAction("Export SVG…", self.ask_svg)
+        menu.addAction(tr("Copy as Picture"), self.copy_picture)
+        menu.addAction(tr("Export PNG…"), self.ask_png)
+        menu.addAction(tr("Export SVG…"), self.ask_svg)
         if self._csv_rows is not None:
-            menu.addAction("Export CSV…", self.ask_csv)
+            menu.addAction(tr("Export CSV…"), self.ask_csv)
         return menu
 
     def ask_png(self) -> None:
@@ -280,24 +281,24 @@ class ChartCard(QWidget):
     # How a curve is drawn
 
     def _fill_style_menu(self, menu: QMenu, chart: Styled) -> None:
-        log = menu.addAction("Logarithmic Scale", self.toggle_log)
+        log = menu.addAction(tr("Logarithmic Scale"), self.toggle_log)
         log.setCheckable(True)
         log.setChecked(chart.style.is_log)
-        smoothing, slider = menu.addMenu("Smoothing"), QWidgetAction(menu)
+        smoothing, slider = menu.addMenu(tr("Smoothing")), QWidgetAction(menu)
         slider.setDefaultWidget(self._smoothing_slider(chart))
         smoothing.addAction(slider)
-        usual = smoothing.addAction("As Usual", lambda: self.restyle(smoothing=None))
+        usual = smoothing.addAction(tr("As Usual"), lambda: self.restyle(smoothing=None))
         usual.setCheckable(True)
         usual.setChecked(chart.style.smoothing is None)
-        axes = menu.addMenu("X Axis")
+        axes = menu.addMenu(tr("X Axis"))
         for axis in chart.x_axes:
-            action = axes.addAction(AXIS_WORDS[axis], partial(self.restyle, x_axis=axis))
+            action = axes.addAction(tr(AXIS_WORDS[axis]), partial(self.restyle, x_axis=axis))
             action.setCheckable(True)
             action.setChecked(axis == chart.style.x_axis)
 
     def _smoothing_slider(self, chart: Styled) -> QSlider:
         slider = QSlider(Qt.Orientation.Horizontal)
-        slider.setAccessibleName("Smoothing")
+        slider.setAccessibleName(tr("Smoothing"))
         slider.setRange(0, len(SMOOTHINGS) - 1)
         slider.setFixedSize(180, 26)
         at = chart.style.smoothed_by(0).smoothing or 0.0
@@ -377,11 +378,11 @@ class ChartCard(QWidget):
     def _export_with_dialog(self, suffix: str, export: Callable[[Path], None]) -> None:
         name = f"{self.title.lower().replace(' ', '-')}.{suffix}"
         chosen, _ = QFileDialog.getSaveFileName(
-            self, f"Export {self.title}", name, f"{suffix.upper()} (*.{suffix})"
+            self, tr("Export {card}", card=self.title), name, f"{suffix.upper()} (*.{suffix})"
         )
         if not chosen:
             return
         try:
             export(Path(chosen))
         except OSError as error:
-            QMessageBox.warning(self, "Export", f"{error}\nChoose another folder.")
+            QMessageBox.warning(self, tr("Export"), tr("{error}\nChoose another folder.", error=error))

@@ -14,6 +14,7 @@ from PySide6.QtCore import QRect
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QScrollArea, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.widgets.card import ChartCard
 
 GAP = 10
@@ -47,7 +48,7 @@ class CardGrid(QScrollArea):
         wide: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self.setAccessibleName("Cards")
+        self.setAccessibleName(tr("Cards"))
         self._wide = frozenset(wide)
         self.cards = dict(cards)
         self.order = list(cards)

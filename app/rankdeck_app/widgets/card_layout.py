@@ -14,6 +14,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_drag import CardDrag
 from rankdeck_app.widgets.card_grid import CardGrid
@@ -109,14 +110,15 @@ class ArrangedGrid(CardGrid):
         """The part of a card's menu that is about its place."""
         shown = self.shown
         at = shown.index(name) if name in shown else 0
-        menu.addAction("Restore" if self.maximised else "Maximise", lambda: self.toggle(name))
-        for text, by in (("Move Back", -1), ("Move On", 1)):
+        menu.addAction(tr("Restore") if self.maximised else tr("Maximise"), lambda: self.toggle(name))
+        for text, by in ((tr("Move Back"), -1), (tr("Move On"), 1)):
             action = menu.addAction(text, partial(self.move_card, by, name))
             action.setEnabled(0 <= at + by < len(shown) and not self.maximised)
-        menu.addAction("Hide", lambda: self.hide_card(name)).setEnabled(len(shown) > 1)
+        menu.addAction(tr("Hide"), lambda: self.hide_card(name)).setEnabled(len(shown) > 1)
         for hidden in (one for one in self.order if one in self.hidden & self.existing):
-            menu.addAction(f"Show {self.cards[hidden].title}", partial(self.show_card, hidden))
-        menu.addAction("Reset Layout", self.reset).setEnabled(bool(self.layout_state()))
+            show = tr("Show {card}", card=self.cards[hidden].title)
+            menu.addAction(show, partial(self.show_card, hidden))
+        menu.addAction(tr("Reset Layout"), self.reset).setEnabled(bool(self.layout_state()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.maximised:

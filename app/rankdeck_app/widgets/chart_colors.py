@@ -9,32 +9,33 @@ from __future__ import annotations
 
 from PySide6.QtGui import QColor
 
+from rankdeck.base.phrases import marked
 from rankdeck_app.theme import Theme
 
 # In the order in which the segments of a bar are drawn.
 KIND_LABELS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "buffers": "buffers",
-    "activations": "activations",
-    "inputs": "inputs",
-    "temporary": "temporary",
-    "communication": "communication",
-    "gathered": "gathered outputs",
+    "parameters": marked("parameters"),
+    "gradients": marked("gradients"),
+    "optimizer": marked("optimizer"),
+    "buffers": marked("buffers"),
+    "activations": marked("activations"),
+    "inputs": marked("inputs"),
+    "temporary": marked("temporary"),
+    "communication": marked("communication"),
+    "gathered": marked("gathered outputs"),
 }
 # Of a person's own script: what no owner was found for stands last.
-SCRIPT_KIND_LABELS = {**KIND_LABELS, "unattributed": "unattributed"}
+SCRIPT_KIND_LABELS = {**KIND_LABELS, "unattributed": marked("unattributed")}
 
 
 # Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
 HOLDER_LABELS = {
-    "run": "runs",
-    "context": "context, libraries",
-    "reserved": "reserved, unused",
-    "others": "other processes",
-    "outside": "outside namespace",
-    "unclaimed": "unattributed",
+    "run": marked("runs"),
+    "context": marked("context, libraries"),
+    "reserved": marked("reserved, unused"),
+    "others": marked("other processes"),
+    "outside": marked("outside namespace"),
+    "unclaimed": marked("unattributed"),
 }
 _HOLDER_COLORS = {
     "run": "rankdeck.rest",

@@ -12,6 +12,7 @@ from PySide6.QtCore import QModelIndex, QRect, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QPainter, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QFrame, QListView, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.state.toml_schema import Offer
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import column, text_label
@@ -56,10 +57,10 @@ class CompletionBox(QFrame):
         self._room = parent
         self._cursor = QRect()
         self.setProperty("kind", "floating")
-        self.setAccessibleName("Suggestions")
+        self.setAccessibleName(tr("Suggestions"))
         self.model = QStandardItemModel(self)
         self.list = QListView()
-        self.list.setAccessibleName("Suggestions")
+        self.list.setAccessibleName(tr("Suggestions"))
         self.list.setModel(self.model)
         self.list.setItemDelegate(_OfferDelegate(theme, self.list, ROW_HEIGHT))
         self.list.setUniformItemSizes(True)

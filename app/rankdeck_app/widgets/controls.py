@@ -104,8 +104,15 @@ class ElidedLabel(QLabel):
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.setMinimumHeight(self.fontMetrics().height())
 
+    def setText(self, text: str) -> None:
+        super().setText(text)
+        self._tell_whole()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        self._tell_whole()
+
+    def _tell_whole(self) -> None:
         fits = self.fontMetrics().horizontalAdvance(self.text()) <= self.width()
         self.setToolTip("" if fits else self.text())
 

@@ -15,11 +15,13 @@ import numpy as np
 import pyqtgraph as pg
 from numpy.typing import NDArray
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Floats, Series, Window
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.curve_style import STEP, TIME, X_AXES, CurveStyle
+from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME, X_AXES, CurveStyle
 from rankdeck_app.widgets.plot_axes import CountAxis, padded_range, step_up
 from rankdeck_app.widgets.time_words import elapsed_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
@@ -28,7 +30,7 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 _AVERAGE_POINTS = 240
 _WARM_UP = 5.0
 
-LOSS_WORDS = ("raw", "EMA", "held-out")
+LOSS_WORDS = (marked("raw"), marked("EMA"), marked("held-out"))
 Along = Callable[[str], tuple[Floats, Floats] | None]
 """(steps, what they are called on that axis), both rising."""
 
@@ -62,7 +64,7 @@ class CurvePlot(ZoomPlot):
         self._along = along
         self.x_axes = X_AXES if along is not None else X_AXES[:1]
         self.style = CurveStyle()
-        self.awaited = "waiting for the first step"
+        self.awaited = tr("waiting for the first step")
         self._last_step: int | None = None
         self._raw_item = pg.PlotCurveItem(connect="finite")
         self._average_item = pg.PlotCurveItem(connect="finite", antialias=True)
@@ -211,25 +213,28 @@ class CurvePlot(ZoomPlot):
     def x_words(self, x: float) -> str:
         if self.style.x_axis == TIME:
             return elapsed_label(x)
-        return f"{self.style.x_axis} {format_count(max(0, x))}"
+        count = format_count(max(0, x))
+        if self.style.x_axis == SAMPLES:
+            return tr("samples {count}", count=count)
+        return tr("step {step}", step=count)
 
     def readout(self, x: float) -> str:
         """The step under the pointer with its raw value, the average there, and the last single point."""
         axis_map = self._axis_map()
         step = self._step_at(x, axis_map)
         parts = [] if axis_map is None else [self.x_words(x)]
-        parts.append(f"step {format_count(max(0, step))}")
+        parts.append(tr("step {step}", step=format_count(max(0, step))))
         num_places = len(parts)
         raw, average, points = self._series
         middle = ("", None) if self.style.smoothing is not None else (self._words[1], average)
         for word, series in ((self._words[0], raw), middle, (self._words[2], points)):
             # Where single points are gone, the middle of their bin.
             if word and series is not None and (bounds := value_before(series, step)) is not None:
-                parts.append(f"{word} {self._number(sum(bounds) / 2)}")
+                parts.append(f"{tr(word)} {self._number(sum(bounds) / 2)}")
         if self.style.smoothing:
             steps, levels = self._smooth(max(0.0, step - 1), step)
             if len(steps) and np.isfinite(levels[-1]):
-                parts.append(f"smoothed {self._number(float(levels[-1]))}")
+                parts.append(tr("smoothed {value}", value=self._number(float(levels[-1]))))
         return "  ".join(parts) if len(parts) > num_places else ""
 
     def _number(self, value: float) -> str:

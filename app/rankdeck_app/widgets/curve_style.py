@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
+
 STEP, TIME, SAMPLES = "step", "time", "samples"
 X_AXES = (STEP, TIME, SAMPLES)
-AXIS_WORDS = {STEP: "Step", TIME: "Time", SAMPLES: "Samples"}
+AXIS_WORDS = {STEP: marked("Step"), TIME: marked("Time"), SAMPLES: marked("Samples")}
+_BY_AXIS = {TIME: marked("by time"), SAMPLES: marked("by samples")}
 SMOOTHINGS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
 """Weights of what was before: 0 draws the raw values alone, 0.99 averages over about a hundred steps."""
 
@@ -30,10 +34,12 @@ class CurveStyle:
 
     def words(self) -> list[str]:
         """What differs from the usual."""
-        found = ["log"] if self.is_log else []
-        if self.smoothing is not None:
-            found.append(f"smoothed {self.smoothing:g}" if self.smoothing else "raw")
-        return found + ([f"by {self.x_axis}"] if self.x_axis != STEP else [])
+        found = [tr("log")] if self.is_log else []
+        if self.smoothing:
+            found.append(tr("smoothed {weight:g}", weight=self.smoothing))
+        elif self.smoothing is not None:
+            found.append(tr("raw"))
+        return found + ([tr(_BY_AXIS[self.x_axis])] if self.x_axis != STEP else [])
 
     def state(self) -> dict[str, Any]:
         """Only what differs, as JSON."""

@@ -13,6 +13,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent, QPen
 
 from rankdeck.run.series import Series
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, chart_font, dashed_line, paint_text
@@ -72,7 +73,7 @@ class DeviceTracks(Chart[TracksFigure]):
     """The plots of one device."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, TracksFigure(), "Readings of one device over time")
+        super().__init__(theme, TracksFigure(), tr("Readings of one device over time"))
 
     def describe(self) -> str:
         return "; ".join(f"{track.title}: {track.text}" for track in self.figure.tracks)
@@ -102,7 +103,7 @@ class DeviceTracks(Chart[TracksFigure]):
             if box.contains(x, y):
                 at = x0 + (x - box.left()) / box.width() * (x1 - x0)
                 value = value_at(track.curve, at, track.hold_s, (x1 - x0) / box.width())
-                words = "not known" if value is None else track.in_words(value)
+                words = tr("not known") if value is None else track.in_words(value)
                 return f"{track.title}, {ago_label(round(at - x1))}: {words}"
         return ""
 
@@ -162,7 +163,7 @@ class DeviceTracks(Chart[TracksFigure]):
     def _paint_axis(self, painter: QPainter, box: QRectF) -> None:
         x0, x1 = self.figure.x_range
         middle, end = f"-{span_words((x1 - x0) / 2)}", f"-{span_words(x1 - x0)}"
-        for align, text in ((LEFT, end), (CENTER, middle), (RIGHT, "now")):
+        for align, text in ((LEFT, end), (CENTER, middle), (RIGHT, tr("now"))):
             paint_text(painter, box, text, self._colors.axis, 10, align)
 
 

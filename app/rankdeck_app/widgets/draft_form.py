@@ -48,6 +48,17 @@ class DraftForm(QWidget):
         draft.changed.connect(self.refresh)
         self.refresh()
 
+    @property
+    def longest_label(self) -> int:
+        """How wide it is, in pixels."""
+        for label in self._labels.values():
+            label.ensurePolished()  # one that was never shown does not know its font yet
+        return max((label.sizeHint().width() for label in self._labels.values()), default=0)
+
+    def set_label_width(self, width: int) -> None:
+        """Where its fields begin, at least: those of forms below each other begin alike."""
+        self._grid.setColumnMinimumWidth(0, width)
+
     def refresh(self) -> None:
         if self._rows and not self._draft.is_toml:
             return  # what the last text said that was TOML stands there, marks too
@@ -116,11 +127,18 @@ class DraftForm(QWidget):
             label.setToolTip(field.editor.toolTip())
         return field
 
-    def _order_tabs(self) -> None:
+    def come_after(self, form: DraftForm) -> None:
+        """Tab leads here from the last field of another form, whatever was made between them."""
+        self._order_tabs(form._editors[-1:])
+
+    @property
+    def _editors(self) -> list[QWidget]:
+        return [self.fields[row.place].editor for row in self._rows]
+
+    def _order_tabs(self, before: Sequence[QWidget] = ()) -> None:
         """Tab goes down the rows, whichever of them were made first."""
-        editors = [self.fields[row.place].editor for row in self._rows]
-        for before, after in pairwise(editors):
-            QWidget.setTabOrder(before, after)
+        for one, next_one in pairwise([*before, *self._editors]):
+            QWidget.setTabOrder(one, next_one)
 
     def _write(self, place: Place, value: Any) -> None:
         if place[-1] == "use" and place[:-1] in CARDS and value is not None:

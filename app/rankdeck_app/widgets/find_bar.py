@@ -12,6 +12,7 @@ from PySide6.QtCore import QEvent, QObject, QRegularExpression, QSignalBlocker, 
 from PySide6.QtGui import QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QLineEdit, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.code_editor import CodeEditor
 from rankdeck_app.widgets.controls import tool_button
@@ -113,22 +114,23 @@ class FindBar(QWidget):
         self.setObjectName("findBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.search = search
-        self.input = QLineEdit(placeholderText="Find")
+        self.input = QLineEdit(placeholderText=tr("Find"))
         self.input.setProperty("compact", "true")
         self.input.setMinimumWidth(120)
         self.input.setMaximumWidth(260)
-        self.input.setAccessibleName("Find")
+        self.input.setAccessibleName(tr("Find"))
         self.input.textChanged.connect(self._look)
         self.input.installEventFilter(self)
-        self.case = tool_button(theme, "case-sensitive", "Match Case (Alt+C)", self._look)
-        self.regex = tool_button(theme, "regex", "Regular Expression (Alt+R)", self._look)
+        self.case = tool_button(theme, "case-sensitive", tr("Match Case (Alt+C)"), self._look)
+        self.regex = tool_button(theme, "regex", tr("Regular Expression (Alt+R)"), self._look)
         for switch in (self.case, self.regex):
             switch.setCheckable(True)
         self.count = text_label(tone="small", wrap=False)
         self.count.setMinimumWidth(76)
-        self.previous = tool_button(theme, "arrow-up", "Previous Match (Shift+Enter)", lambda: self.step(-1))
-        self.next = tool_button(theme, "arrow-down", "Next Match (Enter)", lambda: self.step(1))
-        self.close_button = tool_button(theme, "close", "Close (Escape)", self.close_bar)
+        before = tr("Previous Match (Shift+Enter)")
+        self.previous = tool_button(theme, "arrow-up", before, lambda: self.step(-1))
+        self.next = tool_button(theme, "arrow-down", tr("Next Match (Enter)"), lambda: self.step(1))
+        self.close_button = tool_button(theme, "close", tr("Close (Escape)"), self.close_bar)
         parts = (self.case, self.regex, self.count, self.previous, self.next, self.close_button)
         row(None, (self.input, 2), *parts, on=self, margins=(16, 4, 12, 4), spacing=4)
         search.changed.connect(self._tell)
@@ -160,7 +162,8 @@ class FindBar(QWidget):
         wanted = self._pattern()
         is_wrong = wanted is not None and not wanted.isValid()
         set_look(self.input, invalid="true" if is_wrong else "false")
-        self.input.setToolTip(f"No pattern: {wanted.errorString()}" if is_wrong and wanted else "")
+        why = tr("No pattern: {why}", why=wanted.errorString()) if is_wrong and wanted else ""
+        self.input.setToolTip(why)
         self.search.find(None if is_wrong else wanted)
         self._tell()
 
@@ -177,11 +180,11 @@ class FindBar(QWidget):
 
     def _tell(self) -> None:
         search = self.search
-        more = "+" if search.num_found >= MOST_FOUND else ""
+        count = f"{search.num_found}{'+' if search.num_found >= MOST_FOUND else ''}"
         at = "?" if search.at is None else str(search.at + 1)
-        words = f"{at} of {search.num_found}{more}" if search.num_found else "No results"
+        words = tr("{at} of {count}", at=at, count=count) if search.num_found else tr("No results")
         if self.input.property("invalid") == "true":
-            words = "No pattern"
+            words = tr("No pattern")
         self.count.setText(words if self.input.text() else "")
         for button in (self.previous, self.next):
             button.setEnabled(bool(search.num_found))

@@ -15,6 +15,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QWidget
 
 from rankdeck.config.catalog import OptionField
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
 from rankdeck_app.widgets.layouts import column
@@ -133,7 +134,7 @@ class TextField(Field):
 
     def __init__(self, row: FormRow, theme: Theme) -> None:
         default = shown(row.field.default)
-        self._line = QLineEdit(placeholderText=default or ("auto" if row.field.optional else ""))
+        self._line = QLineEdit(placeholderText=default or (tr("auto") if row.field.optional else ""))
         super().__init__(row, theme, self._line)
         self._line.textEdited.connect(lambda text: self.edited.emit(read(text, row.field.kind)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from rankdeck_app.theme import set_look
@@ -21,7 +23,7 @@ class FormLine(QWidget):
         self._warning: str | None = None
         self.label = text_label(label, "dim", wrap=False)
         self.label.setFixedHeight(26)
-        self.label.setFixedWidth(label_width or self.label.sizeHint().width())
+        self.label.setFixedWidth(max(label_width, self.label.sizeHint().width()))
         self.label.setBuddy(editor)
         self.label.setToolTip(hint)
         editor.setMinimumWidth(40)
@@ -62,3 +64,10 @@ class FormLine(QWidget):
         text = "\n".join(filter(None, (self._problem or self._warning, self._hint)))
         self.editor.setToolTip(text)
         self.editor.setAccessibleDescription(text)
+
+
+def align_labels(lines: Sequence[FormLine]) -> None:
+    """Editors of lines below each other begin where the longest label ends."""
+    width = max(line.label.sizeHint().width() for line in lines)
+    for line in lines:
+        line.label.setFixedWidth(max(width, line.label.width()))

@@ -18,6 +18,7 @@ from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QImage, QPainter, QPaintEvent
 
 from rankdeck.run.series import Curve, Series
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
@@ -84,7 +85,7 @@ class HeatStrip(Chart[HeatFigure]):
 
     def __init__(self, theme: Theme) -> None:
         self._image: QImage | None = None
-        super().__init__(theme, HeatFigure(), "Utilisation per device")
+        super().__init__(theme, HeatFigure(), tr("Utilisation per device"))
 
     def relayout(self) -> None:
         self._image = None
@@ -154,6 +155,8 @@ class HeatStrip(Chart[HeatFigure]):
         index = min(len(self.figure.labels) - 1, int((y - strip.top()) // rows.row_height))
         column = min(shares.shape[1] - 1, int((x - strip.left()) / strip.width() * shares.shape[1]))
         share = float(shares[index, column])
-        reading = "not known" if np.isnan(share) else f"{100 * share:.0f} % busy"
-        moment = self.figure.moment((column + 1) / shares.shape[1])
-        return f"{self.figure.labels[index]}, {moment}: {reading}"
+        device, moment = self.figure.labels[index], self.figure.moment((column + 1) / shares.shape[1])
+        if np.isnan(share):
+            return tr("{device}, {moment}: not known", device=device, moment=moment)
+        busy = 100 * share
+        return tr("{device}, {moment}: {busy:.0f} % busy", device=device, moment=moment, busy=busy)

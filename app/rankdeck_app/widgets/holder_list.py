@@ -9,6 +9,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import RIGHT, paint_segments, paint_text, painted_width
@@ -40,7 +41,7 @@ class HolderList(Chart[HoldersFigure]):
     """Painted; lines that have no room are counted in the last one."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, HoldersFigure(), "Who holds the memory of the device")
+        super().__init__(theme, HoldersFigure(), tr("Who holds the memory of the device"))
 
     def describe(self) -> str:
         held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self.figure.holders]
@@ -69,7 +70,8 @@ class HolderList(Chart[HoldersFigure]):
         if len(lines) > most:
             rest = lines[most - 1 :]
             known = [item.num_bytes for item in rest if item.num_bytes is not None]
-            lines = [*lines[: most - 1], Holder("", f"{len(rest)} more", sum(known) if known else None)]
+            name = tr("{n} more", "{n} more", len(rest))
+            lines = [*lines[: most - 1], Holder("", name, sum(known) if known else None)]
         for line in lines:
             self._paint_line(painter, line, top)
             top += _LINE
@@ -108,4 +110,4 @@ class HolderList(Chart[HoldersFigure]):
 
 
 def _bytes(num_bytes: int | None) -> str:
-    return "not told" if num_bytes is None else format_bytes(num_bytes)
+    return tr("not told") if num_bytes is None else format_bytes(num_bytes)

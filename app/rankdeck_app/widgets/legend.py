@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPen
 
 from rankdeck_app.widgets.painting import chart_font, paint_text
 
 SIGN_PX = 9
 _TEXT_LEFT = 14
+_ONE_LINE = int(Qt.TextFlag.TextSingleLine)
 _GAP = 10
 
 
@@ -68,5 +69,6 @@ def paint_entries(
         else:
             for brush in entry.sign:
                 painter.fillRect(QRectF(left, middle - SIGN_PX / 2, SIGN_PX, SIGN_PX), brush)
-        width = QFontMetricsF(chart_font(px)).horizontalAdvance(entry.text)
+        # Not its advance: ď reaches out of it.
+        width = QFontMetricsF(chart_font(px)).size(_ONE_LINE, entry.text).width()
         paint_text(painter, QRectF(left + _TEXT_LEFT, middle - 9, width, 18), entry.text, ink, px)

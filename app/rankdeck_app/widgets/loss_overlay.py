@@ -13,9 +13,9 @@ import pyqtgraph as pg
 from rankdeck.base.units import format_count
 from rankdeck.compare.curves import LossLine, StepAxis, loss_line
 from rankdeck.compare.drawing import LABEL_HEIGHT, LABEL_WIDTH, label_heights
-from rankdeck.compare.naming import MOST_RUNS
 from rankdeck.compare.table import letter_of
 from rankdeck.run.fold import Fold
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
@@ -63,10 +63,10 @@ class LossOverlay(ZoomPlot):
     def __init__(self, theme: Theme) -> None:
         self._place_axis = CountAxis("bottom")
         self.by = "step"
-        super().__init__(theme, self._place_axis, "Training loss of the runs")
+        super().__init__(theme, self._place_axis, tr("Training loss of the runs"))
         self._runs: Sequence[OverlaidRun] = ()
         self._lines: list[LossLine] = []
-        self._items = [_Items(self) for _ in range(MOST_RUNS)]
+        self._items: list[_Items] = []
         self.retheme()
 
     def set_by(self, by: str) -> None:
@@ -78,6 +78,9 @@ class LossOverlay(ZoomPlot):
 
     def set_runs(self, runs: Sequence[OverlaidRun]) -> None:
         self._runs = runs
+        while len(self._items) < len(runs):
+            self._items.append(_Items(self))
+        self.retheme()
         self.request_draw(now=True)
 
     def recolor(self, colors: ChartColors) -> None:
@@ -102,7 +105,8 @@ class LossOverlay(ZoomPlot):
         if not known:
             self._lines = []
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
-            what = "samples are known of none of these runs" if self.by == "samples" else "no loss yet"
+            no_samples = self.by == "samples"
+            what = tr("samples are known of none of these runs") if no_samples else tr("no loss yet")
             self.await_data(what if self._runs else "")
             return
         self.await_data("")
@@ -146,7 +150,8 @@ class LossOverlay(ZoomPlot):
     def x_words(self, x: float) -> str:
         if self.by == "time":
             return elapsed_label(x)
-        return f"{self.by.removesuffix('s')} {format_count(max(0, x))}"
+        count = format_count(max(0, x))
+        return tr("sample {count}", count=count) if self.by == "samples" else tr("step {step}", step=count)
 
     def readout(self, x: float) -> str:
         parts = []

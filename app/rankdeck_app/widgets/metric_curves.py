@@ -16,6 +16,7 @@ from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, Q
 
 from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Series
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.painting import RIGHT, paint_text
@@ -55,7 +56,7 @@ class MetricCurves(Chart[MetricsFigure]):
 
     def __init__(self, theme: Theme) -> None:
         self.selected = ""
-        super().__init__(theme, MetricsFigure(), "What the script logs")
+        super().__init__(theme, MetricsFigure(), tr("What the script logs"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def select(self, name: str) -> None:
@@ -175,10 +176,12 @@ class MetricCurves(Chart[MetricsFigure]):
             at = float(round(first + share * (last - first)))
             bounds = value_before(curve.curve, at)
             if bounds is not None:
-                lines.append(f"step {format_count(at)}: {value_text(sum(bounds) / 2)}")
+                step, value = format_count(at), value_text(sum(bounds) / 2)
+                lines.append(tr("step {step}: {value}", step=step, value=value))
         if curve.step is not None:
-            lines.append(f"last: {value_text(curve.last)} at step {format_count(curve.step)}")
-        lines.append("Click to see it large")
+            step, value = format_count(curve.step), value_text(curve.last)
+            lines.append(tr("last: {value} at step {step}", value=value, step=step))
+        lines.append(tr("Click to see it large"))
         return "\n".join([*lines, *filter(None, [curve.note])])
 
 

@@ -15,6 +15,7 @@ from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QImage, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 
 from rankdeck.run.series import Series
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
@@ -89,7 +90,7 @@ class MetricTable(Chart[TableFigure]):
         self.selected = ""
         self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
         self._turn = 0
-        super().__init__(theme, TableFigure(), "Every metric of every device")
+        super().__init__(theme, TableFigure(), tr("Every metric of every device"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def repaint_after(self, before: TableFigure) -> None:
@@ -292,7 +293,7 @@ class MetricTable(Chart[TableFigure]):
         x0, x1 = self.figure.x_range
         at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
         value = value_at(cell.curve, at, cell.hold_s, within_s)
-        return f"{ago_label(round(at - x1))}: {'not known' if value is None else cell.in_words(value)}"
+        return f"{ago_label(round(at - x1))}: {tr('not known') if value is None else cell.in_words(value)}"
 
 
 def _shape(figure: TableFigure) -> tuple[list[str], int]:

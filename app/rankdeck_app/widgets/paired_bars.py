@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize
+from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy
 
@@ -20,6 +20,7 @@ _TITLE, _ROW, _BAR = 22, 20, 12
 _GAP, _GROUP_GAP = 28, 12
 _LEAST_WIDTH = 280
 _LETTER, _NUMBER = 22, 132
+_ELIDED = Qt.TextElideMode.ElideRight
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class PairedBars(Chart[PairedFigure]):
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         for group, box in zip(self.figure.groups, self._boxes(self.width()), strict=True):
             title = QRectF(box.left(), box.top(), box.width(), _TITLE)
-            paint_text(painter, title, group.label, self._colors.muted, 12)
+            paint_text(painter, title, group.label, self._colors.muted, 12, elide=_ELIDED)
             for place, bar in enumerate(group.bars):
                 row = QRectF(box.left(), box.top() + _TITLE + place * _ROW, box.width(), _ROW)
                 self._paint_bar(painter, bar, row)
@@ -114,7 +115,8 @@ class PairedBars(Chart[PairedFigure]):
     def _paint_number(self, painter: QPainter, bar: Bar, room: QRectF) -> None:
         paint_text(painter, room, bar.words, self._ink(bar), 12, bold=bar.is_best, mono=True)
         left = painted_width(painter, bar.words) + 8
-        paint_text(painter, room.adjusted(left, 0, 0, 0), bar.note, self._colors.axis, 11)
+        beside = room.adjusted(left, 0, 0, 0)
+        paint_text(painter, beside, bar.note, self._colors.axis, 11, elide=_ELIDED)
 
     def _ink(self, bar: Bar) -> QColor:
         if bar.is_lead:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QColor
 
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
 from rankdeck_app.widgets.chart_colors import ChartColors
 
-BUBBLE = "bubble"
-IDLE = "idle"
+BUBBLE = marked("bubble")
+IDLE = marked("idle")
 
 # A phase is drawn in the colour of a kind of memory.
 _KINDS = {
@@ -31,11 +33,19 @@ _KINDS = {
     "all-to-all": "communication",
     "broadcast": "communication",
 }
-_LABELS = {"backward-input": "input gradients", "backward-weight": "weight gradients"}
+_LABELS = {
+    "backward-input": marked("input gradients"),
+    "backward-weight": marked("weight gradients"),
+    "all-gather": marked("all-gather"),
+    "reduce-scatter": marked("reduce-scatter"),
+    "all-to-all": marked("all-to-all"),
+    "broadcast": marked("broadcast"),
+}
 
 
 def phase_label(phase: str) -> str:
-    return _LABELS.get(phase, phase)
+    """Of a phase (rankdeck/run/anatomy.py), a transfer or a gap."""
+    return tr(_LABELS.get(phase, phase))
 
 
 def phase_color(colors: ChartColors, phase: str) -> QColor:

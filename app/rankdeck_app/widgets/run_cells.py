@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, paint_text
 from rankdeck_app.widgets.run_columns import COLUMNS, RunColumn
@@ -72,7 +73,7 @@ class RunCellDelegate(QStyledItemDelegate):
         icon = "chevron-down" if group.is_open else "chevron-right"
         draw_icon(painter, icon, QRectF(4, rect.y() + 6, 16, 16), ink("icon.foreground"))
         box = QRect(24, rect.y(), self._table.viewport().width(), rect.height())
-        shown = paint_text(painter, box, group.label, ink("foreground"), 12, LEFT, bold=True)
+        shown = paint_text(painter, box, group.words, ink("foreground"), 12, LEFT, bold=True)
         box.setLeft(box.left() + painter.fontMetrics().horizontalAdvance(shown) + 10)
         paint_text(painter, box, str(group.count), ink("descriptionForeground"), 11)
 
@@ -153,7 +154,7 @@ class RunCellDelegate(QStyledItemDelegate):
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         editor = QLineEdit(parent)
-        editor.setAccessibleName("New name of the run")
+        editor.setAccessibleName(tr("New name of the run"))
         return editor
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:

@@ -1,7 +1,8 @@
 """The columns of the table of runs as data: what each says of a run, what it sorts by, how it parts runs into
 groups.
 
-What is not known is said by an empty cell, sorts last whichever way, and is a group of its own.
+What is not known is said by an empty cell, sorts last whichever way, and is a group of its own. Texts and
+names of groups are phrases: the English is what rows are sorted by and what is remembered of a group.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_duration, format_loss, format_rate
+from rankdeck.run.imbalance import BALANCED
 from rankdeck.run.row import RunFigures, RunInfo
 from rankdeck_app.widgets.run_list import (
     ago,
     devices_text,
     loss_text,
-    outcome_look,
+    outcome_text,
     step_share,
     steps_text,
     strategy_text,
@@ -29,13 +32,18 @@ Bucket = tuple[Any, str]
 """What groups are ordered by, and what a group is called."""
 
 _DAY_S = 86_400
+_MONTHS = (
+    marked("January"), marked("February"), marked("March"), marked("April"), marked("May"), marked("June"),
+    marked("July"), marked("August"), marked("September"), marked("October"), marked("November"),
+    marked("December"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunColumn:
     """`value` is what rows are sorted by, None where it is not known; `bucket` the group that a run is in,
     by default that of its text; `buckets` all of them, where it may be in several. `is_number`: at the right,
-    the largest first when it is sorted for the first time.
+    the largest first when it is sorted for the first time. `title` and `meaning` are marked.
     """
 
     key: str
@@ -69,7 +77,7 @@ def imbalance_text(info: RunInfo) -> str:
     if found is None:
         return ""
     if not found.is_notable:
-        return "balanced"
+        return phrase(BALANCED)
     return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}x"
 
 
@@ -109,10 +117,11 @@ def _day(info: RunInfo) -> Bucket:
     """Today, yesterday, the last seven days, then months; the newest first."""
     then, now = time.localtime(info.started), time.localtime()
     days = (time.mktime((*now[:3], 0, 0, 0, 0, 0, -1)) - (info.started or 0.0)) / _DAY_S
-    for limit, label in ((0, "Today"), (1, "Yesterday"), (6, "The last seven days")):
+    for limit, label in _DAYS:
         if days <= limit:
             return limit, label
-    return 10_000_000 - (then.tm_year * 12 + then.tm_mon), time.strftime("%B %Y", then)
+    month = phrase("{month} {year}", month=phrase(_MONTHS[then.tm_mon - 1]), year=then.tm_year)
+    return 10_000_000 - (then.tm_year * 12 + then.tm_mon), month
 
 
 def _number(
@@ -137,19 +146,26 @@ def _imbalance_value(info: RunInfo) -> float | None:
 
 def _imbalance_group(info: RunInfo) -> Bucket:
     value = _imbalance_value(info) or 1.0
-    limits = ((1.1, "balanced"), (1.5, "1.1x – 1.5x"), (2.0, "1.5x – 2x"), (4.0, "2x – 4x"))
-    return next(((limit, label) for limit, label in limits if value <= limit), (math.inf, "over 4x"))
+    return next((limit, label) for limit, label in _RATIOS if value <= limit)
 
 
 _SHARES = ((0.25, "0 – 25 %"), (0.5, "25 – 50 %"), (0.75, "50 – 75 %"), (1.0, "75 – 100 %"))
-_TIMES = (
-    (60, "under a minute"),
-    (600, "1 – 10 minutes"),
-    (3600, "10 – 60 minutes"),
-    (21_600, "1 – 6 hours"),
-    (_DAY_S, "6 – 24 hours"),
-    (math.inf, "over a day"),
+_RATIOS = (
+    (1.1, phrase(BALANCED)),
+    (1.5, "1.1x – 1.5x"),
+    (2.0, "1.5x – 2x"),
+    (4.0, "2x – 4x"),
+    (math.inf, phrase("over 4x")),
 )
+_TIMES = (
+    (60, phrase("under a minute")),
+    (600, phrase("1 – 10 minutes")),
+    (3600, phrase("10 – 60 minutes")),
+    (21_600, phrase("1 – 6 hours")),
+    (_DAY_S, phrase("6 – 24 hours")),
+    (math.inf, phrase("over a day")),
+)
+_DAYS = ((0, phrase("Today")), (1, phrase("Yesterday")), (6, phrase("The last seven days")))
 _STATES = ("running", "completed", "stopped", "failed", "lost")
 
 
@@ -173,12 +189,12 @@ def _devices(info: RunInfo) -> Any:
     return None if info.num_devices is None else (info.device_kind, info.num_devices)
 
 
-_OF_LOSS = "Training loss of the last step; of a race whether losses agree"
+_OF_LOSS = marked("Training loss of the last step; of a race whether losses agree")
 
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "name",
-        "Name",
+        marked("Name"),
         208,
         title_text,
         lambda info: info.title.casefold(),
@@ -186,66 +202,73 @@ COLUMNS: tuple[RunColumn, ...] = (
     ),
     RunColumn(
         "state",
-        "State",
+        marked("State"),
         104,
-        lambda info: outcome_look(info.outcome)[2].split(":")[0],
+        lambda info: outcome_text(info.outcome),
         _state_order,
     ),
-    RunColumn("strategy", "Strategy", 108, strategy_text, _or_none(strategy_text)),
-    RunColumn("devices", "Devices", 78, devices_text, _devices),
+    RunColumn("strategy", marked("Strategy"), 108, strategy_text, _or_none(strategy_text)),
+    RunColumn("devices", marked("Devices"), 78, devices_text, _devices),
     RunColumn(
         "step",
-        "Step",
+        marked("Step"),
         96,
         steps_text,
         lambda info: info.step or (0 if info.steps else None),
         bucket=lambda info: (
-            (math.inf, "all steps done")
+            (math.inf, phrase("all steps done"))
             if (step_share(info) or 0) >= 1
             else _by_limits(step_share, *_SHARES)(info)
             if info.steps
-            else (-1, "no end planned")
+            else (-1, phrase("no end planned"))
         ),
         is_number=True,
-        meaning="The last step that is done, of those that were planned; of a race its entries",
+        meaning=marked("The last step that is done, of those that were planned; of a race its entries"),
     ),
-    _number("loss", "Loss", 68, "loss", format_loss, _OF_LOSS, text=loss_text),
-    _number("held_out", "Held-out", 72, "held_out", format_loss, "Loss of the latest evaluation"),
+    _number("loss", marked("Loss"), 68, "loss", format_loss, _OF_LOSS, text=loss_text),
+    _number(
+        "held_out", marked("Held-out"), 72, "held_out", format_loss, marked("Loss of the latest evaluation")
+    ),
     _number(
         "peak",
-        "Peak",
+        marked("Peak"),
         92,
         "peak_bytes",
         format_bytes,
-        "Most memory that a device held in a step, of the fullest device",
+        marked("Most memory that a device held in a step, of the fullest device"),
         bucket=_by_decade(_figure("peak_bytes"), lambda size: format_bytes(size, 0), 2),
     ),
     RunColumn(
         "imbalance",
-        "Imbalance",
+        marked("Imbalance"),
         82,
         imbalance_text,
         _imbalance_value,
         bucket=_imbalance_group,
         is_number=True,
-        meaning="The fullest device beside the median of the others",
+        meaning=marked("The fullest device beside the median of the others"),
     ),
     _number(
-        "samples_per_s", "Samples/s", 80, "samples_per_s", format_rate, "Of all devices, after the warm-up"
+        "samples_per_s",
+        marked("Samples/s"),
+        80,
+        "samples_per_s",
+        format_rate,
+        marked("Of all devices, after the warm-up"),
     ),
     _number(
         "bubble",
-        "Bubble",
+        marked("Bubble"),
         68,
         "bubble",
         _percent,
-        "Share of a step in which the stages of a pipeline wait",
+        marked("Share of a step in which the stages of a pipeline wait"),
         bucket=_by_limits(_figure("bubble"), *_SHARES[:3], (math.inf, "75 – 100 %")),
         is_shown=False,
     ),
     RunColumn(
         "began",
-        "Began",
+        marked("Began"),
         118,
         _text_of(lambda info: info.started, ago),
         lambda info: info.started,
@@ -254,7 +277,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     ),
     RunColumn(
         "lasted",
-        "Lasted",
+        marked("Lasted"),
         80,
         _text_of(lasted_s, format_duration),
         lasted_s,
@@ -263,13 +286,15 @@ COLUMNS: tuple[RunColumn, ...] = (
     ),
     RunColumn(
         "tags",
-        "Tags",
+        marked("Tags"),
         120,
         _tags,
         _or_none(_tags),
         buckets=lambda info: tuple((tag.casefold(), tag) for tag in info.labels.tags),
     ),
-    RunColumn("note", "Note", 160, _note, _or_none(_note), is_shown=False),
-    RunColumn("folder", "Folder", 240, lambda info: info.name, lambda info: info.name, is_shown=False),
+    RunColumn("note", marked("Note"), 160, _note, _or_none(_note), is_shown=False),
+    RunColumn(
+        "folder", marked("Folder"), 240, lambda info: info.name, lambda info: info.name, is_shown=False
+    ),
 )
 BY_KEY = {column.key: column for column in COLUMNS}

@@ -8,11 +8,13 @@ from PySide6.QtCore import QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHeaderView, QMenu
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.run_columns import COLUMNS
 
 HEAD_HEIGHT = 28
 _LEAST_WIDTH, _MOST_WIDTH = 40, 2000
+_BESIDE_TITLE = 23
 _NAME = next(at for at, column in enumerate(COLUMNS) if column.key == "name")
 
 
@@ -29,15 +31,15 @@ class RunHeader(QHeaderView):
         self._theme = theme
         self._sorted: tuple[str, bool] = ("", False)
         self._is_restoring = False
-        self._widths = {at: column.width for at, column in enumerate(COLUMNS)}
+        self.setFont(theme.font(11))
+        self._widths = {at: self._usual_width(at) for at in range(len(COLUMNS))}
         """Of those that are hidden, too."""
         self.setFixedHeight(HEAD_HEIGHT)
         self.setSectionsMovable(True)
         self.setSectionsClickable(True)
         self.setHighlightSections(False)
-        self.setFont(theme.font(11))
         self.setMinimumSectionSize(_LEAST_WIDTH)
-        self.setAccessibleName("Columns")
+        self.setAccessibleName(tr("Columns"))
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(
             lambda at: self.menu(self.logicalIndexAt(at)).popup(self.mapToGlobal(at))
@@ -45,6 +47,11 @@ class RunHeader(QHeaderView):
         self.sectionClicked.connect(lambda at: self.sort_asked.emit(COLUMNS[at].key))
         self.sectionMoved.connect(self._changed)
         self.sectionResized.connect(self._resized)
+
+    def _usual_width(self, at: int) -> int:
+        """Room for its title and the sign of what is sorted by it, however long that is said."""
+        title = self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
+        return max(COLUMNS[at].width, title + _BESIDE_TITLE)
 
     def _resized(self, at: int, _before: int, width: int) -> None:
         if width:
@@ -98,7 +105,7 @@ class RunHeader(QHeaderView):
         painter.restore()
         column, (key, is_descending) = COLUMNS[at], self._sorted
         if column.key == key:
-            text = self.fontMetrics().horizontalAdvance(column.title)
+            text = self.fontMetrics().horizontalAdvance(tr(column.title))
             left = rect.right() - text - 21 if column.is_number else rect.left() + text + 11
             box = QRectF(max(left, rect.left()), rect.center().y() - 5, 11, 11)
             icon = "chevron-down" if is_descending else "chevron-up"
@@ -121,7 +128,7 @@ class RunHeader(QHeaderView):
             at, record = places[key], records.get(key, {})
             width, is_shown = record.get("width"), record.get("shown", COLUMNS[at].is_shown)
             if not isinstance(width, int) or not _LEAST_WIDTH <= width <= _MOST_WIDTH:
-                width = COLUMNS[at].width
+                width = self._usual_width(at)
             self.moveSection(self.visualIndex(at), visual)
             self.setSectionHidden(at, False)
             self.resizeSection(at, width)
@@ -143,19 +150,19 @@ class RunHeader(QHeaderView):
         menu = QMenu(self)
         menu.aboutToHide.connect(menu.deleteLater)
         if at >= 0:
-            column = COLUMNS[at]
-            menu.addAction(f"Sort by {column.title}", lambda: self.sort_asked.emit(column.key))
-            menu.addAction(f"Group by {column.title}", lambda: self.group_asked.emit(column.key))
-            menu.addAction("No Groups", lambda: self.group_asked.emit(""))
+            column, title = COLUMNS[at], tr(COLUMNS[at].title)
+            menu.addAction(tr("Sort by {column}", column=title), lambda: self.sort_asked.emit(column.key))
+            menu.addAction(tr("Group by {column}", column=title), lambda: self.group_asked.emit(column.key))
+            menu.addAction(tr("No Groups"), lambda: self.group_asked.emit(""))
             if column.key != "name":
-                menu.addAction(f"Hide {column.title}", lambda: self.show_column(at, False))
+                menu.addAction(tr("Hide {column}", column=title), lambda: self.show_column(at, False))
             menu.addSeparator()
         for place, other in enumerate(COLUMNS):
             if other.key != "name":
-                action = menu.addAction(other.title)
+                action = menu.addAction(tr(other.title))
                 action.setCheckable(True)
                 action.setChecked(not self.isSectionHidden(place))
                 action.toggled.connect(lambda shown, place=place: self.show_column(place, shown))
         menu.addSeparator()
-        menu.addAction("Reset Columns", self.reset_columns)
+        menu.addAction(tr("Reset Columns"), self.reset_columns)
         return menu

@@ -1,6 +1,7 @@
 """How a run looks in a list: outcome, title and loss on one line; strategy, state, age and steps on the next.
 
-The table of runs says more of it (run_columns.py), in the same words.
+The table of runs says more of it (run_columns.py), in the same words. What ends in `_text`, and `ago`, are
+phrases where there are words in them: rows are sorted and stand in groups alike in every language.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QStyle, QWidget
 
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_count, format_duration, format_loss
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text, painted_width
@@ -26,15 +29,19 @@ INDENT = 16
 
 # outcome -> icon, colour id, word
 OUTCOMES: dict[str, tuple[str, str, str]] = {
-    "running": ("pulse", "rankdeck.rest", "running"),
-    "completed": ("pass", "rankdeck.ok", "completed"),
-    "failed": ("error", "errorForeground", "failed"),
-    "stopped": ("stop-circle", "descriptionForeground", "stopped"),
-    "lost": ("question", "rankdeck.leadText", "lost: it ended without a last word"),
-    "waiting": ("circle", "descriptionForeground", "waiting"),
+    "running": ("pulse", "rankdeck.rest", marked("running")),
+    "completed": ("pass", "rankdeck.ok", marked("completed")),
+    "failed": ("error", "errorForeground", marked("failed")),
+    "stopped": ("stop-circle", "descriptionForeground", marked("stopped")),
+    "lost": ("question", "rankdeck.leadText", marked("lost: it ended without a last word")),
+    "waiting": ("circle", "descriptionForeground", marked("waiting")),
 }
 # verdict on the losses of a race -> word
-LOSSES = {"agrees": "agree", "expected": "as expected", "differs": "differ"}
+LOSSES = {"agrees": phrase("agree"), "expected": phrase("as expected"), "differs": phrase("differ")}
+_MONTHS = (
+    marked("Jan"), marked("Feb"), marked("Mar"), marked("Apr"), marked("May"), marked("Jun"),
+    marked("Jul"), marked("Aug"), marked("Sep"), marked("Oct"), marked("Nov"), marked("Dec"),
+)  # fmt: skip
 
 
 # outcome -> the colour id of its tab's symbol
@@ -60,48 +67,64 @@ def fold_icon(*, is_open: bool) -> str:
 
 
 def outcome_look(outcome: str) -> tuple[str, str, str]:
-    return OUTCOMES.get(outcome, ("circle", "descriptionForeground", outcome))
+    """Icon, colour id, words."""
+    icon, tone, words = OUTCOMES.get(outcome, ("circle", "descriptionForeground", outcome))
+    return icon, tone, tr(words)
+
+
+def outcome_text(outcome: str) -> str:
+    """The outcome itself is its word."""
+    return phrase(outcome) if outcome in OUTCOMES else outcome
 
 
 def strategy_title(name: str) -> str:
     """Of a strategy, or of the wrapper that a script was seen to use."""
-    card = STRATEGIES.get(name)
-    return card.title if card is not None else WRAPPERS.get(name, name)
+    return spoken(_title_text(name))
+
+
+def _title_text(strategy: str) -> str:
+    card = STRATEGIES.get(strategy)
+    return phrase(card.title) if card is not None else WRAPPERS.get(strategy, strategy)
 
 
 def ago(then_s: float, now_s: float | None = None) -> str:
     """'now', '5 min ago', '14:02', 'yesterday 14:02', '3 Jan 14:02', '3 Jan 2024'."""
     now_s = time.time() if now_s is None else now_s
     if now_s - then_s < 60:
-        return "now"
+        return phrase("now")
     if now_s - then_s < 3600:
-        return f"{int((now_s - then_s) // 60)} min ago"
+        return phrase("{count} min ago", count=int((now_s - then_s) // 60))
     then, now = time.localtime(then_s), time.localtime(now_s)
     clock = time.strftime("%H:%M", then)
     if then[:3] == now[:3]:
         return clock
     if time.localtime(now_s - 86400)[:3] == then[:3]:
-        return f"yesterday {clock}"
-    day = f"{then.tm_mday} {time.strftime('%b', then)}"
-    return f"{day} {clock}" if then.tm_year == now.tm_year else f"{day} {then.tm_year}"
+        return phrase("yesterday {clock}", clock=clock)
+    month = phrase(_MONTHS[then.tm_mon - 1])
+    if then.tm_year == now.tm_year:
+        return phrase("{day} {month} {clock}", day=then.tm_mday, month=month, clock=clock)
+    return phrase("{day} {month} {year}", day=then.tm_mday, month=month, year=then.tm_year)
 
 
 def devices_text(info: RunInfo) -> str:
     """'4 virtual', '2 GPUs'; empty when it is not known."""
-    if info.num_devices is None:
+    count = info.num_devices
+    if count is None:
         return ""
     if info.device_kind == "gpu":
-        return f"{info.num_devices} GPU{'s' if info.num_devices > 1 else ''}"
+        return phrase("{count} GPUs", count=count) if count > 1 else phrase("{count} GPU", count=count)
     if info.is_script:
-        return f"{info.num_devices} on CPU"
-    return f"{info.num_devices} virtual"
+        return phrase("{count} on CPU", count=count)
+    return phrase("{count} virtual", count=count)
 
 
 def steps_text(info: RunInfo) -> str:
     """'103 / 150'; '103' where nobody knows how many there will be; of a race its entries."""
     if info.race is not None:
         done, count = info.race.num_done, info.race.num_entries
-        return f"{done} of {count}" if done < count else f"{count} raced"
+        if done < count:
+            return phrase("{done} of {count}", done=done, count=count)
+        return phrase("{count} raced", count=count)
     if info.steps is None:
         return format_count(info.step) if info.step else ""
     return f"{format_count(info.step)} / {format_count(info.steps)}"
@@ -116,8 +139,10 @@ def step_share(info: RunInfo) -> float | None:
 def strategy_text(info: RunInfo) -> str:
     """'DDP'; of a race 'DDP fastest', once that is known."""
     if info.race is None:
-        return strategy_title(info.strategy)
-    return "" if info.race.fastest is None else f"{strategy_title(_strategy(info.race.fastest))} fastest"
+        return _title_text(info.strategy)
+    if info.race.fastest is None:
+        return ""
+    return phrase("{strategy} fastest", strategy=_title_text(_strategy(info.race.fastest)))
 
 
 def _strategy(label: str) -> str:
@@ -130,7 +155,7 @@ def title_text(info: RunInfo) -> str:
     if info.entry_of is None:
         return info.title
     rest = info.title.removeprefix(info.strategy)
-    return f"{strategy_title(info.strategy)}{rest}"
+    return phrase("{strategy}{options}", strategy=_title_text(info.strategy), options=rest)
 
 
 def loss_text(info: RunInfo) -> str:
@@ -143,20 +168,20 @@ def loss_text(info: RunInfo) -> str:
 def details(info: RunInfo) -> str:
     """All that a line has room for: when, devices, steps, how long."""
     steps = steps_text(info)
-    told = steps if info.race is not None or not steps else f"step {steps}"
+    told = steps if info.race is not None or not steps else phrase("step {steps}", steps=steps)
     parts = ["" if info.started is None else ago(info.started), devices_text(info), told]
     if info.started is not None and info.ended is not None:
         parts.append(format_duration(info.ended - info.started))
-    return " · ".join(part for part in parts if part)
+    return " · ".join(spoken(part) for part in parts if part)
 
 
 def state_and_age(info: RunInfo) -> str:
     """'DDP · stopped · 5 min ago', of a race 'DDP fastest · 14:02'; what went as it should needs no word for
     it."""
-    state = "" if info.outcome == "completed" else outcome_look(info.outcome)[2].split(":")[0]
+    state = "" if info.outcome == "completed" else outcome_text(info.outcome)
     age = "" if info.started is None else ago(info.started)
     use = strategy_text(info) if info.entry_of is None else devices_text(info)
-    return " · ".join(filter(None, (use, state, age)))
+    return " · ".join(spoken(part) for part in (use, state, age) if part)
 
 
 class RunDelegate(ListRowDelegate):
@@ -182,10 +207,11 @@ class RunDelegate(ListRowDelegate):
         icon, tone, _ = outcome_look(info.outcome)
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
         room = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20)
-        self._paint_line(painter, room, title_text(info), loss_text(info), ink, ink("foreground"), 12)
+        title, loss = spoken(title_text(info)), spoken(loss_text(info))
+        self._paint_line(painter, room, title, loss, ink, ink("foreground"), 12)
         below = QRect(room.x(), rect.y() + 21, room.width(), 17)
         dim = ink("descriptionForeground")
-        self._paint_line(painter, below, state_and_age(info), steps_text(info), ink, dim, 11)
+        self._paint_line(painter, below, state_and_age(info), spoken(steps_text(info)), ink, dim, 11)
         share = step_share(info)
         if info.is_alive and share is not None:
             track = QRect(room.x(), rect.bottom() - 2, room.width(), 2)

@@ -7,11 +7,13 @@ has its form without a line here. Options that the engine does not have yet are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import marked
 from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
 from rankdeck.config.catalog import (
     DATA,
@@ -22,38 +24,52 @@ from rankdeck.config.catalog import (
     STRATEGIES,
     CatalogCard,
     OptionField,
-    option_fields,
 )
 from rankdeck.config.naming import title_of
+from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.toml_schema import spoken_fields
 from rankdeck_app.widgets.form import FormRow, Place, label_of
 
 MAX_FRONT_ARGS = 4
 _NOT_YET: Mapping[str, tuple[Any, ...]] = {"precision": ("fp16",)}
 # Shorter than the option's own name, where that would not fit beside a box of the side bar.
 _LABELS = {
-    "lr": "Rate",
-    "global_batch": "Batch",
-    "vocabulary": "Vocab",
-    "weight_decay": "Decay",
-    "accumulate": "Accum.",
-    "clip_norm": "Clip",
-    "evaluate_every": "Evaluate",
-    "timeout_s": "Timeout",
-    "last": "Last",
-    "bucket_mb": "Bucket",
-    "microbatches": "Microb.",
-    "powersgd_rank": "Columns",
-    "activation_checkpointing": "Recompute activations",
+    "lr": marked("Rate"),
+    "global_batch": marked("Batch"),
+    "vocabulary": marked("Vocab"),
+    "weight_decay": marked("Decay"),
+    "accumulate": marked("Accum."),
+    "clip_norm": marked("Clip"),
+    "evaluate_every": marked("Evaluate"),
+    "timeout_s": marked("Timeout"),
+    "last": marked("Last"),
+    "bucket_mb": marked("Bucket"),
+    "microbatches": marked("Microb."),
+    "powersgd_rank": marked("Columns"),
+    "activation_checkpointing": marked("Recompute activations"),
 }
+_NAMED = (
+    marked("Path"), marked("Context"), marked("Size"), marked("Samples"), marked("Classes"), marked("Masked"),
+    marked("Hidden"), marked("Dropout"), marked("Layers"), marked("Heads"), marked("Width"), marked("Tied"),
+    marked("Depth"), marked("Stem"), marked("Momentum"), marked("Nesterov"), marked("Betas"), marked("Eps"),
+    marked("Warmup"), marked("Final"), marked("Rise"), marked("Parallel loss"), marked("Sync"),
+    marked("Compress"), marked("Find unused parameters"), marked("Static graph"),
+    marked("Gradient as bucket view"), marked("Sync batchnorm"), marked("Reshard"), marked("Cuts"),
+    marked("Balance"), marked("Schedule"), marked("Mode"), marked("Sequence parallel"),
+    marked("Loss parallel"), marked("Data"), marked("Shard"), marked("Stage"), marked("Tensor"),
+    marked("Workers"), marked("Pin memory"), marked("Order"), marked("Longest"), marked("Capacity"),
+    marked("Steps"), marked("Epochs"), marked("Seed"), marked("Precision"), marked("Allow tf32"),
+)  # fmt: skip
+"""What the other options are called, as `label_of` says it, for translators."""
 
 
 def _row(place: Place, field: OptionField) -> FormRow:
     left_out = _NOT_YET.get(field.name, ())
     if left_out:
         choices = tuple(choice for choice in field.choices if choice not in left_out)
-        field = OptionField(field.name, field.kind, field.default, field.text, choices)
-    label = _LABELS.get(field.name, label_of(field.name))
+        field = replace(field, choices=choices)
+    label = tr(_LABELS.get(field.name, label_of(field.name)))
     return FormRow(place, label, field)
 
 
@@ -61,15 +77,17 @@ def _use_row(
     place: Place, label: str, cards: Mapping[str, CatalogCard], default: str, own: str = ""
 ) -> FormRow:
     """A choice among cards; `own` says how a person's own is written, where that is allowed."""
-    text = " · ".join(f"{card.name}: {card.hint}" for card in cards.values())
-    field = OptionField("use", "choice", default, f"{text}{own and f' · your own: {own}'}", tuple(cards))
+    told = [f"{card.name}: {tr(card.hint)}" for card in cards.values()]
+    if own:
+        told.append(tr("your own: {name}", name=own))
+    field = OptionField("use", "choice", default, " · ".join(told), tuple(cards))
     return FormRow((*place, "use"), label, field, editable=bool(own), wide=True)
 
 
 def _args(place: Place, cards: Mapping[str, CatalogCard], use: str) -> list[FormRow]:
     card = cards.get(use)
     return (
-        [] if card is None else [_row((*place, field.name), field) for field in option_fields(card.options)]
+        [] if card is None else [_row((*place, field.name), field) for field in spoken_fields(card.options)]
     )
 
 
@@ -83,7 +101,7 @@ def _split(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
 
 
 def _named(options: type[BaseModel], section: str, *names: str) -> list[FormRow]:
-    fields = {field.name: field for field in option_fields(options)}
+    fields = {field.name: field for field in spoken_fields(options)}
     return [_row((section, name), fields[name]) for name in names]
 
 
@@ -100,9 +118,9 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
     optimizer = ("train", "optimizer")
     rates = _args(optimizer, OPTIMIZERS, _use(draft, optimizer, "adamw"))
     front = [
-        _use_row(("model",), "Model", MODELS, "mlp", own),
+        _use_row(("model",), tr("Model"), MODELS, "mlp", own),
         *model,
-        _use_row(("data",), "Data", DATA, "digits", own),
+        _use_row(("data",), tr("Data"), DATA, "digits", own),
         *data,
         *_named(TrainConfig, "train", "global_batch", "steps"),
         *[row for row in rates if row.place[-1] == "lr"],
@@ -112,10 +130,10 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
     more = [
         *model_more,
         *data_more,
-        _use_row(("loss",), "Loss", LOSSES, "cross_entropy", '"module:function"'),
-        _use_row(optimizer, "Optimizer", OPTIMIZERS, "adamw", '"module:class"'),
+        _use_row(("loss",), tr("Loss"), LOSSES, "cross_entropy", '"module:function"'),
+        _use_row(optimizer, tr("Optimizer"), OPTIMIZERS, "adamw", '"module:class"'),
         *[row for row in rates if row.place[-1] != "lr"],
-        _use_row(schedule, "Schedule", SCHEDULES, "constant"),
+        _use_row(schedule, tr("Schedule"), SCHEDULES, "constant"),
         *_args(schedule, SCHEDULES, _use(draft, schedule, "constant")),
         *_named(TrainConfig, "train", "epochs", "accumulate", "seed", "clip_norm", "evaluate_every"),
         *_named(TrainConfig, "train", "activation_checkpointing", "allow_tf32"),
@@ -135,8 +153,8 @@ def strategy_rows(draft: Draft) -> list[FormRow]:
 
 def name_row(draft: Draft) -> FormRow:
     title = "" if draft.config is None else title_of(draft.config)
-    field = OptionField("name", "text", title, "What the run is called; what it is where you give no name.")
-    return FormRow(("name",), "Name", field)
+    what = tr("What the run is called; what it is where you give no name.")
+    return FormRow(("name",), tr("Name"), OptionField("name", "text", title, what))
 
 
 def problems_by_field(draft: Draft) -> dict[Place, Problem]:
@@ -160,20 +178,26 @@ def field_of(problem: Problem, places: Iterable[Place]) -> Place | None:
 
 
 def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
-    """Every row by section, for the page that shows the whole configuration."""
+    """Every row by the title of its section, for the page that shows the whole configuration."""
     front, more = model_rows(draft)
     rows = [*front, *more]
 
     def of(*tables: str) -> list[FormRow]:
         return [row for row in rows if row.place[0] in tables]
 
-    devices = OptionField(
-        "use", "text", "auto", "auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."
-    )
+    what = tr("auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+    devices = OptionField("use", "text", "auto", what)
     return {
-        "Run": [name_row(draft), FormRow(("devices", "use"), "Devices", devices), *of("rehearsal", "launch")],
-        "Model": of("model"),
-        "Data": of("data", "loss"),
-        "Training": of("train"),
-        "Strategy": [_use_row(("strategy",), "Strategy", STRATEGIES, "single"), *strategy_rows(draft)],
+        marked("Run"): [
+            name_row(draft),
+            FormRow(("devices", "use"), tr("Devices"), devices),
+            *of("rehearsal", "launch"),
+        ],
+        marked("Model"): of("model"),
+        marked("Data"): of("data", "loss"),
+        marked("Training"): of("train"),
+        marked("Strategy"): [
+            _use_row(("strategy",), tr("Strategy"), STRATEGIES, "single"),
+            *strategy_rows(draft),
+        ],
     }

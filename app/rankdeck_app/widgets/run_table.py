@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_cells import ROW_HEIGHT, RunCellDelegate
 from rankdeck_app.widgets.run_columns import COLUMNS
@@ -57,7 +58,7 @@ class RunTable(QTableView):
         self.setModel(runs)
         self._cells = RunCellDelegate(theme, self, runs)
         self.setItemDelegate(self._cells)
-        self.setAccessibleName("Runs")
+        self.setAccessibleName(tr("Runs"))
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
@@ -179,7 +180,7 @@ class RunTable(QTableView):
 
     def fold(self, label: str, is_open: bool) -> None:
         now = self.runs.arrangement
-        closed = now.closed - {label} if is_open else now.closed | {label}
+        closed = now.closed - {label} if is_open else now.closed | {str(label)}
         self.runs.arrange(replace(now, closed=closed))
         self.layout_changed.emit()
 

@@ -15,26 +15,34 @@ from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QObject, Qt, Signal
 
+from rankdeck.base.phrases import phrase
 from rankdeck.run.row import RunInfo
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.widgets.painting import DATA_ROLE, Index
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, RunColumn
 
-_UNKNOWN = "unknown"
+_UNKNOWN = phrase("unknown")
+# key of a column -> the group of runs that have none
+_NONE = {"tags": phrase("no tags"), "note": phrase("no note")}
 _MOST_REPLACED = 200
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The head of a group of runs."""
+    """The head of a group of runs. `label` is the same in every language, `words` are what is shown."""
 
     label: str
     count: int
     is_open: bool
 
     @property
+    def words(self) -> str:
+        return spoken(self.label)
+
+    @property
     def text(self) -> str:
-        return f"{self.label}  {self.count}"
+        return f"{self.words}  {self.count}"
 
 
 Row = RunInfo | RunGroup
@@ -62,9 +70,9 @@ class _Kept:
 
     def text(self, column: RunColumn) -> str:
         if self.info.is_alive:
-            return column.text(self.info)  # it goes on: what it lasted is not kept
+            return spoken(column.text(self.info))  # it goes on: what it lasted is not kept
         if column.key not in self.texts:
-            self.texts[column.key] = column.text(self.info)
+            self.texts[column.key] = spoken(column.text(self.info))
         return self.texts[column.key]
 
     def value(self, column: RunColumn) -> Any:
@@ -202,8 +210,7 @@ class RunTableModel(QAbstractTableModel):
                 unknown.append(info)
         is_turned = self.arrangement.is_descending and self.arrangement.sort == by.key and by.key != "began"
         parts = [(bucket[1], groups[bucket]) for bucket in sorted(groups, reverse=is_turned)]
-        none = f"no {by.title.lower()}" if by.key in ("tags", "note") else _UNKNOWN
-        for label, infos in [*parts, (none, unknown)]:
+        for label, infos in [*parts, (_NONE.get(by.key, _UNKNOWN), unknown)]:
             if infos:
                 is_open = label not in self.arrangement.closed
                 yield RunGroup(label, len(infos), is_open)
@@ -229,13 +236,15 @@ class RunTableModel(QAbstractTableModel):
         if role == DATA_ROLE:
             return row
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
+            is_shown = role == Qt.ItemDataRole.DisplayRole
             if isinstance(row, RunGroup):
-                state = "open" if row.is_open else "folded"
-                return row.text if role == Qt.ItemDataRole.DisplayRole else f"{row.text}, {state}"
+                return row.text if is_shown else _folded(row.text, is_open=row.is_open)
             text = self._kept[row.path].text(column)
-            if role == Qt.ItemDataRole.AccessibleTextRole and row.race is not None and column.key == "name":
-                return f"{column.title}: {text}, {'open' if row.path in self.unfolded else 'folded'}"
-            return text if role == Qt.ItemDataRole.DisplayRole else f"{column.title}: {text or _UNKNOWN}"
+            if is_shown:
+                return text
+            told = f"{tr(column.title)}: {text or spoken(_UNKNOWN)}"
+            is_race = row.race is not None and column.key == "name"
+            return _folded(told, is_open=row.path in self.unfolded) if is_race else told
         if isinstance(row, RunGroup):
             return None
         if role == Qt.ItemDataRole.EditRole:
@@ -259,8 +268,8 @@ class RunTableModel(QAbstractTableModel):
             side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
             return side | Qt.AlignmentFlag.AlignVCenter
         if role == Qt.ItemDataRole.ToolTipRole:
-            return column.meaning or None
-        return column.title if role == Qt.ItemDataRole.DisplayRole else None
+            return tr(column.meaning) if column.meaning else None
+        return tr(column.title) if role == Qt.ItemDataRole.DisplayRole else None
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         if not index.isValid():
@@ -281,6 +290,10 @@ class RunTableModel(QAbstractTableModel):
 
     def row_of(self, path: Path) -> int | None:
         return self._places.get(path)
+
+
+def _folded(row: str, *, is_open: bool) -> str:
+    return tr("{row}, open", row=row) if is_open else tr("{row}, folded", row=row)
 
 
 def _key(row: Row) -> object:

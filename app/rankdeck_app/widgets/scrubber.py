@@ -21,6 +21,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractSlider, QSizePolicy
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
@@ -64,10 +65,10 @@ class Scrubber(QAbstractSlider):
         self._theme = theme
         self._colors = ChartColors(theme)
         self.figure = TimeFigure()
-        self.setAccessibleName("Moment of the run")
+        self.setAccessibleName(tr("Moment of the run"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setToolTip("Drag to look back; arrow keys go from step to step, End is now")
+        self.setToolTip(tr("Drag to look back; arrow keys go from step to step, End is now"))
         theme.changed.connect(self._retheme)
 
     def set_figure(self, figure: TimeFigure) -> None:

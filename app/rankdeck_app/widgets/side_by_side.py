@@ -13,6 +13,7 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy
 
 from rankdeck.compare.table import letter_of
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
@@ -112,10 +113,7 @@ class SideBySide(Chart[SideFigure]):
         return "; ".join(self._spoken(line) for line in self.figure.lines if line.label)
 
     def _spoken(self, line: SideLine) -> str:
-        cells = (
-            f"{letter_of(place)} {cell.text}{' (best)' if cell.is_best else ''}"
-            for place, cell in enumerate(line.cells)
-        )
+        cells = (_spoken_cell(letter_of(place), cell) for place, cell in enumerate(line.cells))
         return ": ".join(filter(None, (line.label, ", ".join(cells))))
 
     def _label_width(self) -> float:
@@ -190,3 +188,8 @@ class SideBySide(Chart[SideFigure]):
             if self._cell_box(place, top, _ROW).contains(x, top + 1):
                 return cell.tooltip or cell.text
         return line.label
+
+
+def _spoken_cell(letter: str, cell: SideCell) -> str:
+    best = tr("{letter} {value} (best)", letter=letter, value=cell.text)
+    return best if cell.is_best else f"{letter} {cell.text}"

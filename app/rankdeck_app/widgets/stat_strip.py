@@ -15,6 +15,7 @@ from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import BALANCED, Imbalance
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.painting import chart_font, paint_text
@@ -44,13 +45,14 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
     """How far the lead device stands above the median of the others; `labels` name all of them."""
     widest = "+888.8 MiB  (8.8×)"
     if imbalance is None:
-        return Stat("Lead vs median", UNKNOWN, widest)
+        return Stat(tr("Lead vs median"), UNKNOWN, widest)
     if not imbalance.is_notable:
-        return Stat("Memory across devices", BALANCED, widest)
+        return Stat(tr("Memory across devices"), tr(BALANCED), widest)
     ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
     value = f"+{format_bytes(imbalance.excess_bytes)}{ratio}"
     lead = labels[imbalance.device]
-    return Stat(f"{lead} vs median of the others", value, widest, is_hot=True, short=f"{lead} vs median")
+    label = tr("{device} vs median of the others", device=lead)
+    return Stat(label, value, widest, is_hot=True, short=tr("{device} vs median", device=lead))
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):
@@ -62,7 +64,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         self._cells: list[QRect] = []
         self._value_px = 17
         self._is_short = False
-        super().__init__(theme, (), "Figures of the run")
+        super().__init__(theme, (), tr("Figures of the run"))
         self.setFixedHeight(HEIGHT)
 
     def describe(self) -> str:

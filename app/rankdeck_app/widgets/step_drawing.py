@@ -26,8 +26,10 @@ from PySide6.QtGui import (
     QPolygonF,
 )
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.run.movement import Interval
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
@@ -39,7 +41,7 @@ from rankdeck_app.widgets.step_words import words_of
 _HEAD, _LEGEND, _NOTE = 18, 20, 16
 _REACH_PX = 4.0
 _ROWS_AWAITED = 4
-_SIGNS = "↑ sent  ↓ received"
+_SIGNS = marked("↑ sent  ↓ received")
 _STEPS = {
     Qt.Key.Key_Left: (-1, 0), Qt.Key.Key_Right: (1, 0), Qt.Key.Key_Up: (0, -1), Qt.Key.Key_Down: (0, 1),
 }  # fmt: skip
@@ -57,7 +59,7 @@ class StepDrawing(Chart[StepFigure]):
         self.selected: StepMark | None = None
         self._row = 0
         """The device that the keyboard is at."""
-        super().__init__(theme, StepFigure(), "What moves where in one step")
+        super().__init__(theme, StepFigure(), tr("What moves where in one step"))
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
 
@@ -68,7 +70,12 @@ class StepDrawing(Chart[StepFigure]):
         if self.figure.timeline is None:
             return ""
         return ", ".join(
-            f"{label} sends {format_bytes(one.sent_bytes)} and receives {format_bytes(one.received_bytes)}"
+            tr(
+                "{device} sends {sent} and receives {received}",
+                device=label,
+                sent=format_bytes(one.sent_bytes),
+                received=format_bytes(one.received_bytes),
+            )
             for label, one in zip(self.figure.labels, self.figure.timeline.traffic(), strict=True)
         )
 
@@ -82,7 +89,7 @@ class StepDrawing(Chart[StepFigure]):
     def laid_out(self) -> StepLayout:
         if self._layout is None:
             widest = QFontMetricsF(chart_font(11, mono=True)).horizontalAdvance("↓ 1023.9 MiB")
-            numbers = 10 + max(widest, QFontMetricsF(chart_font(10)).horizontalAdvance(_SIGNS))
+            numbers = 10 + max(widest, QFontMetricsF(chart_font(10)).horizontalAdvance(tr(_SIGNS)))
             self._layout = StepLayout(self.figure, self.width(), _HEAD, numbers)
         return self._layout
 
@@ -135,7 +142,7 @@ class StepDrawing(Chart[StepFigure]):
                 ink, text = muted if num_bytes else self._colors.axis, f"{sign} {format_bytes(num_bytes)}"
                 paint_text(painter, room, text, ink, 11, RIGHT, mono=True)
         room = QRectF(layout.rows.plot.right(), 0, self.width() - layout.rows.plot.right(), _HEAD)
-        paint_text(painter, room, _SIGNS, self._colors.axis, 10, RIGHT)
+        paint_text(painter, room, tr(_SIGNS), self._colors.axis, 10, RIGHT)
 
     def _paint_block(self, painter: QPainter, box: QRectF, name: str, text: str) -> None:
         color, where = phase_color(self._colors, name), QRectF(box)
@@ -191,12 +198,12 @@ class StepDrawing(Chart[StepFigure]):
         signs: dict[str, list[QBrush | QColor]] = {
             gap.name: gap_sign(self._colors, gap.name) for gap in layout.gaps
         }
-        entries += [LegendEntry(name, sign) for name, sign in signs.items()]
+        entries += [LegendEntry(phase_label(name), sign) for name, sign in signs.items()]
         top = layout.rows.plot.bottom()
         [line] = place_entries(entries, self.width())
         paint_entries(painter, line, top + _LEGEND / 2, self._colors.muted)
         if layout.is_put_together:
-            words = "What is narrower than 2 px is drawn together; the pointer counts it"
+            words = tr("What is narrower than 2 px is drawn together; the pointer counts it")
             room = QRectF(0, top + _LEGEND, self.width(), _NOTE)
             paint_text(painter, room, words, self._colors.axis, 10, elide=Qt.TextElideMode.ElideRight)
 

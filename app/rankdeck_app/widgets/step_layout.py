@@ -18,7 +18,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.run.movement import Interval, Line, Timeline
 from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.painting import chart_font
-from rankdeck_app.widgets.phase_colors import IDLE
+from rankdeck_app.widgets.phase_colors import IDLE, phase_label
 
 LEAST_PX = 2.0
 """A block below this is drawn together with its neighbours."""
@@ -132,7 +132,7 @@ class StepLayout:
             return Label(text, QRectF(left if ground else left - width / 2, middle - 7, width, 14), ground)
 
         for mark in self.collectives:
-            text, x = f"{mark.name} {format_bytes(mark.num_bytes)}", mark.boxes[0].center().x()
+            text, x = f"{phase_label(mark.name)} {format_bytes(mark.num_bytes)}", mark.boxes[0].center().x()
             large.append((mark.num_bytes, label(text, x, plot.top() - 9, False)))
         gutters: dict[float, list[tuple[int, Label]]] = {}
         for mark in self.arrows if self.gutter_px >= _LEAST_GUTTER else ():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.movement import Interval, Line
+from rankdeck_app.language import tr
 from rankdeck_app.widgets.phase_colors import phase_label
 from rankdeck_app.widgets.step_layout import StepFigure, StepMark
 
@@ -31,25 +32,27 @@ def words_of(mark: StepMark, figure: StepFigure) -> str:
     words = [label, phase_label(mark.name)]
     if isinstance(first, Interval):
         part = first.part
-        words += [f"microbatch {part.microbatch}"] * (part.microbatch is not None)
-        words += [f"stage {part.stage}"] * (part.stage is not None)
-        words += [f"{_operations(part.flops)} floating point operations"] * (part.flops > 0)
+        words += [tr("microbatch {number}", number=part.microbatch)] * (part.microbatch is not None)
+        words += [tr("stage {number}", number=part.stage)] * (part.stage is not None)
+        count = _operations(part.flops)
+        words += [tr("{count} floating point operations", count=count)] * (part.flops > 0)
     return " · ".join(words)
 
 
 def _of_line(mark: StepMark, line: Line, labels: tuple[str, ...]) -> str:
     count, size = len(mark.parts), format_bytes(mark.num_bytes)
-    what = f"{count} x {line.name}" if count > 1 else line.name
+    what = f"{count} x {phase_label(line.name)}" if count > 1 else phase_label(line.name)
     if line.source is not None and line.target is not None:
         return f"{what} · {labels[line.source]} → {labels[line.target]} · {size}"
     n = len(line.group)
-    members = f"all {n}" if n == len(labels) else ", ".join(labels[member] for member in line.group)
-    words = f"{what} · among {members} · {size} sent by each"
+    members = ", ".join(labels[member] for member in line.group)
+    among = tr("among all {n}", n=n) if n == len(labels) else tr("among {devices}", devices=members)
+    sent = tr("{size} sent by each", size=size)
     if line.name in _RING and mark.num_bytes and n > 1:
-        formula, share = _RING[line.name]
-        brought = format_bytes(round(mark.num_bytes / share(n)))
-        words += f" over a ring: {formula.format(brought)}, n = {n}"
-    return words
+        ring, share = _RING[line.name]
+        formula = ring.format(format_bytes(round(mark.num_bytes / share(n))))
+        sent = tr("{size} sent by each over a ring: {formula}, n = {n}", size=size, formula=formula, n=n)
+    return " · ".join((what, among, sent))
 
 
 def _operations(count: int) -> str:

@@ -9,6 +9,7 @@ from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QListWidget, QListWidgetItem
 
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text, painted_width
 
@@ -28,11 +29,11 @@ class _CardDelegate(ListRowDelegate):
             title = QRect(title.x(), rect.y() + 4, title.width(), 19)
             icon = QRectF(icon.x(), rect.y() + 6, 16, 16)
         draw_icon(painter, card.icon, icon, ink("foreground"))
-        beside = painted_width(painter, paint_text(painter, title, card.title, ink("foreground"), 12)) + 8
+        name = paint_text(painter, title, tr(card.title), ink("foreground"), 12)
+        beside = painted_width(painter, name) + 8
         hint = title.translated(0, 18) if has_two_lines else title.adjusted(beside, 0, 0, 0)
-        paint_text(
-            painter, hint, card.hint, ink("descriptionForeground"), 11, elide=Qt.TextElideMode.ElideRight
-        )
+        dim, elide = ink("descriptionForeground"), Qt.TextElideMode.ElideRight
+        paint_text(painter, hint, tr(card.hint), dim, 11, elide=elide)
 
 
 class StrategyList(QListWidget):
@@ -46,13 +47,14 @@ class StrategyList(QListWidget):
     def __init__(self, theme: Theme, *, two_lines: bool = False, tooltip: str = "") -> None:
         super().__init__()
         self.setItemDelegate(_CardDelegate(theme, self, TWO_LINES_HEIGHT if two_lines else ROW_HEIGHT))
-        self.setAccessibleName("Strategies")
+        self.setAccessibleName(tr("Strategies"))
         self.setMouseTracking(True)
         for card in STRATEGIES.values():
-            item = QListWidgetItem(card.title)
+            title = tr(card.title)
+            item = QListWidgetItem(title)
             item.setData(DATA_ROLE, card)
-            item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{card.title}: {card.hint}")
-            item.setToolTip(f"{card.summary}\n{tooltip}".strip())
+            item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{title}: {tr(card.hint)}")
+            item.setToolTip(f"{tr(card.summary)}\n{tooltip}".strip())
             self.addItem(item)
         self.itemSelectionChanged.connect(self._selected)
         self.itemActivated.connect(lambda item: self.explained.emit(self.name_of(item)))

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
+
+_AGES = (
+    (86400, marked("{count} d ago")),
+    (3600, marked("{count} h ago")),
+    (60, marked("{count} min ago")),
+)
+
 
 def ago_label(seconds: float) -> str:
     """'-40 s', '-5 min', 'now'."""
     if abs(seconds) < 1e-6:
-        return "now"
+        return tr("now")
     for least, unit in ((7200, "h"), (120, "min")):
         if abs(seconds) >= least:
             return f"{seconds / (3600 if unit == 'h' else 60):g} {unit}"
@@ -28,8 +37,8 @@ def elapsed_label(seconds: float, spacing: float = 1.0) -> str:
 def age_words(seconds: float) -> str:
     """'2 s ago', '5 min ago'; in whole units, so that it can be read while it changes."""
     if seconds < 1:
-        return "just now"
-    for least, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= least:
-            return f"{int(seconds // least)} {unit} ago"
-    return f"{int(seconds)} s ago"
+        return tr("just now")
+    for least_s, words in _AGES:
+        if seconds >= least_s:
+            return tr(words, count=int(seconds // least_s))
+    return tr("{count} s ago", count=int(seconds))

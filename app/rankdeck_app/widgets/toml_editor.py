@@ -10,6 +10,7 @@ from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QFocusEvent, QHelpEvent, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QToolTip
 
+from rankdeck_app.language import tr
 from rankdeck_app.state import toml_schema
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.code_editor import CodeEditor
@@ -18,7 +19,7 @@ from rankdeck_app.widgets.completion_box import CompletionBox
 
 class TomlEditor(CodeEditor):
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, ".toml", "Configuration as TOML")
+        super().__init__(theme, ".toml", tr("Configuration as TOML"))
         self.box = CompletionBox(theme, self)
         self.box.taken.connect(self._put)
         self._start = 0

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
@@ -26,7 +28,7 @@ from rankdeck_app.widgets.painting import RIGHT, chart_font, dashed_line, paint_
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
 _LEAST_BAR = 84.0
-MEDIAN, PREDICTED = "median, others", "predicted"
+MEDIAN, PREDICTED = marked("median, others"), marked("predicted")
 _MEDIAN_DASHES = (3, 2)
 _VEIL = 0.6
 
@@ -51,7 +53,7 @@ class DeviceBar:
 class BarsFigure:
     """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale.
 
-    `labels` names the kinds, in the order of the segments; `ghost` says what the ghost bars are of.
+    `labels` names the kinds in English, in the order of the segments; `ghost` says what its bars are of.
     """
 
     bars: Sequence[DeviceBar] = ()
@@ -122,11 +124,13 @@ class VramBars(Chart[BarsFigure]):
     """The bars of a run's devices, readable from 1 to 16 of them."""
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme, BarsFigure(), "Memory per device")
+        super().__init__(theme, BarsFigure(), tr("Memory per device"))
 
     def describe(self) -> str:
         return ", ".join(
-            f"{bar.label}: {format_bytes(bar.total_bytes) if bar.total_bytes is not None else 'unknown'}"
+            tr("{device}: unknown", device=bar.label)
+            if bar.total_bytes is None
+            else f"{bar.label}: {format_bytes(bar.total_bytes)}"
             for bar in self.figure.bars
         )
 
@@ -271,16 +275,16 @@ class VramBars(Chart[BarsFigure]):
         """The kinds of at least 1 % of the scale on some device, then the lines; a tooltip has all."""
         figure, leads = self.figure, self.figure.notable is not None
         entries = [
-            LegendEntry(label, [self._kind_color(kind, leads)], self._most_of(kind))
+            LegendEntry(tr(label), [self._kind_color(kind, leads)], self._most_of(kind))
             for kind, label in figure.labels.items()
             if self._most_of(kind) >= 0.01 * figure.scale_bytes
         ]
         if figure.imbalance:
-            entries.append(LegendEntry(MEDIAN, dashed_line(self._colors.median, _MEDIAN_DASHES)))
+            entries.append(LegendEntry(tr(MEDIAN), dashed_line(self._colors.median, _MEDIAN_DASHES)))
         if figure.ghost:
             entries.append(LegendEntry(figure.ghost, [self._ghost_brush()]))
         if figure.has_prediction:
-            entries.append(LegendEntry(PREDICTED, QPen(self._colors.foreground)))
+            entries.append(LegendEntry(tr(PREDICTED), QPen(self._colors.foreground)))
         return entries
 
     def _most_of(self, kind: str) -> int:
@@ -294,13 +298,14 @@ class VramBars(Chart[BarsFigure]):
         """What one device holds, by kind, for the pointer that rests on its bar."""
         bar = self.figure.bars[index]
         if bar.total_bytes is None:
-            return f"{bar.label}: not known yet"
+            return tr("{device}: not known yet", device=bar.label)
         held, labels = bar.by_kind or {}, self.figure.labels
-        kinds = bytes_table((label, held[kind]) for kind, label in labels.items() if held.get(kind))
+        kinds = bytes_table((tr(label), held[kind]) for kind, label in labels.items() if held.get(kind))
         note = f"<br>{bar.note}" if bar.note else ""
         lead = self.figure.imbalance
         if lead is not None and lead.device == index:
-            note += f"<br>{format_bytes(lead.excess_bytes)} above the median of the others"
+            above = tr("{size} above the median of the others", size=format_bytes(lead.excess_bytes))
+            note += f"<br>{above}"
         if bar.predicted_bytes is not None:
             note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
         if bar.ghost_bytes is not None:
@@ -310,5 +315,8 @@ class VramBars(Chart[BarsFigure]):
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:
     """'predicted 241.8 MiB (+0.3 %)': how far the prediction was above what was measured."""
-    error = f" ({100 * (predicted_bytes / measured_bytes - 1):+.1f} %)" if measured_bytes else ""
-    return f"{PREDICTED} {format_bytes(predicted_bytes)}{error}"
+    size = format_bytes(predicted_bytes)
+    if not measured_bytes:
+        return tr("predicted {size}", size=size)
+    error = 100 * (predicted_bytes / measured_bytes - 1)
+    return tr("predicted {size} ({error:+.1f} %)", size=size, error=error)

@@ -16,6 +16,7 @@ from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame
 
 from rankdeck.run.series import Curve, Series
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets import crosshair
 from rankdeck_app.widgets.chart_colors import ChartColors
@@ -40,7 +41,10 @@ class ZoomPlot(pg.PlotWidget):
         self.follows = True
         """Whether the ranges follow the data; a person who zooms or pans takes them over."""
         self._reset = push_button(
-            "Reset zoom", "Follow the data again (Escape, or a double click)", self.follow, height=20
+            tr("Reset zoom"),
+            tr("Follow the data again (Escape, or a double click)"),
+            self.follow,
+            height=20,
         )
         self._reset.setParent(self)
         self._reset.hide()
@@ -97,7 +101,7 @@ class ZoomPlot(pg.PlotWidget):
         if self.follows:
             return ""
         x0, x1 = (self.x_words(x) for x in self.visible_x())
-        return f"zoomed: {x0} to {x1}"
+        return tr("zoomed: {first} to {last}", first=x0, last=x1)
 
     def x_words(self, x: float) -> str:
         """A place on the axis."""

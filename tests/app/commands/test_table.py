@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command, CommandTable, Context
+from rankdeck_app.language import pseudo
 
 
 def test_a_command_runs_only_while_its_when_holds() -> None:
@@ -14,6 +16,13 @@ def test_a_command_runs_only_while_its_when_holds() -> None:
     assert table.run("run.stop")
     assert ran == ["stop"]
     assert table["run.stop"].label == "Stop"
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_title_has_its_label_in_another_language_too() -> None:
+    row = Command("view.group2", phrase("View: Focus Group {number}", number=2), lambda: None)
+    assert row.title == "View: Focus Group 2"
+    assert (row.shown, row.label) == (pseudo("View: Focus Group 2"), pseudo("Focus Group 2"))
 
 
 def test_an_unknown_command_does_not_run() -> None:

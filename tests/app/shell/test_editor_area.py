@@ -287,6 +287,14 @@ def test_the_layout_comes_back_from_its_state(window: MainWindow, editor: Editor
     assert fresh.save_state()["tree"]["children"][1]["orientation"] == "vertical"
 
 
+def test_a_kind_with_a_title_says_it_and_not_what_was_saved_in_another_language(
+    window: MainWindow, editor: EditorArea
+) -> None:
+    editor.register_page_kind("same", NotePage, "Same")
+    saved = [{"id": "same:", "title": "Otherwise"}, {"id": "note:b", "title": "Bee"}]
+    assert [tab.shown_title() for tab in editor._kinds.tabs_from(saved)] == ["Same", "Bee"]
+
+
 def test_tabs_of_unknown_kinds_and_broken_states_are_left_out(window: MainWindow, editor: EditorArea) -> None:
     group = {"tabs": [{"id": "other:x"}, {"id": "note:a"}], "current": "other:x"}
     tree = {"orientation": "horizontal", "sizes": [1, 1], "children": [group, {"tabs": [{"id": "other:y"}]}]}

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import pseudo
 from rankdeck_app.shell.palette import Palette, QuickItem
 from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage
@@ -39,6 +41,16 @@ def test_what_was_used_last_comes_first(window: MainWindow) -> None:
     window.commands.run("view.toggleStatusBar")
     window.palette_box.show_commands()
     assert labels(window.palette_box)[0] == "View: Toggle Status Bar"
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_command_is_found_by_what_is_shown_and_by_its_english_title(window: MainWindow) -> None:
+    box, wanted = window.palette_box, pseudo("View: Toggle Status Bar")
+    for typed in (wanted, "toggle status"):
+        box.show_commands()
+        box.input.setText(f">{typed}")
+        assert labels(box)[0] == wanted
+        assert bool(box.model.rows[0].marks) is (typed == wanted), "no letter of it is seen"
 
 
 def test_escape_gives_the_keyboard_back(qtbot: QtBot, window: MainWindow) -> None:

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QLineEdit, 
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.commands.table import Command
+from rankdeck_app.language import pseudo
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.side_bar import Activity, SideBarView
 from rankdeck_app.shell.window import MainWindow
@@ -38,6 +39,12 @@ def with_activities(window: MainWindow) -> list[str]:
 
 def menu_labels(window: MainWindow, name: str) -> list[str]:
     return [action.text().split("\t")[0] for action in window.title_bar.menu(name).actions() if action.text()]
+
+
+def test_menus_are_known_by_their_english_names_in_every_language(made_up: None, window: MainWindow) -> None:
+    assert window.title_bar._menus["File"].title() == pseudo("File")
+    assert window.keymap.keys_for("menu.file") == ("Alt+F",)
+    assert window.commands["menu.file"].shown == pseudo("View: Open the File Menu")
 
 
 def test_menus_come_from_the_table_and_only_with_commands_that_apply(window: MainWindow) -> None:

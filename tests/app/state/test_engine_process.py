@@ -10,7 +10,8 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.state.engine_process import Engine, engine_environment, parse_problems
+from rankdeck_app.language import PSEUDO, forget, use_language
+from rankdeck_app.state.engine_process import Engine, engine_environment, parse_problems, refusal_of
 
 WAIT_MS = 30_000
 
@@ -27,6 +28,18 @@ def test_the_engine_gets_no_qt_variable(qtbot: QtBot, monkeypatch: pytest.Monkey
     monkeypatch.setenv("QT_SCALE_FACTOR", "2")
     names = set(engine_environment().keys())
     assert "RANKDECK_HOME" in names and not any(name.startswith("QT_") for name in names)
+
+
+def test_what_the_engine_refuses_is_said_in_the_windows_language(qtbot: QtBot, engine: Engine) -> None:
+    call, answers = engine.stop(Path("/no/such/run")), list[tuple[int, str, str]]()
+    call.answered.connect(lambda code, out, err: answers.append((code, out, err)))
+    qtbot.waitUntil(lambda: bool(answers), timeout=WAIT_MS)
+    [(code, out, err)] = answers
+    english, made_up = refusal_of(out, err), use_language(PSEUDO)
+    said = refusal_of(out, err)
+    forget(made_up)
+    assert code == 2 and "run" in english and english != said and len(said) > len(english)
+    assert refusal_of("", "it said this\n") == "it said this"
 
 
 def test_a_refused_launch_brings_the_engines_problems(qtbot: QtBot, engine: Engine, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import Phrase
 from rankdeck.run.row import RunInfo
 from rankdeck_app.composition import App
 from rankdeck_app.state.output import OutputLine
@@ -37,6 +38,10 @@ def welcome(app: App) -> WelcomePage:
     page = app.window.editor.page("welcome:")
     assert isinstance(page, WelcomePage)
     return page
+
+
+def test_every_command_is_found_by_its_english_title_in_every_language(app: App) -> None:
+    assert [command.id for command in app.window.commands if not isinstance(command.title, Phrase)] == []
 
 
 def test_the_first_screen_suggests_one_run_behind_one_button(qtbot: QtBot, app: App) -> None:

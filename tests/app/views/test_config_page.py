@@ -13,16 +13,18 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.composition import App
 from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.launch.side_bar import LaunchView
+from rankdeck_app.widgets.run_rows import all_rows
 
 TEXT = '# mine\n[train]\nsteps = 5\n\n[strategy]\nuse = "dp"\n\n[devices]\nuse = "cpu:2"\n'
 
 
 @pytest.fixture
-def page(app: App, tmp_path: Path) -> ConfigPage:
+def page(qtbot: QtBot, app: App, tmp_path: Path) -> ConfigPage:
     app.session.draft.replace(TEXT, folder=tmp_path, stem="mine", origin="mine.toml")
     app.actions.show_config()
     page = app.window.editor.active_page()
     assert isinstance(page, ConfigPage)
+    qtbot.waitUntil(lambda: list(page.forms) == list(all_rows(app.session.draft)))
     return page
 
 

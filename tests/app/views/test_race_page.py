@@ -145,6 +145,21 @@ def test_a_running_race_is_shown_as_it_goes_on_and_stopped_from_its_tab(
     assert page.notes.text().startswith("Stopped: what was measured until then is kept.")
 
 
+def test_the_key_that_stops_a_run_stops_the_race_that_is_on_show(
+    qtbot: QtBot, app: App, written: WrittenRace
+) -> None:
+    assert not app.window.commands.enabled("race.stop")
+    written.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING), kind="virtual")
+    page = opened(qtbot, app, written)
+    qtbot.waitUntil(lambda: app.window.commands.enabled("race.stop"), timeout=WAIT_MS)
+    qtbot.waitActive(app.window)
+    qtbot.keyClick(app.window, Qt.Key.Key_F5, Qt.KeyboardModifier.ShiftModifier)
+    assert page.stop_button.text() == "Stopping…"
+    qtbot.waitUntil(written.folder.stop_request.exists, timeout=60_000)
+    app.window.editor.open("welcome:")
+    assert not app.window.commands.enabled("race.stop"), "no race is on show"
+
+
 def test_enter_opens_the_run_of_an_entry_and_one_that_has_none_is_said(
     qtbot: QtBot, app: App, written: WrittenRace
 ) -> None:

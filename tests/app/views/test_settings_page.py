@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
+from rankdeck_app.language import pseudo
 from rankdeck_app.settings import OPTIONS
 from rankdeck_app.views.settings_page import SettingsPage
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
@@ -86,6 +87,24 @@ def test_a_theme_is_looked_at_in_the_list_and_comes_back(qtbot: QtBot, app: App)
     assert theme.name == app.window.settings.get("theme.name", str) == "Light Modern"
     page.rows["theme.name"].reset.click()
     assert theme.name == combo.currentText() == "Dark Modern"
+
+
+def test_choices_are_shown_in_the_windows_language_and_kept_in_english(made_up: None, app: App) -> None:
+    page, settings = opened(app), app.window.settings
+    combo, theme = page.rows["window.density"].editor, page.rows["theme.name"].editor
+    assert isinstance(combo, ComboBox) and isinstance(theme, ComboBox)
+    combo.setCurrentText(pseudo("compact"))
+    combo.activated.emit(1)
+    assert settings.get("window.density", str) == "compact" and combo.currentText() == pseudo("compact")
+    line = theme.lineEdit()
+    assert line is not None and line.text() == pseudo("Dark Modern")
+    for typed in (pseudo("Light Modern"), "Light High Contrast"):
+        line.setText(typed)
+        line.editingFinished.emit()
+        kept = settings.get("theme.name", str)
+        assert line.text() == pseudo(kept) and typed in (kept, pseudo(kept))
+    settings.reset("theme.name")
+    settings.reset("window.density")
 
 
 def test_a_theme_s_path_may_be_typed_and_a_wrong_one_is_told(app: App, tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from PySide6.QtWidgets import QAbstractButton, QMenu, QSizePolicy, QWidget
 
 from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.table import letter_of
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import paint_text
-from rankdeck_app.widgets.run_list import outcome_look
+from rankdeck_app.widgets.run_list import outcome_look, outcome_text
 from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
 
 _HEIGHT, _GAP = 48, 10
@@ -58,15 +59,14 @@ class RunChip(QAbstractButton):
 
     def set_figure(self, figure: ChipFigure) -> None:
         self.figure = figure
-        letter, base = letter_of(figure.place), ", the baseline" if figure.is_baseline else ""
-        facts = ", ".join(filter(None, (figure.outcome, figure.facts)))
-        self.setAccessibleName(f"{letter}: {figure.name}, {facts}{base}")
-        what = (
-            "Differences are from this run" if figure.is_baseline else "Click: differences are from this run"
-        )
+        letter, base, what = letter_of(figure.place), "", tr("Click: differences are from this run")
+        if figure.is_baseline:
+            base, what = tr("the baseline"), tr("Differences are from this run")
+        facts = ", ".join(filter(None, (spoken(outcome_text(figure.outcome)), figure.facts)))
+        self.setAccessibleName(", ".join(filter(None, (f"{letter}: {figure.name}", facts, base))))
         self.setToolTip(f"{figure.name}\n{facts}\n{figure.at}\n{what}")
-        self.remove_button.setToolTip("Take Out")
-        self.remove_button.setAccessibleName(f"Take {letter} out: {figure.name}")
+        self.remove_button.setToolTip(tr("Take Out"))
+        self.remove_button.setAccessibleName(tr("Take {letter} out: {run}", letter=letter, run=figure.name))
         self.update()
 
     def _act(self, name: str, *more: object) -> None:
@@ -80,15 +80,16 @@ class RunChip(QAbstractButton):
 
     def build_menu(self) -> QMenu:
         menu = QMenu(self)
-        menu.addAction("Make It the Baseline", lambda: self._act("baseline")).setDisabled(
-            self.figure.is_baseline
-        )
-        menu.addAction("Open", lambda: self._act("open"))
+        base = menu.addAction(tr("Make It the Baseline"), lambda: self._act("baseline"))
+        base.setDisabled(self.figure.is_baseline)
+        menu.addAction(tr("Open"), lambda: self._act("open"))
         for attempt in self.figure.attempts:
-            words = f"Add Attempt {attempt} Alone" + (" (before it was resumed)" if attempt == 0 else "")
+            words = tr("Add Attempt {attempt} Alone", attempt=attempt)
+            if attempt == 0:
+                words = tr("Add Attempt {attempt} Alone (before it was resumed)", attempt=attempt)
             menu.addAction(words, partial(self._act, "attempt", attempt))
         menu.addSeparator()
-        menu.addAction("Take Out", lambda: self._act("remove"))
+        menu.addAction(tr("Take Out"), lambda: self._act("remove"))
         return menu
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -131,8 +132,8 @@ class _AddTile(QAbstractButton):
         self._theme = theme
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
-        self.setAccessibleName("Add runs")
-        self.setToolTip("Add runs to this comparison")
+        self.setAccessibleName(tr("Add runs"))
+        self.setToolTip(tr("Add runs to this comparison"))
         theme.changed.connect(self.update)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -145,7 +146,8 @@ class _AddTile(QAbstractButton):
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         ink = color("foreground" if lit else "descriptionForeground")
         draw_icon(painter, "add", QRectF(14, (self.height() - 16) / 2, 16, 16), ink)
-        paint_text(painter, QRectF(40, 0, self.width() - 46, self.height()), "Add runs…", ink, 12)
+        room = QRectF(40, 0, self.width() - 46, self.height())
+        paint_text(painter, room, tr("Add runs…"), ink, 12, elide=_ELIDED)
         painter.end()
 
 
@@ -164,7 +166,7 @@ class ChipRow(QWidget):
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
-        self.setAccessibleName("Compared runs")
+        self.setAccessibleName(tr("Compared runs"))
 
     def show_figures(self, figures: Sequence[ChipFigure]) -> None:
         """Chips stay the same objects while their runs stay: one of them may have the focus."""

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count
 from rankdeck.compare import bars, words
+from rankdeck.compare.bars import BarGroup
 from rankdeck.compare.curves import BY
 from rankdeck.compare.differences import Difference
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.compare.table import Comparison, FigureRow, letter_of
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.compared_run import FollowedRun
 from rankdeck_app.state.comparing import Comparing
 from rankdeck_app.views.compare.chips import ChipFigure
 from rankdeck_app.widgets.paired_bars import PairedFigure
 from rankdeck_app.widgets.side_by_side import SideCell, SideFigure, SideLine
 
-BY_WORDS = {"step": "Step", "time": "Time", "samples": "Samples"}
+BY_WORDS = {
+    "step": (marked("Step"), marked("Losses by step")),
+    "time": (marked("Time"), marked("Losses by time")),
+    "samples": (marked("Samples"), marked("Losses by samples")),
+}
 assert tuple(BY_WORDS) == BY
 
 
@@ -34,7 +41,7 @@ def _chip(comparing: Comparing, place: int, run: FollowedRun) -> ChipFigure:
         place,
         figures.name if figures is not None else run.title,
         figures.outcome if figures is not None else "",
-        _facts(figures) if figures is not None else "being read…",
+        _facts(figures) if figures is not None else tr("being read…"),
         place == comparing.baseline,
         tuple(others),
     )
@@ -42,44 +49,51 @@ def _chip(comparing: Comparing, place: int, run: FollowedRun) -> ChipFigure:
 
 def _facts(run: ComparedRun) -> str:
     """'DDP · 4 virtual · 120 / 500 steps'"""
+    known = (words.strategy_in_words(run), words.devices_in_words(run), _steps(run))
+    return " · ".join(spoken(fact) for fact in known if fact)
+
+
+def _steps(run: ComparedRun) -> str:
     step, planned = run.value("step"), run.steps_planned
-    of = f" / {format_count(planned)}" if planned and planned != step else ""
-    at = f"{format_count(step)}{of} steps" if step is not None else "no step yet"
-    known = (words.strategy_in_words(run), words.devices_in_words(run), at)
-    return " · ".join(fact for fact in known if fact)
+    if step is None:
+        return tr("no step yet")
+    if not planned or planned == step:
+        return tr("{step} steps", step=format_count(step))
+    return tr("{step} / {planned} steps", step=format_count(step), planned=format_count(planned))
 
 
 def figures(comparison: Comparison) -> SideFigure:
     """The table of figures with who made them."""
     lines: list[SideLine] = []
     for group in comparison.groups:
-        lines.append(SideLine(group, is_group=True))
+        lines.append(SideLine(spoken(group), is_group=True))
         lines += [_line(row) for row in comparison.rows_of(group)]
-        lines += [SideLine(_sentence(note)) for note in comparison.notes_of(group)]
+        lines += [SideLine(_sentence(spoken(note))) for note in comparison.notes_of(group)]
     return SideFigure(len(comparison.runs), comparison.baseline, tuple(lines))
 
 
 def _line(row: FigureRow) -> SideLine:
     cells = [
         SideCell(
-            row.cell(place),
-            row.differences[place],
+            spoken(row.cell(place)),
+            spoken(row.differences[place]),
             place in row.best,
             row.figures[place] is None,
             _tooltip(row, place),
         )
         for place in range(len(row.figures))
     ]
-    return SideLine(row.label, tuple(cells))
+    return SideLine(spoken(row.label), tuple(cells))
 
 
 def _tooltip(row: FigureRow, place: int) -> str:
+    difference, reason = spoken(row.differences[place]), spoken(row.unranked)
     parts = (
-        f"{row.label}: {row.cell(place)}",
-        row.more(place),
-        row.differences[place] and f"{row.differences[place]} against the baseline",
-        row.made_by[place] if row.figures[place] is not None else "not known",
-        row.unranked and f"not ranked: {row.unranked}",
+        f"{spoken(row.label)}: {spoken(row.cell(place))}",
+        spoken(row.more(place)),
+        difference and tr("{difference} against the baseline", difference=difference),
+        spoken(row.made_by[place]) if row.figures[place] is not None else tr("not known"),
+        reason and tr("not ranked: {reason}", reason=reason),
     )
     return "\n".join(part for part in parts if part)
 
@@ -92,50 +106,62 @@ def differences(comparison: Comparison) -> SideFigure:
     """Keys of the configurations, then what is none."""
     lines: list[SideLine] = []
     for heading, rows in (
-        ("Configuration", comparison.configuration),
-        ("Not configuration", comparison.rest),
+        (tr("Configuration"), comparison.configuration),
+        (tr("Not configuration"), comparison.rest),
     ):
         if rows:
             lines += [SideLine(heading, is_group=True), *map(_difference, rows)]
     if not lines:
-        lines.append(SideLine("Nothing differs: the same configuration, devices and versions."))
+        lines.append(SideLine(tr("Nothing differs: the same configuration, devices and versions.")))
     return SideFigure(len(comparison.runs), comparison.baseline, tuple(lines), is_text=True)
 
 
 def _difference(row: Difference) -> SideLine:
     cells = (
-        SideCell(words.UNKNOWN if one is None else " ".join(one.split()), is_dim=one is None)
+        SideCell(words.UNKNOWN if one is None else " ".join(spoken(one).split()), is_dim=one is None)
         for one in row.values
     )
-    return SideLine(row.key, tuple(cells))
+    return SideLine(spoken(row.key), tuple(cells))
 
 
 def memory(comparison: Comparison) -> PairedFigure:
-    return PairedFigure(tuple(bars.memory_bars(comparison)))
+    return _spoken_bars(bars.memory_bars(comparison))
 
 
 def memory_subtitle(comparison: Comparison, figure: PairedFigure) -> str:
     held = any(not device.is_peak for run in comparison.runs for device in run.devices)
-    parts = ["at each device's peak"]
+    parts = [tr("at each device's peak")]
     if held:
-        parts.append("of some what known owners hold")
+        parts.append(tr("of some what known owners hold"))
     if figure.has_prediction:
-        parts.append("tick: predicted")
+        parts.append(tr("tick: predicted"))
     return ", ".join(parts)
 
 
 def memory_source(comparison: Comparison) -> str:
-    told = {(run.memory_source or "").partition(",")[0] for run in comparison.runs if run.memory_source}
-    return told.pop() if len(told) == 1 else ""
+    told = {run.memory_source for run in comparison.runs if run.memory_source}
+    return tr(told.pop()) if len(told) == 1 else ""
 
 
 def speed(comparison: Comparison) -> PairedFigure:
-    return PairedFigure(tuple(bars.bar_charts(comparison)))
+    return _spoken_bars(bars.bar_charts(comparison))
+
+
+def _spoken_bars(groups: Sequence[BarGroup]) -> PairedFigure:
+    return PairedFigure(
+        tuple(
+            BarGroup(
+                spoken(group.label),
+                [bar._replace(words=spoken(bar.words), note=spoken(bar.note)) for bar in group.bars],
+            )
+            for group in groups
+        )
+    )
 
 
 def speed_source(comparison: Comparison) -> str:
     told = {words.kind_in_words(run) for run in comparison.runs} - {""}
-    return told.pop() if len(told) == 1 else ""
+    return spoken(told.pop()) if len(told) == 1 else ""
 
 
 def figures_rows(comparison: Comparison | None) -> Iterator[Sequence[object]]:

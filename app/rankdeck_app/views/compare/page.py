@@ -13,9 +13,12 @@ from typing import Any
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QScrollArea, QWidget
+from shiboken6 import isValid
 
+from rankdeck.base.phrases import marked
 from rankdeck.compare.naming import LEAST_RUNS, RunAt
 from rankdeck.compare.table import Comparison
+from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.comparing import Comparing
@@ -33,8 +36,8 @@ _LOSS_HEIGHT = 300
 _LEAST_CHARTS = 440
 """Of the width that charts need beside the table."""
 _RIGHT, _EDGE, _SCROLL_BAR, _GAP, _CARD_MARGINS = 16, 4, 10, 10, 20
-_EMPTY = "Add two or more runs to see them side by side."
-_ONE = "Add another run to compare this one with."
+_EMPTY = marked("Add two or more runs to see them side by side.")
+_ONE = marked("Add another run to compare this one with.")
 
 
 class ComparePage(Page):
@@ -50,7 +53,7 @@ class ComparePage(Page):
         clock: FrameClock,
         acts: Mapping[str, Callable[..., object]],
     ) -> None:
-        super().__init__(page_id, title="Compare", icon="git-compare")
+        super().__init__(page_id, title=tr("Compare"), icon="git-compare")
         self._acts = acts
         self.comparing = Comparing(is_known=lambda path: bool(acts["is_known"](path)))
         self._known: list[RunAt] = []
@@ -79,27 +82,27 @@ class ComparePage(Page):
         self._show_runs()
 
     def _make_cards(self, theme: Theme) -> None:
-        self.table, self.keys = SideBySide(theme, "Figures"), SideBySide(theme, "What differs")
-        self.memory, self.speed = PairedBars(theme, "VRAM per device"), PairedBars(theme, "Speed and bytes")
+        figures, differing = tr("Figures"), tr("What differs")
+        vram, speed = tr("VRAM per device"), tr("Speed and bytes")
+        self.table, self.keys = SideBySide(theme, figures), SideBySide(theme, differing)
+        self.memory, self.speed = PairedBars(theme, vram), PairedBars(theme, speed)
         self.loss = LossOverlay(theme)
         self.switch = {
-            by: push_button(words, f"Losses by {by}", partial(self.set_by, by), kind="segment", height=22)
-            for by, words in compare_figures.BY_WORDS.items()
+            by: push_button(tr(words), tr(meaning), partial(self.set_by, by), kind="segment", height=22)
+            for by, (words, meaning) in compare_figures.BY_WORDS.items()
         }
         for by, button in self.switch.items():
-            button.setAccessibleName(f"Losses by {by}")
+            button.setAccessibleName(button.toolTip())
             button.setChecked(by == self.loss.by)
         losses = QWidget()
         losses.setMinimumHeight(_LOSS_HEIGHT)
         column(row(*self.switch.values(), None, spacing=6), (self.loss, 1), on=losses, spacing=6)
         self.cards = {
-            "figures": ChartCard("Figures", theme, self.table, self._rows(compare_figures.figures_rows)),
-            "loss": ChartCard("Training loss", theme, losses, self.loss.csv_rows),
-            "memory": ChartCard(
-                "VRAM per device", theme, self.memory, self._rows(compare_figures.memory_rows)
-            ),
-            "speed": ChartCard("Speed and bytes", theme, self.speed, self._rows(compare_figures.speed_rows)),
-            "keys": ChartCard("What differs", theme, self.keys, self._rows(compare_figures.difference_rows)),
+            "figures": ChartCard(figures, theme, self.table, self._rows(compare_figures.figures_rows)),
+            "loss": ChartCard(tr("Training loss"), theme, losses, self.loss.csv_rows),
+            "memory": ChartCard(vram, theme, self.memory, self._rows(compare_figures.memory_rows)),
+            "speed": ChartCard(speed, theme, self.speed, self._rows(compare_figures.speed_rows)),
+            "keys": ChartCard(differing, theme, self.keys, self._rows(compare_figures.difference_rows)),
         }
 
     def _rows(self, of: Callable[[Comparison | None], Iterable[Sequence[object]]]) -> CsvRows:
@@ -107,7 +110,7 @@ class ComparePage(Page):
         return lambda: of(self.comparing.comparison)
 
     def _scroll(self) -> QScrollArea:
-        area = scrolled(self._body, "Comparison")
+        area = scrolled(self._body, tr("Comparison"))
         area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # arrow keys scroll
         return area
 
@@ -138,7 +141,7 @@ class ComparePage(Page):
         self._show_title()
         self.chips.show_figures(compare_figures.chips(self.comparing))
         message = _EMPTY if not num_runs else _ONE if num_runs < LEAST_RUNS else ""
-        self.message.setText(message)
+        self.message.setText(tr(message) if message else "")
         self.message.setVisible(bool(message))
         self._body.setVisible(comparison is not None)
         always, never = Qt.ScrollBarPolicy.ScrollBarAlwaysOn, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
@@ -158,16 +161,18 @@ class ComparePage(Page):
         self.speed.set_figure(speed)
         self.cards["memory"].setVisible(bool(memory.groups))
         self.cards["speed"].setVisible(bool(speed.groups))
-        self.cards["figures"].set_subtitle("★ the best, or not told apart from it", "★ the best")
-        raw = "raw and smoothed" if num_runs <= MOST_WITH_RAW else "smoothed"
-        self.cards["loss"].set_subtitle(f"{raw}, ◆ held-out", raw)
+        self.cards["figures"].set_subtitle(tr("★ the best, or not told apart from it"), tr("★ the best"))
+        raw = tr("raw and smoothed") if num_runs <= MOST_WITH_RAW else tr("smoothed")
+        self.cards["loss"].set_subtitle(f"{raw}, {tr('◆ held-out')}", raw)
         self.cards["memory"].set_subtitle(compare_figures.memory_subtitle(comparison, memory))
         self.cards["memory"].set_source(compare_figures.memory_source(comparison))
         self.cards["speed"].set_source(compare_figures.speed_source(comparison))
-        self.cards["keys"].set_subtitle("keys that are the same are left out")
+        self.cards["keys"].set_subtitle(tr("keys that are the same are left out"))
 
     def _show_title(self) -> None:
-        title = f"Compare: {self.comparing.title()}" if self.comparing.runs else "Compare"
+        title = tr("Compare")
+        if self.comparing.runs:
+            title = tr("Compare: {runs}", runs=self.comparing.title())
         if title != self.title:
             self.set_title(title)
 
@@ -180,7 +185,7 @@ class ComparePage(Page):
     # A tab
 
     def breadcrumbs(self) -> list[str]:
-        return ["runs", "Compare"]
+        return [tr("runs"), tr("Compare")]
 
     def tooltip(self) -> str:
         return "\n".join(map(str, self.comparing.ats)) or self.title
@@ -188,7 +193,7 @@ class ComparePage(Page):
     def tab_actions(self) -> list[PageAction]:
         if len(self.comparing.runs) < LEAST_RUNS:
             return []
-        return [PageAction("save", "Save as a Page…", "compare.save")]
+        return [PageAction("save", tr("Save as a Page…"), "compare.save")]
 
     def save_state(self) -> dict[str, Any]:
         return {**self.comparing.saved(), "by": self.loss.by}
@@ -230,5 +235,6 @@ def _body(cards: Mapping[str, ChartCard]) -> tuple[QWidget, QBoxLayout]:
 
 
 def _close(comparing: Comparing, _page: object = None) -> None:
-    comparing.close()
-    comparing.deleteLater()
+    if isValid(comparing):  # the window's end takes all along
+        comparing.close()
+        comparing.deleteLater()

@@ -9,7 +9,9 @@ from PySide6.QtCore import QEvent, QObject, QRect, QRectF, QSortFilterProxyModel
 from PySide6.QtGui import QColor, QKeyEvent, QPainter
 from PySide6.QtWidgets import QLineEdit, QListView, QListWidget, QListWidgetItem, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck.compare.naming import RunAt
+from rankdeck_app.language import tr
 from rankdeck_app.shell.side_bar import SideBarView
 from rankdeck_app.state.recent_comparisons import RecentComparisons
 from rankdeck_app.state.runs import Runs, RunsModel
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHOSEN_HEIGHT, _RECENT_HEIGHT = 30, 40
 _MOST_SHOWN = 8
-_NOTHING = "No comparison is open. Choose a run below, or one of the recent ones."
+_NOTHING = marked("No comparison is open. Choose a run below, or one of the recent ones.")
 _PLAIN = Qt.TextElideMode.ElideRight
 
 
@@ -39,7 +41,7 @@ class _ChosenDelegate(ListRowDelegate):
         paint_dash(painter, self._theme, QRectF(plate.right() + 8, rect.y(), 22, rect.height()), place)
         left = round(plate.right()) + 38
         room = QRect(left, rect.y(), rect.right() - left - 12, rect.height())
-        text = f"{name} (baseline)" if is_baseline else name
+        text = tr("{run} (baseline)", run=name) if is_baseline else name
         paint_text(painter, room, text, ink("foreground"), 12, elide=_PLAIN)
 
 
@@ -77,16 +79,16 @@ class CompareView(SideBarView):
         self._runs, self._recent, self._acts = runs, recent, acts
         self._comparing: Comparing | None = None
         self._make_lists(theme)
-        self.empty = text_label(_NOTHING, "dim")
+        self.empty = text_label(tr(_NOTHING), "dim")
         self.empty.setContentsMargins(14, 0, 14, 0)
         chosen = QWidget()
         column(self.empty, self.chosen, on=chosen)
         adding = QWidget()
-        pick = push_button("Choose Several…", "Choose runs one after another", acts["pick"])
+        pick = push_button(tr("Choose Several…"), tr("Choose runs one after another"), acts["pick"])
         column(column(self.filter, pick, margins=(12, 0, 12, 0), spacing=6), self.found, on=adding, spacing=6)
-        self.add_section("Compared", chosen)
-        self.add_section("Add a run", adding)
-        self.recent_section = self.add_section("Recent", self.recents)
+        self.add_section(tr("Compared"), chosen)
+        self.add_section(tr("Add a run"), adding)
+        self.recent_section = self.add_section(tr("Recent"), self.recents)
         self.setFocusProxy(self.filter)
         runs.changed.connect(self._size_lists)
         runs.changed.connect(self._show_recent)
@@ -96,8 +98,8 @@ class CompareView(SideBarView):
 
     def _make_lists(self, theme: Theme) -> None:
         self.chosen, self.recents = QListWidget(), QListWidget()
-        self.filter = QLineEdit(placeholderText="Name, strategy or outcome", clearButtonEnabled=True)
-        self.filter.setAccessibleName("Find runs to compare")
+        self.filter = QLineEdit(placeholderText=tr("Name, strategy or outcome"), clearButtonEnabled=True)
+        self.filter.setAccessibleName(tr("Find runs to compare"))
         self.proxy = _Comparable(self)
         self.proxy.setSourceModel(self._runs.model)
         self.proxy.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
@@ -107,9 +109,9 @@ class CompareView(SideBarView):
         self.found.setModel(self.proxy)
         self.found.setUniformItemSizes(True)
         lists: Sequence[tuple[QListView, str, ListRowDelegate]] = (
-            (self.chosen, "Compared runs", _ChosenDelegate(theme, self.chosen, _CHOSEN_HEIGHT)),
-            (self.found, "Runs to add", RunDelegate(theme, self.found, ())),
-            (self.recents, "Recent comparisons", _RecentDelegate(theme, self.recents, _RECENT_HEIGHT)),
+            (self.chosen, tr("Compared runs"), _ChosenDelegate(theme, self.chosen, _CHOSEN_HEIGHT)),
+            (self.found, tr("Runs to add"), RunDelegate(theme, self.found, ())),
+            (self.recents, tr("Recent comparisons"), _RecentDelegate(theme, self.recents, _RECENT_HEIGHT)),
         )
         for one, name, delegate in lists:
             one.setAccessibleName(name)
@@ -117,7 +119,7 @@ class CompareView(SideBarView):
             one.setMouseTracking(True)
             one.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
             theme.changed.connect(one.viewport().update)
-        self.chosen.setToolTip("Enter: make it the baseline. Delete: take it out.")
+        self.chosen.setToolTip(tr("Enter: make it the baseline. Delete: take it out."))
         self.chosen.installEventFilter(self)
         self.chosen.activated.connect(lambda index: self._make_baseline(index.row()))
         for signal in (self.found.clicked, self.found.activated):
@@ -148,7 +150,8 @@ class CompareView(SideBarView):
             (place, run.figures.name if run.figures is not None else run.title, place == baseline)
             for place, run in enumerate(runs)
         ]
-        _fill(self.chosen, rows, [f"{name}{', the baseline' if base else ''}" for _, name, base in rows])
+        said = [tr("{run}, the baseline", run=name) if base else name for _, name, base in rows]
+        _fill(self.chosen, rows, said)
         self.chosen.setFixedHeight(_CHOSEN_HEIGHT * len(rows))
         self.chosen.setVisible(bool(rows))
         self.empty.setVisible(not rows)
@@ -157,7 +160,7 @@ class CompareView(SideBarView):
         rows = []
         for ats in self._recent.all:
             names = [self._name_of(at) for at in ats]
-            rows.append((names[0], f"beside {', '.join(names[1:])}"))
+            rows.append((names[0], tr("beside {runs}", runs=", ".join(names[1:]))))
         _fill(self.recents, rows, [" ".join(row) for row in rows])
         self.recents.setFixedHeight(_RECENT_HEIGHT * len(rows))
         self.recent_section.setVisible(bool(rows))

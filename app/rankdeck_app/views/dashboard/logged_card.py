@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rankdeck.base.phrases import marked
 from rankdeck.run.batch import Changed
+from rankdeck_app.language import tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import script_figures
@@ -66,10 +68,11 @@ class LoggedCard(ChartCard):
         card, metric, plot = self._loss, self._shown().fold.metrics.get(name), self._loss.body
         assert isinstance(plot, CurvePlot)
         if metric is None:
-            card.set_title("Training loss")
+            card.set_title(tr("Training loss"))
             self._bring_back()
         else:
             card.set_title(name)
-            card.set_subtitle(f"logged through {metric.through}; Escape for the loss", "logged")
-            plot.set_curves(metric.curve, metric.curve, digits=4, words=("value", "", ""))
+            words = tr("logged through {library}; Escape for the loss", library=metric.through)
+            card.set_subtitle(words, tr("logged"))
+            plot.set_curves(metric.curve, metric.curve, digits=4, words=(marked("value"), "", ""))
         plot.follow()

@@ -13,12 +13,13 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures
+from rankdeck_app.views.dashboard import run_figures, run_rows
 from rankdeck_app.views.dashboard.logged_card import LoggedCard
-from rankdeck_app.views.dashboard.run_tab import Curves, RunTab
+from rankdeck_app.views.dashboard.run_tab import LR_WORDS, NORM_WORDS, PACE_WORDS, Curves, RunTab
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
@@ -40,23 +41,27 @@ class RunPage(RunTab):
         self._anatomy = StepAnatomyChart(theme)
         make = partial(partial, self._make_curve, theme)
         bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget], RunRows]] = {
-            "bars": ("VRAM per device", self._bars, run_figures.bars_rows),
-            "anatomy": ("Step anatomy", self._anatomy, run_figures.anatomy_rows),
-            "heat": ("Utilisation", self._heat, run_figures.heat_rows),
-            "band": ("VRAM over time", lambda: BandChart(theme, "Memory over time"), run_figures.band_rows),
-            "loss": ("Training loss", make("loss"), run_figures.loss_rows),
-            "rate": (
-                "Throughput",
-                make("rate", words=("now", "smoothed", ""), from_zero=True, digits=0),
-                run_figures.rate_rows,
+            "bars": (tr("VRAM per device"), self._bars, run_rows.bars_rows),
+            "anatomy": (tr("Step anatomy"), self._anatomy, run_rows.anatomy_rows),
+            "heat": (tr("Utilisation"), self._heat, run_rows.heat_rows),
+            "band": (
+                tr("VRAM over time"),
+                lambda: BandChart(theme, tr("Memory over time")),
+                run_rows.band_rows,
             ),
-            "lr": ("Learning rate", make("lr", words=("lr", "", ""), digits=5), run_figures.lr_rows),
-            "norm": ("Gradient norm", make("norm", words=("norm", "", ""), digits=5), run_figures.norm_rows),
+            "loss": (tr("Training loss"), make("loss"), run_rows.loss_rows),
+            "rate": (
+                tr("Throughput"),
+                make("rate", words=PACE_WORDS, from_zero=True, digits=0),
+                run_rows.rate_rows,
+            ),
+            "lr": (tr("Learning rate"), make("lr", words=LR_WORDS, digits=5), run_rows.lr_rows),
+            "norm": (tr("Gradient norm"), make("norm", words=NORM_WORDS, digits=5), run_rows.norm_rows),
         }
         for name, (title, body, rows) in bodies.items():
             self.cards[name] = ChartCard(title, theme, body, partial(self._rows, rows))
         self.cards["metrics"] = self._logged = LoggedCard(
-            "Logged by the model", theme, lambda: self.shown, self.cards["loss"], self._show_loss
+            tr("Logged by the model"), theme, lambda: self.shown, self.cards["loss"], self._show_loss
         )
         return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr", "norm"))
 
@@ -79,17 +84,17 @@ class RunPage(RunTab):
         return run_figures.headline(self.shown)
 
     def _live_actions(self) -> list[PageAction]:
-        save = PageAction("save", "Save a checkpoint now", "run.checkpoint")
-        return [save, PageAction("debug-stop", "Stop this run", "run.stop")]
+        save = PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")
+        return [save, PageAction("debug-stop", tr("Stop this run"), "run.stop")]
 
     def _ended_actions(self) -> list[PageAction]:
-        resume = PageAction("debug-continue", "Resume", "run.resume")
-        again = PageAction("debug-rerun", "Run Again", "run.again")
-        compare = PageAction("git-compare", "Compare", "run.compare")
+        resume = PageAction("debug-continue", tr("Resume"), "run.resume")
+        again = PageAction("debug-rerun", tr("Run Again"), "run.again")
+        compare = PageAction("git-compare", tr("Compare"), "run.compare")
         actions = [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
         if any(map(is_out_of_memory, self.run.problems)):
             # A banner has room for three beside its words.
-            actions = [PageAction("lightbulb", "Why Out of Memory", "run.why"), *actions[:-1]]
+            actions = [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
         return actions
 
     def _refresh_cards(self, pending: Changed) -> None:
@@ -111,15 +116,15 @@ class RunPage(RunTab):
                     plot.set_last_step(run.steps)
                     plot.request_draw()
             if isinstance(norm := self._plot("norm"), CurvePlot):
-                norm.awaited = "no gradient was clipped: train.clip_norm tells their norms"
+                norm.awaited = tr("no gradient was clipped: train.clip_norm tells their norms")
         if self._logged.take(pending) or pending & Changed.STATE:
             self.grid.show_only({name for name in self.cards if name != "metrics" or self._logged.is_filled})
 
     def _show_loss(self) -> None:
         """Also after a curve that the model logs stood in its place."""
         run, card = self.shown, self.cards["loss"]
-        held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
-        card.set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
+        held_out = tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out")
+        card.set_subtitle(*(held_out if len(run.held_out) else (tr("raw and EMA"),)))
         if isinstance(plot := card.made_body, CurvePlot):
             plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)
 
@@ -133,7 +138,7 @@ class RunPage(RunTab):
 
     def _show_heat(self) -> None:
         self._heat.set_figure(run_figures.heat(self.shown, self._seen_moments()))
-        what = "thread busy" if self.shown.is_rehearsal else "% SM"
+        what = tr("thread busy") if self.shown.is_rehearsal else tr("% SM")
         self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.shown, what))
 
     def _show_devices(self) -> None:

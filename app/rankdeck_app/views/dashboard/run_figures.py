@@ -6,10 +6,11 @@ Everything that is not known yet becomes a dash or an empty row here, never a ze
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.run.anatomy import SIMULATED_TIME, StepAnatomy
 from rankdeck.run.breakdown import highest_of
@@ -17,6 +18,7 @@ from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.left_out import left_out_in_words, training_data
 from rankdeck.run.problems import failed_problem, lost_problem
+from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
@@ -25,10 +27,10 @@ from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.time_words import age_words
-from rankdeck_app.widgets.vram_bars import PREDICTED, BarsFigure, DeviceBar, prediction_text
+from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
-REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
-REHEARSAL = "CPU rehearsal"
+REHEARSAL_BYTES = marked("tensor bytes on virtual devices (CPU rehearsal)")
+REHEARSAL = marked("CPU rehearsal")
 
 _SPAN_S = 60.0
 _HEAT_COLUMNS = 240
@@ -46,35 +48,36 @@ def stats(run: RunAnswers) -> tuple[Stat, ...]:
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
     return (
-        Stat("Step", step + total, widest_step + total),
+        Stat(tr("Step"), step + total, widest_step + total),
         loss_stat(run),
-        Stat("Samples/s", rate, "88 888"),
-        Stat("Elapsed", elapsed, "8:88:88"),
+        Stat(tr("Samples/s"), rate, "88 888"),
+        Stat(tr("Elapsed"), elapsed, "8:88:88"),
         _outlook(run),
         _balance(run),
     )
 
 
 def loss_stat(run: RunAnswers) -> Stat:
-    text = UNKNOWN if run.loss is None else format_loss(run.loss)
     is_lost = run.loss is not None and not math.isfinite(run.loss)
-    return Stat("Loss (EMA)", text, text if is_lost else "88.8888", is_hot=is_lost)
+    text = UNKNOWN if run.loss is None else tr("not finite") if is_lost else format_loss(run.loss)
+    return Stat(tr("Loss (EMA)"), text, text if is_lost else "88.8888", is_hot=is_lost)
 
 
 def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
-    left_out = left_out_in_words(**training_data(run.fold) or {})
-    return f"samples/s{left_out and f'; {left_out}'}", "samples/s"
+    left_out = spoken(left_out_in_words(**training_data(run.fold) or {}))
+    return "; ".join(filter(None, (tr("samples/s"), left_out))), tr("samples/s")
 
 
 def _outlook(run: RunAnswers) -> Stat:
     evaluation = run.evaluation
     if not run.is_over or evaluation is None:
-        return Stat("ETA", UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
+        return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
     loss = UNKNOWN if evaluation.loss is None else f"{evaluation.loss:.4f}"
     if evaluation.accuracy is None:
-        return Stat("Held-out loss", loss, "88.8888")
+        return Stat(tr("Held-out loss"), loss, "88.8888")
     accuracy = f"{loss}  {100 * evaluation.accuracy:.1f}%"
-    return Stat("Held-out loss, accuracy", accuracy, "88.8888  88.8%", short="Held-out, accuracy")
+    short = tr("Held-out, accuracy")
+    return Stat(tr("Held-out loss, accuracy"), accuracy, "88.8888  88.8%", short=short)
 
 
 def _balance(run: RunAnswers) -> Stat:
@@ -82,9 +85,9 @@ def _balance(run: RunAnswers) -> Stat:
     if len(run.devices) == 1:
         total_bytes = run.total_bytes_of(run.devices[0])
         value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
-        return Stat(
-            f"{run.label_of(run.devices[0])} {'live' if run.is_by_owners else 'peak'}", value, "888.8 MiB"
-        )
+        device = run.label_of(run.devices[0])
+        label = tr("{device} live", device=device) if run.is_by_owners else tr("{device} peak", device=device)
+        return Stat(label, value, "888.8 MiB")
     return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])
 
 
@@ -92,7 +95,8 @@ def bars(run: RunAnswers) -> BarsFigure:
     labels = SCRIPT_KIND_LABELS if run.is_script else KIND_LABELS
     found = tuple(_bar(run, device) for device in run.devices)
     has_ghosts = any(bar.ghost_bytes is not None for bar in found)
-    ghost = f"with {run.cured.words}, {PREDICTED}" if run.cured is not None and has_ghosts else ""
+    cured = run.cured if has_ghosts else None
+    ghost = "" if cured is None else tr("with {cure}, predicted", cure=cured.words)
     return BarsFigure(found, run.imbalance, run.capacity_bytes, labels, ghost)
 
 
@@ -101,11 +105,12 @@ def _bar(run: RunAnswers, device: DeviceFigures) -> DeviceBar:
     predicted, ghost = run.predicted_bytes_of(device), run.cured_bytes_of(device)
     if memory is None:
         return DeviceBar(
-            label, device.used_bytes, note="in use now", predicted_bytes=predicted, ghost_bytes=ghost
+            label, device.used_bytes, note=tr("in use now"), predicted_bytes=predicted, ghost_bytes=ghost
         )
-    note = f"live at the end of the step: {format_bytes(memory.live_bytes)}"
+    note = tr("live at the end of the step: {size}", size=format_bytes(memory.live_bytes))
     if memory.reserved_bytes is not None:
-        note += f"<br>reserved: {format_bytes(memory.reserved_bytes)}"
+        reserved = tr("reserved: {size}", size=format_bytes(memory.reserved_bytes))
+        note += f"<br>{reserved}"
     return DeviceBar(
         label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted, ghost_bytes=ghost
     )
@@ -117,29 +122,36 @@ def bars_subtitle(run: RunAnswers, figure: BarsFigure) -> tuple[str, ...]:
         return run.cured.in_words(max((bar.ghost_bytes or 0 for bar in figure.bars), default=0))
     if not figure.largest_bytes:
         return ("",)
-    of = "" if run.capacity_bytes is None else f", of {format_bytes(run.capacity_bytes, 0)}"
-    when, age = _moment(run), memory_age(run)
-    words = f"{when}{of}{_beside(figure)}", f"{when}{of}", when
-    return *_aged(words, age), when.partition(" of ")[0]
+    when, short = _moment(run)
+    of_all = when
+    if run.capacity_bytes is not None:
+        of_all = tr("{moment}, of {size}", moment=when, size=format_bytes(run.capacity_bytes, 0))
+    words = "; ".join(filter(None, (of_all, _beside(figure)))), of_all, when
+    return *_aged(words, memory_age(run)), short
 
 
 def _aged(words: Sequence[str], age: str) -> tuple[str, ...]:
     """The words with their age, in ever fewer words, and then without."""
     if not age:
         return tuple(words)
-    return *(f"{text}; sampled {age}" for text in words), *(f"{text}, {age}" for text in words), *words
+    sampled = tr("sampled {age}", age=age)
+    return *(f"{text}; {sampled}" for text in words), *(f"{text}, {age}" for text in words), *words
 
 
-def _moment(run: RunAnswers) -> str:
+def _moment(run: RunAnswers) -> tuple[str, str]:
+    """In words, and in as few as there can be."""
     if all(run.memory_of(device) is None for device in run.devices):
-        return "in use now"
+        return tr("in use now"), tr("in use now")
     step = format_count(max(device.memory_step or 0 for device in run.devices))
     if run.is_by_owners:
-        return f"at step {step}"
+        at_step = tr("at step {step}", step=step)
+        return at_step, at_step
     if not run.is_over:
-        return f"peak of step {step}"
+        return tr("peak of step {step}", step=step), tr("peak")
     sampled = [device.num_sampled for device in run.devices if device.num_sampled]
-    return highest_of(min(sampled), run.fold.num_steps_measured) if sampled else "peak of the run"
+    if not sampled:
+        return tr("peak of the run"), tr("peak")
+    return spoken(highest_of(min(sampled), run.fold.num_steps_measured)), tr("highest")
 
 
 def _beside(figure: BarsFigure) -> str:
@@ -147,7 +159,7 @@ def _beside(figure: BarsFigure) -> str:
     fullest = max(figure.bars, key=lambda bar: bar.total_bytes or 0)
     if not fullest.total_bytes or fullest.predicted_bytes is None:
         return ""
-    return f"; {prediction_text(fullest.total_bytes, fullest.predicted_bytes)}"
+    return prediction_text(fullest.total_bytes, fullest.predicted_bytes)
 
 
 def moments(run: RunAnswers) -> Moments:
@@ -178,11 +190,12 @@ def band(run: RunAnswers) -> BandFigure:
     charted = run.charted
     limits = []
     if run.capacity_bytes is not None:
-        limits.append(MemoryLimit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
+        name = tr("capacity {size}", size=format_bytes(run.capacity_bytes, 0))
+        limits.append(MemoryLimit(name, run.capacity_bytes))
     predicted_bytes = _predicted_peak(run)
     if predicted_bytes is not None:
-        name = f"predicted peak {format_bytes(predicted_bytes)}"
-        short = f"predicted {format_bytes(predicted_bytes, 0)}"
+        name = tr("predicted peak {size}", size=format_bytes(predicted_bytes))
+        short = tr("predicted {size}", size=format_bytes(predicted_bytes, 0))
         limits.append(MemoryLimit(name, predicted_bytes, is_hard=False, short=short))
     return BandFigure(
         labels=[run.label_of(device) for device in charted.devices],
@@ -204,11 +217,15 @@ def band_subtitle(run: RunAnswers) -> tuple[str, ...]:
     if not any(len(device.memory_history) for device in run.devices):
         return ("",)
     if run.is_over:
-        return ("whole run",)
+        return (tr("whole run"),)
     age = memory_age(run)
-    if run.looked_back_at is not None:
-        return f"whole run; sampled {age}", f"sampled {age}", age
-    return f"last {_SPAN_S:.0f} s; sampled {age}", f"sampled {age}", age
+    sampled = tr("sampled {age}", age=age)
+    return f"{_span(run)}; {sampled}", sampled, age
+
+
+def _span(run: RunAnswers) -> str:
+    """What every chart over time shows, in words."""
+    return tr("whole run") if _shows_all(run) else tr("last {seconds:.0f} s", seconds=_SPAN_S)
 
 
 def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
@@ -232,7 +249,7 @@ def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
 
 
 def heat_subtitle(run: RunAnswers, what: str) -> tuple[str, str]:
-    return f"{what}, {'whole run' if _shows_all(run) else f'last {_SPAN_S:.0f} s'}", what
+    return f"{what}, {_span(run)}", what
 
 
 def _value_now(device: DeviceFigures, newest: float) -> float | None:
@@ -275,30 +292,20 @@ def anatomy_subtitle(run: RunAnswers) -> tuple[str, ...]:
 def _of_step(run: RunAnswers, sampled: StepAnatomy) -> tuple[str, ...]:
     seconds = sampled.seconds
     took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-    step, bubble = f"step {format_count(sampled.step)}", run.bubble
-    if bubble is None or bubble[0] is None:
+    step = tr("step {step}", step=format_count(sampled.step))
+    if run.bubble is None or run.bubble[0] is None:
         return f"{step}, {took}", step
-    measured, theory = bubble
+    measured, theory = run.bubble
+    bubble = tr("bubble {measured:.2f}", measured=measured)
     if theory is None:
-        return f"{step}, bubble {measured:.2f} measured", f"{step}, bubble {measured:.2f}", step
-    return (
-        f"{step}, bubble {measured:.2f} measured, {theory:.2f} theory",
-        f"{step}, bubble {measured:.2f}, theory {theory:.2f}",
-        f"{step}, bubble {measured:.2f}",
-        step,
-    )
-
-
-def anatomy_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
-    sampled = run.anatomy
-    for row in () if sampled is None else sampled.rows:
-        for span in row.spans:
-            label = (
-                run.label_of(run.devices[row.device]) if row.device < len(run.devices) else str(row.device)
-            )
-            times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")
-            yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
+        words = [tr("bubble {measured:.2f} measured", measured=measured), bubble]
+    else:
+        words = [
+            tr("bubble {measured:.2f} measured, {theory:.2f} theory", measured=measured, theory=theory),
+            tr("bubble {measured:.2f}, theory {theory:.2f}", measured=measured, theory=theory),
+            bubble,
+        ]
+    return *(f"{step}, {text}" for text in words), step
 
 
 def headline(run: RunAnswers) -> tuple[str, str, str] | None:
@@ -307,88 +314,45 @@ def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     Tones: info, error.
     """
     if run.ending == "stopping":
-        return "info", "Stopping…" if run.is_script else "Stopping, saving a checkpoint…", ""
+        return "info", tr("Stopping…") if run.is_script else tr("Stopping, saving a checkpoint…"), ""
     if not run.is_over:
         if run.step is not None:
             return None
-        return "info", "Starting ranks…", _awaited(run)
+        return "info", tr("Starting ranks…"), _awaited(run)
     if run.outcome == "completed":
         return None
     if run.outcome == "stopped":
-        at = "before its first step" if run.step is None else f"at step {format_count(run.step)}"
-        return "info", f"Stopped {at}.", run.end.reason or "" if run.end is not None else ""
-    errors = [problem for problem in run.problems if problem.severity == "error"]
+        reason = run.end.reason or "" if run.end is not None else ""
+        if run.step is None:
+            return "info", tr("Stopped before its first step."), reason
+        return "info", tr("Stopped at step {step}.", step=format_count(run.step)), reason
+    errors = [problem for problem in run.fold.problems if problem.severity == "error"]
     unexplained = lost_problem if run.outcome == "lost" else failed_problem
     problem = errors[0] if errors else unexplained(run.run)
-    rank = "" if problem.rank is None else f"Rank {problem.rank}"
-    where = f"{rank}: " if rank and rank.lower() not in problem.message.lower() else ""
-    return "error", f"{where}{problem.message}", problem.advice or ""
+    said = in_words(problem)
+    if problem.rank is None or f"rank {problem.rank}" in problem.message.lower():
+        return "error", said.message, said.advice or ""
+    message = tr("Rank {rank}: {message}", rank=problem.rank, message=said.message)
+    return "error", message, said.advice or ""
 
 
 def _awaited(run: RunAnswers) -> str:
     phase = run.phase()
     if phase is not None:
         return f"{phase[0].upper()}{phase[1:]}"
-    return "Waiting for the ranks to report." if run.strategy is not None else "Waiting for the supervisor."
+    if run.strategy is not None:
+        return tr("Waiting for the ranks to report.")
+    return tr("Waiting for the supervisor.")
 
 
 def sources(run: RunAnswers) -> tuple[tuple[str, str], tuple[str, str]]:
     """(text, short text) of what the figures are: for the cards of memory, and for the others."""
     if run.is_script:
-        source = run.source or ""
+        source = tr(run.source or "")
         return (source, source), ("", "")
     if not run.is_rehearsal:
-        source = run.source or ""
+        source = tr(run.source or "")
         return (source, source), (source, source)
-    simulated = (f"{SIMULATED_TIME} (CPU rehearsal)", SIMULATED_TIME)
-    return (REHEARSAL_BYTES, REHEARSAL), (simulated if run.is_simulated else (REHEARSAL, REHEARSAL))
-
-
-def bars_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    """CSV of the bars, in bytes."""
-    figure = bars(run)
-    yield ("device", "peak_bytes", *figure.labels, "predicted_bytes")
-    for bar in figure.bars:
-        kinds = bar.by_kind or {}
-        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in figure.labels), bar.predicted_bytes)
-
-
-def band_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    yield ("device", "seconds", "bytes")
-    for device in run.devices:
-        for x, y in zip(*device.memory_history.points(), strict=True):
-            yield (run.label_of(device), f"{x:.3f}", round(float(y)))
-
-
-def heat_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    yield ("device", "seconds", "busy")
-    for device in run.devices:
-        for x, y in zip(*device.utilisation_history.points(), strict=True):
-            yield (run.label_of(device), f"{x:.3f}", f"{y:.4f}")
-
-
-def loss_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    """Training losses, then held-out ones: a step has one row for each that it has."""
-    yield ("step", "loss", "ema", "held_out")
-    for step, loss, average in zip(*run.losses.points(), run.loss_ema.points()[1], strict=True):
-        yield (int(step), f"{loss:.6g}", f"{average:.6g}", "")
-    for step, loss in zip(*run.held_out.points(), strict=True):
-        yield (int(step), "", "", f"{loss:.6g}")
-
-
-def lr_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    yield ("step", "lr")
-    for step, lr in zip(*run.fold.lrs.points(), strict=True):
-        yield (int(step), f"{lr:.6g}")
-
-
-def norm_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    yield ("step", "grad_norm")
-    for step, norm in zip(*run.fold.grad_norms.points(), strict=True):
-        yield (int(step), f"{norm:.6g}")
-
-
-def rate_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
-    yield ("step", "samples_per_s", "smoothed")
-    for step, rate, smooth in zip(*run.rates.points(), run.rate_ema.points()[1], strict=True):
-        yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")
+    rehearsal = tr(REHEARSAL)
+    simulated = tr("simulated time (CPU rehearsal)"), tr(SIMULATED_TIME)
+    return (tr(REHEARSAL_BYTES), rehearsal), (simulated if run.is_simulated else (rehearsal, rehearsal))

@@ -15,8 +15,10 @@ from typing import Any
 
 from PySide6.QtGui import QResizeEvent, QShowEvent
 
+from rankdeck.base.phrases import marked
 from rankdeck.run.batch import Changed
 from rankdeck.run.series import Curve, Floats
+from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.card_layouts import SCRIPT, CardLayouts
@@ -40,6 +42,15 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot
 PAGE_KIND = "run"
 Curves = tuple[Curve, Curve, Curve | None]
 """Raw, their average, and single points."""
+PACE_WORDS = (marked("now"), marked("smoothed"), "")
+LR_WORDS, NORM_WORDS = (marked("lr"), "", ""), (marked("norm"), "", "")
+# outcome -> heading of the summary
+_ENDED = {
+    "completed": marked("Completed"),
+    "failed": marked("Failed"),
+    "stopped": marked("Stopped"),
+    "lost": marked("Lost"),
+}
 # Figures that change faster cannot be read.
 _STATS_EVERY_S = 0.25
 
@@ -147,8 +158,9 @@ class RunTab(Page):
         name = self.run.name
         stamp, _, rest = name.partition("-")
         if len(stamp) != 8 or not stamp.isdigit():
-            return ["runs", name, "Dashboard"]
-        return ["runs", f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}", rest.partition("-")[2] or rest, "Dashboard"]
+            return [tr("runs"), name, tr("Dashboard")]
+        day = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}"
+        return [tr("runs"), day, rest.partition("-")[2] or rest, tr("Dashboard")]
 
     def tooltip(self) -> str:
         return str(self.run.run.path)
@@ -162,21 +174,21 @@ class RunTab(Page):
         """What the banner says, and what one can do about it."""
         if self.run.time.moment is None:
             return self._headline(), self._banner_actions()
-        back = [PageAction("history", "Back to Now", "time.now")] if self._can_act else []
+        back = [PageAction("history", tr("Back to Now"), "time.now")] if self._can_act else []
         return looking_back(self.run), back
 
     def _summary_actions(self) -> list[PageAction]:
         """What can be taken along; and of a completed run, which has no banner, what else can be done."""
         if not self._can_act:
             return []
-        weights = [] if self.run.is_script else [PageAction("save", "Export Weights…", "run.weights")]
-        report = PageAction("file-code", "Save a Report…", "run.report")
+        weights = [] if self.run.is_script else [PageAction("save", tr("Export Weights…"), "run.weights")]
+        report = PageAction("file-code", tr("Save a Report…"), "run.report")
         rest = self._ended_actions() if self.run.outcome == "completed" else []
         return [*weights, report, *rest]
 
     def _show_summary(self) -> None:
         run = self.run
-        title = (run.outcome or "").capitalize()
+        title = tr(_ENDED.get(run.outcome or "", ""))
         is_usually_open = run.outcome == "completed"
         actions = self._summary_actions()
         report = self._ended.report if run.time.moment is None else None
@@ -195,7 +207,7 @@ class RunTab(Page):
 
     def _banner_actions(self) -> list[PageAction]:
         if self.run.ending == "stopping" and self._can_act:
-            return [PageAction("debug-stop", "Stop Now", "run.stopNow")]
+            return [PageAction("debug-stop", tr("Stop Now"), "run.stopNow")]
         return self.tab_actions() if self.run.is_over else []
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -271,7 +283,7 @@ class RunTab(Page):
 
     def _show_zoom(self, card: ChartCard, plot: ZoomPlot) -> None:
         words = plot.zoom_words
-        card.set_note(*((words, "zoomed") if words else ()))
+        card.set_note(*((words, tr("zoomed")) if words else ()))
         self._show_heat()
 
     def _grow_old(self) -> None:

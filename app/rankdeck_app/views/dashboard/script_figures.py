@@ -10,16 +10,18 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from rankdeck import events
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count, format_duration, format_rate, format_setting
 from rankdeck.run.script_words import without_steps
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
-from rankdeck_app.views.dashboard import run_figures
+from rankdeck_app.views.dashboard import run_figures, run_rows
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.facts_line import Fact
 from rankdeck_app.widgets.metric_curves import MetricCurve, MetricsFigure, value_text
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 
-_LOSS_WORDS = ("what backward ran on, sampled", "sampled")
+_LOSS_WORDS = (marked("what backward ran on, sampled"), marked("sampled"))
 
 
 def is_stepless(run: RunAnswers) -> bool:
@@ -35,23 +37,23 @@ def stats(run: RunAnswers) -> tuple[Stat, ...]:
     """The cells of the strip: those that this script can fill."""
     cells = [] if is_stepless(run) else _of_steps(run)
     if run.samples_per_s is not None:
-        cells.append(Stat("Samples/s", format_rate(run.samples_per_s), "88 888"))
+        cells.append(Stat(tr("Samples/s"), format_rate(run.samples_per_s), "88 888"))
     if (wait := run.fold.script.wait_share) is not None:
-        cells.append(Stat("Loader wait", f"{100 * wait:.1f}%", "88.8%"))
+        cells.append(Stat(tr("Loader wait"), f"{100 * wait:.1f}%", "88.8%"))
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
-    cells.append(Stat("Elapsed", elapsed, "8:88:88"))
+    cells.append(Stat(tr("Elapsed"), elapsed, "8:88:88"))
     if (status := run.fold.script.script_status) is not None:
-        cells.append(Stat("Exit status", str(status), "888", is_hot=status != 0))
+        cells.append(Stat(tr("Exit status"), str(status), "888", is_hot=status != 0))
     return (*cells, *_balance(run))
 
 
 def _of_steps(run: RunAnswers) -> list[Stat]:
     step = UNKNOWN if run.step is None else format_count(run.step)
-    cells = [Stat("Step", step, "8" * max(5, len(step)))]
+    cells = [Stat(tr("Step"), step, "8" * max(5, len(step)))]
     if run.loss is not None or not run.is_over:
         cells.append(run_figures.loss_stat(run))
     pace = run.steps_per_s
-    return [*cells, Stat("Steps/s", UNKNOWN if pace is None else format_rate(pace), "88 888")]
+    return [*cells, Stat(tr("Steps/s"), UNKNOWN if pace is None else format_rate(pace), "88 888")]
 
 
 def _balance(run: RunAnswers) -> list[Stat]:
@@ -72,13 +74,13 @@ def facts(run: RunAnswers) -> tuple[Fact, ...]:
     if seen is not None:
         found += [fact for make in (_versions, _parallel, _model, _work) if (fact := make(run, seen))]
         if seen.not_finite is not None:
-            text = f"loss not finite at step {seen.not_finite}"
-            more = f"Rank {seen.rank}, the first step whose loss was read and was not finite"
-            found.append(Fact("warning", "Loss", text, more, is_hot=True))
+            text = tr("loss not finite at step {step}", step=seen.not_finite)
+            more = tr("Rank {rank}, the first step whose loss was read and was not finite", rank=seen.rank)
+            found.append(Fact("warning", tr("Loss"), text, more, is_hot=True))
         if seen.parts:
             more = "\n".join(f"{part}: {reason}" for part, reason in seen.parts.items())
-            names = ", ".join(seen.parts)
-            found.append(Fact("warning", "Not observed", f"not observed: {names}", more, is_hot=True))
+            text = tr("not observed: {what}", what=", ".join(seen.parts))
+            found.append(Fact("warning", tr("Not observed"), text, more, is_hot=True))
     return tuple(found)
 
 
@@ -88,11 +90,14 @@ def _started(run: RunAnswers) -> Iterator[Fact]:
     table = run.script.script
     what = f"-m {table.run}" if table.kind == "module" else table.run.rpartition("/")[2]
     command = shlex.join([*(["-m"] if table.kind == "module" else []), table.run, *table.args])
-    told = [f"in {table.folder}", *(f"{name}={value}" for name, value in table.environment.items())]
-    yield Fact("file-code", "Script", shlex.join([what, *table.args]), "\n".join([command, *told]))
+    told = [
+        tr("in {folder}", folder=table.folder),
+        *(f"{name}={value}" for name, value in table.environment.items()),
+    ]
+    yield Fact("file-code", tr("Script"), shlex.join([what, *table.args]), "\n".join([command, *told]))
     if table.kind != "program":
         source = f" ({table.python_source})" if table.python_source else ""
-        yield Fact("python", "Interpreter", _short_python(table.python), f"{table.python}{source}")
+        yield Fact("python", tr("Interpreter"), _short_python(table.python), f"{table.python}{source}")
 
 
 def _short_python(python: str) -> str:
@@ -106,48 +111,54 @@ def _versions(run: RunAnswers, seen: events.Observed) -> Fact | None:
         return None
     words = [f"{name} {version}" for name, version in seen.versions.items()]
     first = [f"{name} {seen.versions[name]}" for name in ("python", "torch") if name in seen.versions]
-    return Fact("versions", "Versions", " · ".join(first or words[:1]), "\n".join(words))
+    return Fact("versions", tr("Versions"), " · ".join(first or words[:1]), "\n".join(words))
 
 
 def _parallel(run: RunAnswers, seen: events.Observed) -> Fact | None:
     script = run.fold.script
     worlds = [rank.world_size for rank in script.ranks.values() if rank.world_size]
     ranks = max([len(script.ranks), *worlds])
-    count = f"{ranks} rank{'s' if ranks != 1 else ''}"
+    count = tr("{n} ranks", "{n} rank", ranks)
     options = "\n".join(format_setting(key, value) for key, value in seen.wrapper_options.items())
     text = " · ".join(filter(None, (seen.wrapper, count, seen.backend)))
-    return Fact("type-hierarchy", "Parallel", text, options)
+    return Fact("type-hierarchy", tr("Parallel"), text, options)
 
 
 def _model(run: RunAnswers, seen: events.Observed) -> Fact | None:
-    size = None if seen.num_parameters is None else f"{_short_count(seen.num_parameters)} parameters"
-    words = [_class_name(seen.model), size, _class_name(seen.optimizer)]
+    words = [_class_name(seen.model), _size(seen.num_parameters), _class_name(seen.optimizer)]
     known = [word for word in words if word]
     more = [seen.model, seen.optimizer]
-    more += [f"also steps {name}: {count}" for name, count in seen.other_optimizers.items()]
+    more += [
+        tr("also steps {optimizer}: {count}", optimizer=name, count=count)
+        for name, count in seen.other_optimizers.items()
+    ]
     if seen.skipped:
-        more.append(f"{seen.skipped} steps skipped by the gradient scaler")
+        more.append(tr("{count} steps skipped by the gradient scaler", count=seen.skipped))
     told = "\n".join(filter(None, more))
-    return Fact("layers", "Model", " · ".join(known), told) if known else None
+    return Fact("layers", tr("Model"), " · ".join(known), told) if known else None
 
 
 def _work(run: RunAnswers, seen: events.Observed) -> Fact | None:
     words = [
-        None if seen.batch is None else f"batch {seen.batch}",
-        None if seen.accumulate in (None, 1) else f"{seen.accumulate} backwards a step",
+        None if seen.batch is None else tr("batch {size}", size=seen.batch),
+        None if seen.accumulate in (None, 1) else tr("{count} backwards a step", count=seen.accumulate),
         seen.precision,
     ]
     known = [word for word in words if word]
     more = [seen.dataset]
     if seen.num_samples is not None:
-        more.append(f"{format_count(seen.num_samples)} samples")
+        more.append(tr("{count} samples", count=format_count(seen.num_samples)))
     if seen.loader_workers is not None:
-        more.append(f"{seen.loader_workers} loader workers")
+        more.append(tr("{count} loader workers", count=seen.loader_workers))
     for rank, totals in run.fold.script.collectives.items():
         calls = ", ".join(f"{name} {count}" for name, count in totals.calls.items())
-        more.append(f"rank {rank} called {calls}")
+        more.append(tr("rank {rank} called {calls}", rank=rank, calls=calls))
     told = "\n".join(filter(None, more))
-    return Fact("table", "Work", " · ".join(known), told) if known else None
+    return Fact("table", tr("Work"), " · ".join(known), told) if known else None
+
+
+def _size(num_parameters: int | None) -> str | None:
+    return None if num_parameters is None else tr("{count} parameters", count=_short_count(num_parameters))
 
 
 def _class_name(name: str | None) -> str | None:
@@ -168,16 +179,14 @@ def absence(run: RunAnswers, part: str = "") -> str:
     """Why there are no steps, or nothing of a part of what is observed (loss, memory, …)."""
     seen = run.fold.script.lead
     if not _is_observed(run):
-        return "not observed: it runs with --observe none"
+        return tr("not observed: it runs with --observe none")
     if seen is not None and part in seen.parts:
-        return f"not observed: {seen.parts[part]}"
+        return tr("not observed: {what}", what=seen.parts[part])
     if run.step is None:
-        return _without_steps(run) if run.is_over else "waiting for the first optimizer step"
-    return "none was seen" if run.is_over else "none was seen yet"
-
-
-def _without_steps(run: RunAnswers) -> str:
-    return without_steps(began=bool(run.fold.script.ranks), is_over=True)
+        if run.is_over:
+            return spoken(without_steps(began=bool(run.fold.script.ranks), is_over=True))
+        return tr("waiting for the first optimizer step")
+    return tr("none was seen") if run.is_over else tr("none was seen yet")
 
 
 def headline(run: RunAnswers) -> tuple[str, str, str] | None:
@@ -185,9 +194,14 @@ def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     if not run.is_over and run.ending is None:
         if run.step is not None or not _is_observed(run):
             return None
-        return "info", "Running; no optimizer step was seen yet.", "Its output is below."
+        return "info", tr("Running; no optimizer step was seen yet."), tr("Its output is below.")
     if run.outcome == "completed" and run.step is None:
-        return "info", f"Completed; {_without_steps(run)}.", "Its output is below."
+        unseen = (
+            tr("Completed; it ended before its first steps were written down.")
+            if run.fold.script.ranks
+            else tr("Completed; no optimizer step was seen.")
+        )
+        return "info", unseen, tr("Its output is below.")
     return run_figures.headline(run)
 
 
@@ -211,21 +225,23 @@ def shown_cards(run: RunAnswers) -> set[str]:
 
 
 def loss_subtitle(run: RunAnswers) -> tuple[str, ...]:
-    return _LOSS_WORDS if len(run.losses) else ("",)
+    return tuple(map(tr, _LOSS_WORDS)) if len(run.losses) else ("",)
 
 
 def rate_subtitle(run: RunAnswers) -> str:
-    return "samples/s" if run.samples_per_s is not None else "steps/s"
+    return tr("samples/s") if run.samples_per_s is not None else tr("steps/s")
 
 
 def wait_subtitle(run: RunAnswers) -> str:
-    return "" if run.fold.script.wait_share is None else "% of a step"
+    return "" if run.fold.script.wait_share is None else tr("% of a step")
 
 
 def metrics(run: RunAnswers) -> MetricsFigure:
     return MetricsFigure(
         tuple(
-            MetricCurve(name, one.curve, one.last, one.step, f"logged through {one.through}")
+            MetricCurve(
+                name, one.curve, one.last, one.step, tr("logged through {library}", library=one.through)
+            )
             for name, one in run.fold.metrics.items()
         )
     )
@@ -235,8 +251,10 @@ def metrics_subtitle(run: RunAnswers) -> str:
     """Whose words the names are, and how many are not kept."""
     through = dict.fromkeys(one.through for one in run.fold.metrics.values())
     cut = run.fold.script.num_names_cut
-    words = f"through {', '.join(through)}" if through else ""
-    return f"{words}; {format_count(cut)} more names are not kept" if cut else words
+    words = [tr("through {libraries}", libraries=", ".join(through))] if through else []
+    if cut:
+        words.append(tr("{count} more names are not kept", count=format_count(cut)))
+    return "; ".join(words)
 
 
 # CSV
@@ -263,12 +281,12 @@ def wait_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
 
 
 csv_rows = {
-    "lr": run_figures.lr_rows,
-    "norm": run_figures.norm_rows,
-    "bars": run_figures.bars_rows,
-    "band": run_figures.band_rows,
-    "heat": run_figures.heat_rows,
-    "loss": run_figures.loss_rows,
+    "lr": run_rows.lr_rows,
+    "norm": run_rows.norm_rows,
+    "bars": run_rows.bars_rows,
+    "band": run_rows.band_rows,
+    "heat": run_rows.heat_rows,
+    "loss": run_rows.loss_rows,
     "rate": rate_rows,
     "wait": wait_rows,
     "metrics": metrics_rows,

@@ -11,13 +11,15 @@ from functools import partial
 
 from PySide6.QtWidgets import QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck.run.batch import Changed
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures, script_figures
 from rankdeck_app.views.dashboard.logged_card import LoggedCard
-from rankdeck_app.views.dashboard.run_tab import Curves, RunTab
+from rankdeck_app.views.dashboard.run_tab import LR_WORDS, NORM_WORDS, PACE_WORDS, Curves, RunTab
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
@@ -28,8 +30,7 @@ from rankdeck_app.widgets.layouts import Part
 from rankdeck_app.widgets.stat_strip import Stat
 from rankdeck_app.widgets.vram_bars import VramBars
 
-_PACE_WORDS = ("now", "smoothed", "")
-_LOSS_WORDS = ("sampled", "EMA", "")
+_LOSS_WORDS = (marked("sampled"), marked("EMA"), "")
 
 
 class ScriptPage(RunTab):
@@ -40,20 +41,20 @@ class ScriptPage(RunTab):
         make = partial(partial, self._make_curve, theme)
         share = make("wait", words=("%", "", ""), from_zero=True, digits=1, scale=100.0)
         bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget]]] = {
-            "loss": ("Training loss", make("loss", words=_LOSS_WORDS)),
-            "bars": ("Memory per device", self._bars),
-            "band": ("Memory over time", lambda: BandChart(theme, "Memory over time")),
-            "rate": ("Throughput", make("rate", words=_PACE_WORDS, from_zero=True, digits=2)),
-            "wait": ("Loader wait", share),
-            "heat": ("Utilisation", self._heat),
-            "lr": ("Learning rate", make("lr", words=("lr", "", ""), digits=5)),
-            "norm": ("Gradient norm", make("norm", words=("norm", "", ""), digits=5)),
+            "loss": (tr("Training loss"), make("loss", words=_LOSS_WORDS)),
+            "bars": (tr("Memory per device"), self._bars),
+            "band": (tr("Memory over time"), lambda: BandChart(theme, tr("Memory over time"))),
+            "rate": (tr("Throughput"), make("rate", words=PACE_WORDS, from_zero=True, digits=2)),
+            "wait": (tr("Loader wait"), share),
+            "heat": (tr("Utilisation"), self._heat),
+            "lr": (tr("Learning rate"), make("lr", words=LR_WORDS, digits=5)),
+            "norm": (tr("Gradient norm"), make("norm", words=NORM_WORDS, digits=5)),
         }
         for name, (title, body) in bodies.items():
             self.cards[name] = ChartCard(title, theme, body, partial(self._rows, name))
             if name == "bars":
                 self.cards["metrics"] = self._logged = LoggedCard(
-                    "Logged by the script", theme, lambda: self.shown, self.cards["loss"], self._show_loss
+                    tr("Logged by the script"), theme, lambda: self.shown, self.cards["loss"], self._show_loss
                 )
         return ArrangedGrid(self.cards, devices=("bars", "heat"), optional=("lr", "norm"))
 
@@ -73,7 +74,7 @@ class ScriptPage(RunTab):
         }
 
     def _parts(self, theme: Theme) -> Sequence[Part]:
-        self._facts = FactsLine(theme, "What runs")
+        self._facts = FactsLine(theme, tr("What runs"))
         return (self._strip, self._facts, self._banner, self._summary, (self.grid, 1), self.time_bar)
 
     def _stats(self) -> tuple[Stat, ...]:
@@ -83,11 +84,11 @@ class ScriptPage(RunTab):
         return script_figures.headline(self.shown)
 
     def _live_actions(self) -> list[PageAction]:
-        return [PageAction("debug-stop", "Stop this run", "run.stop")]
+        return [PageAction("debug-stop", tr("Stop this run"), "run.stop")]
 
     def _ended_actions(self) -> list[PageAction]:
-        compare = PageAction("git-compare", "Compare", "run.compare")
-        return [PageAction("debug-rerun", "Run Again", "run.again"), compare]
+        compare = PageAction("git-compare", tr("Compare"), "run.compare")
+        return [PageAction("debug-rerun", tr("Run Again"), "run.again"), compare]
 
     def _refresh_cards(self, pending: Changed) -> None:
         run = self.shown
@@ -109,7 +110,7 @@ class ScriptPage(RunTab):
         run = self.shown
         self._facts.set_figure(script_figures.facts(run))
         for name in ("bars", "band"):
-            self.cards[name].set_source(run.source or "")
+            self.cards[name].set_source(tr(run.source or ""))
 
     def _show_memory(self) -> None:
         run = self.shown
@@ -120,7 +121,7 @@ class ScriptPage(RunTab):
 
     def _show_heat(self) -> None:
         self._heat.set_figure(run_figures.heat(self.shown, self._seen_moments()))
-        what = "% SM" if self.shown.has_gpus else "CPU busy"
+        what = tr("% SM") if self.shown.has_gpus else tr("CPU busy")
         self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.shown, what))
 
     def _show_curves(self) -> None:

@@ -15,8 +15,10 @@ from PySide6.QtCore import QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck.compare.reported import PhaseTable, Reported
 from rankdeck.compare.suggesting import NextStep
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard.action_buttons import ActionButtons
@@ -35,7 +37,14 @@ _MOST_DEVICES = 4
 _NEXT_WIDTH, _LEAST_NOTE = 280, 190
 _BUTTONS = ((900, 4), (560, 2), (0, 0))
 """(least width, most buttons)"""
-_IN_ONE_LINE = ("best_held_out", "loss", "samples_per_s", "steps_per_s")
+_IN_ONE_LINE = {
+    "best_held_out": marked("best held-out loss {value}"),
+    "loss": marked("loss {value}"),
+    "samples_per_s": marked("samples/s {value}"),
+    "steps_per_s": marked("steps/s {value}"),
+}
+_AT_A_STEP = ("best_held_out", "loss")
+"""Of which more is to be said than their value."""
 Cells = Sequence[str]
 
 
@@ -52,7 +61,7 @@ class SummaryPanel(QWidget):
         """Whether a person wants it open; None as long as nobody has said so."""
         self._is_usually_open = True
         self._page_height = 0
-        self.fold_button = tool_button(theme, "chevron-down", "Fold the summary", self._turn)
+        self.fold_button = tool_button(theme, "chevron-down", tr("Fold the summary"), self._turn)
         self.title, self.line = text_label(wrap=False), ElidedLabel("")
         self.title.setFont(chart_font(12, bold=True))
         self.line.setProperty("tone", "small")
@@ -61,12 +70,12 @@ class SummaryPanel(QWidget):
         self._actions = ActionButtons(head, self.acted)
         self._inside = QWidget()
         self._flow = FlowLayout(self._inside, gap=24)
-        self._body = scrolled(self._inside, "Summary")
+        self._body = scrolled(self._inside, tr("Summary"))
         self._body.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         below = row((self._body, 1), margins=(14, 0, 6, 0))
         column(head, (below, 1), on=self, margins=(1, 0, 1, 8), spacing=0)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Summary of the run")
+        self.setAccessibleName(tr("Summary of the run"))
         theme.changed.connect(self.update)
         self.hide()
 
@@ -116,7 +125,7 @@ class SummaryPanel(QWidget):
         is_open = self.is_open
         self._body.setVisible(is_open)
         self.fold_button.setIcon(self._theme.icon("chevron-down" if is_open else "chevron-right"))
-        words = "Fold the summary" if is_open else "Unfold the summary"
+        words = tr("Fold the summary") if is_open else tr("Unfold the summary")
         self.fold_button.setToolTip(words)
         self.fold_button.setAccessibleName(words)
         height = HEADER
@@ -129,23 +138,26 @@ class SummaryPanel(QWidget):
 
     def _fill(self, report: Reported) -> None:
         clear(self._flow)
-        figures = [(one.label, one.text, one.more) for one in report.figures]
-        self._add("Figures", "", _table((), figures, right=(1,)))
+        figures = [(tr(one.label), spoken(one.text), spoken(one.more)) for one in report.figures]
+        self._add(tr("Figures"), "", _table((), figures, right=(1,)))
         if report.devices:
             count = 4 if report.is_predicted else 2
-            devices = [(one.label, one.measured, one.predicted, one.error)[:count] for one in report.devices]
-            names = ("", "measured", "predicted", "error")[:count]
-            self._add("VRAM per device", report.memory_source or "", _table(names, devices, right=(1, 2, 3)))
+            devices = [
+                (spoken(one.label), one.measured, one.predicted, one.error)[:count] for one in report.devices
+            ]
+            names = ("", tr("measured"), tr("predicted"), tr("error"))[:count]
+            note = spoken(report.memory_source or "")
+            self._add(tr("VRAM per device"), note, _table(names, devices, right=(1, 2, 3)))
         if report.phases is not None:
             head, rows = _phases(report.phases)
-            note = f"step {report.phases.step}, the last sampled"
-            note = " · ".join(filter(None, (note, report.phases.note)))
-            self._add("Time by phase", note, _table(head, rows, right=range(1, len(head))))
+            note = tr("step {step}, the last sampled", step=report.phases.step)
+            note = " · ".join(filter(None, (note, tr(report.phases.note))))
+            self._add(tr("Time by phase"), note, _table(head, rows, right=range(1, len(head))))
         if report.next_steps:
             steps = QWidget()
             column(*map(_next_step, report.next_steps), on=steps, spacing=8)
             steps.setFixedWidth(_NEXT_WIDTH)
-            self._add("What to try next", "", steps)
+            self._add(tr("What to try next"), "", steps)
 
     def _add(self, heading: str, note: str, body: QWidget) -> None:
         part, parts = QWidget(), [text_label(heading.upper(), "section", wrap=False), body]
@@ -180,18 +192,24 @@ def in_one_line(report: Reported) -> str:
     """'150 steps in 21 s · best held-out loss 1.8312 at step 100 · samples/s 1,230'."""
     told = {one.key: one for one in report.figures}
     steps, trained = told.get("step"), told.get("trained_s")
-    parts = [] if steps is None else [f"{steps.text} steps" + (f" in {trained.text}" if trained else "")]
+    parts = []
+    if steps is not None and trained is not None:
+        parts.append(tr("{count} steps in {time}", count=steps.text, time=trained.text))
+    elif steps is not None:
+        parts.append(tr("{count} steps", count=steps.text))
     left_out = "loss" if "best_held_out" in told else ""
-    for one in (told[key] for key in _IN_ONE_LINE if key in told and key != left_out):
-        name = f"{one.label[0].lower()}{one.label[1:]}"
-        parts.append(f"{name} {one.text}" + (f" {one.more}" if one.more.startswith("at step") else ""))
+    for key, words in _IN_ONE_LINE.items():
+        if key in told and key != left_out:
+            figure = tr(words, value=spoken(told[key].text))
+            more = spoken(told[key].more) if key in _AT_A_STEP else ""
+            parts.append(f"{figure} {more}" if more else figure)
     return " · ".join(parts)
 
 
 def _phases(table: PhaseTable) -> tuple[Cells, list[Cells]]:
     if len(table.devices) <= _MOST_DEVICES:
-        return ("", *table.devices), [(name, *cells) for name, cells in table.rows]
-    return ("", "median", "longest"), [(name, *cells) for name, cells in table.summed]
+        return ("", *map(spoken, table.devices)), [(tr(name), *cells) for name, cells in table.rows]
+    return ("", tr("median"), tr("longest")), [(tr(name), *cells) for name, cells in table.summed]
 
 
 def _table(head: Cells, rows: Iterable[Cells], right: Iterable[int]) -> QWidget:
@@ -222,12 +240,15 @@ def _cell(text: str, is_number: bool, is_dim: bool) -> QLabel:
 def _next_step(step: NextStep) -> QWidget:
     """What, why, and its command to take along."""
     part = QWidget()
-    what, why = text_label(step.what, selectable=True), text_label(step.why, "small", selectable=True)
+    what, why = (
+        text_label(spoken(step.what), selectable=True),
+        text_label(spoken(step.why), "small", selectable=True),
+    )
     parts: list[QWidget] = [what, why]
     if step.command:
         copy: Callable[[], object] = partial(QGuiApplication.clipboard().setText, step.command)
-        button = push_button("Copy Its Command", step.command, copy, kind="link")
-        button.setAccessibleName(f"Copy {step.command}")
+        button = push_button(tr("Copy Its Command"), step.command, copy, kind="link")
+        button.setAccessibleName(tr("Copy {command}", command=step.command))
         parts.append(button)
     for label in (what, why):
         label.setFixedWidth(_NEXT_WIDTH)

@@ -9,7 +9,9 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from rankdeck.base.units import format_count
 from rankdeck.run.moments import step_at, stretches
+from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.past_run import PastRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import push_button, row
@@ -23,7 +25,7 @@ def time_figure(run: LiveRun) -> TimeFigure:
     """All attempts of the run, and the moment that is asked for."""
     machine, bounds = run.time, run.time.bounds
     if bounds is None:
-        return TimeFigure(words=("not begun",))
+        return TimeFigure(words=(tr("not begun"),))
     began, ended = bounds
     found = []
     for one in stretches(run.fold):
@@ -32,7 +34,8 @@ def time_figure(run: LiveRun) -> TimeFigure:
         found.append(TimeStretch(one.began - began, kept - began, one.ended - began))
     whole_s = round(ended - began, 1)
     at_s = None if machine.moment is None else machine.moment - began
-    widest = f"{'8' * len(elapsed_label(whole_s))} · step {format_count(run.step or 0)} · attempt 8"
+    step = tr("step {step}", step=format_count(run.step or 0))
+    widest = " · ".join(["8" * len(elapsed_label(whole_s)), step, tr("attempt {number}", number=8)])
     return TimeFigure(whole_s, at_s, tuple(found), _words(run), widest)
 
 
@@ -40,15 +43,18 @@ def _words(run: LiveRun) -> tuple[str, ...]:
     machine, bounds = run.time, run.time.bounds
     assert bounds is not None
     if machine.moment is None:
-        return f"now · {elapsed_label(bounds[1] - bounds[0])}", "now"
+        now = tr("now")
+        return f"{now} · {elapsed_label(bounds[1] - bounds[0])}", now
     at = elapsed_label(machine.moment - bounds[0])
     if machine.is_waiting:
-        return f"{at} · reading…", at
+        return " · ".join([at, tr("reading…")]), at
     past = machine.past
     assert past is not None
-    step = "no step yet" if past.step is None else f"step {format_count(past.step)}"
-    attempt = "" if run.fold.num_attempts < 2 or past.attempt is None else f" · attempt {past.attempt + 1}"
-    return f"{at} · {step}{attempt}", f"{at} · {step}", at
+    step = tr("no step yet") if past.step is None else tr("step {step}", step=format_count(past.step))
+    words = [at, step]
+    if run.fold.num_attempts >= 2 and past.attempt is not None:
+        words.append(tr("attempt {number}", number=past.attempt + 1))
+    return " · ".join(words), f"{at} · {step}", at
 
 
 def looking_back(run: LiveRun) -> Headline:
@@ -57,14 +63,29 @@ def looking_back(run: LiveRun) -> Headline:
     assert machine.moment is not None and bounds is not None
     past, began = machine.past, bounds[0]
     at = elapsed_label(machine.moment - began)
-    now = "Stop and what else acts on the run acts on it as it is now."
+    now = tr("Stop and what else acts on the run acts on it as it is now.")
     if machine.is_waiting:
-        held = "now" if past is None else elapsed_label(past.now - began)
-        return "info", f"Going back to {at} after the start…", f"Until it is read, {held} is shown. {now}"
+        shown = (
+            tr("Until it is read, now is shown.")
+            if past is None
+            else tr("Until it is read, {time} is shown.", time=elapsed_label(past.now - began))
+        )
+        return "info", tr("Going back to {time} after the start…", time=at), f"{shown} {now}"
     assert past is not None
-    step = "before its first step" if past.step is None else f"at step {format_count(past.step)}"
-    again = ", which a later attempt trained again" if past.is_replaced else ""
-    return "info", f"You look back at {at} after the start, {step}{again}.", now
+    return "info", _where(at, past), now
+
+
+def _where(at: str, past: PastRun) -> str:
+    if past.step is None:
+        return tr("You look back at {time} after the start, before its first step.", time=at)
+    step = format_count(past.step)
+    if past.is_replaced:
+        return tr(
+            "You look back at {time} after the start, at step {step}, which a later attempt trained again.",
+            time=at,
+            step=step,
+        )
+    return tr("You look back at {time} after the start, at step {step}.", time=at, step=step)
 
 
 class TimeBar(QWidget):
@@ -78,8 +99,8 @@ class TimeBar(QWidget):
         self.scrubber.sought.connect(self._seek)
         self.scrubber.stepped.connect(machine.step_by)
         self.scrubber.skipped.connect(machine.skip)
-        self.play = tool_button(theme, "play", "Play from the Start", machine.toggle_play)
-        self.now = push_button("Now", "Back to what the run does now", machine.back_to_now, height=18)
+        self.play = tool_button(theme, "play", tr("Play from the Start"), machine.toggle_play)
+        self.now = push_button(tr("Now"), tr("Back to what the run does now"), machine.back_to_now, height=18)
         self._is_playing = False
         self.play.setFixedSize(22, 18)
         row(self.play, (self.scrubber, 1), self.now, on=self, spacing=8)
@@ -107,7 +128,7 @@ class TimeBar(QWidget):
         self.now.setEnabled(machine.moment is not None)
         if machine.is_playing != self._is_playing:
             self._is_playing = machine.is_playing
-            icon, words = ("debug-pause", "Pause") if machine.is_playing else ("play", "Play")
-            self.play.setIcon(self._theme.icon(icon))
+            words = tr("Pause") if machine.is_playing else tr("Play")
+            self.play.setIcon(self._theme.icon("debug-pause" if machine.is_playing else "play"))
             self.play.setToolTip(words)
             self.play.setAccessibleName(words)

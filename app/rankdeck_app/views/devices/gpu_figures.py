@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS
+from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
 from rankdeck_app.views.devices.words import HOT_C, errors_of, series_of, throttled_by
@@ -43,13 +45,18 @@ def stats(gpus: Gpus) -> tuple[Stat, ...]:
     watts = [gpu.power_w for gpu in there if gpu.power_w is not None]
     degrees = {gpu.temperature_c: gpu.label for gpu in reversed(there) if gpu.temperature_c is not None}
     hottest_c = max(degrees, default=None)
-    hottest = "Hottest" if hottest_c is None else f"Hottest, {degrees[hottest_c]}"
+    hottest = tr("Hottest") if hottest_c is None else tr("Hottest, {device}", device=degrees[hottest_c])
     heat = UNKNOWN if hottest_c is None else f"{hottest_c:.0f}°C"
     return (
-        Stat("VRAM in use", vram, "888.8 / 8888 GiB"),
-        Stat("Busy, mean", f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
-        Stat("Power", _watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
-        Stat(hottest, heat, "Hottest, GPU 15", hottest_c is not None and hottest_c >= HOT_C),
+        Stat(tr("VRAM in use"), vram, "888.8 / 8888 GiB"),
+        Stat(tr("Busy, mean"), f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
+        Stat(tr("Power"), _watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
+        Stat(
+            hottest,
+            heat,
+            tr("Hottest, {device}", device="GPU 15"),
+            hottest_c is not None and hottest_c >= HOT_C,
+        ),
         _health(gpus),
         imbalance_stat(gpus.imbalance(), [gpu.label for gpu in gpus.whole]),
     )
@@ -62,15 +69,15 @@ def _watts(watts: float) -> str:
 def _health(gpus: Gpus) -> Stat:
     """How many devices are in trouble, of which kind."""
     for trouble, affected in (
-        ("Lost", [gpu for gpu in gpus.whole if gpu.lost_at is not None]),
-        ("Old readings", [gpu for gpu in gpus.whole if gpu.is_stale]),
-        ("With errors", [gpu for gpu in gpus.devices if errors_of(gpus, gpu)[1] == "hot"]),
-        ("Throttled", [gpu for gpu in gpus.devices if throttled_by(gpus, gpu.uuid)[1] == "hot"]),
+        (marked("Lost"), [gpu for gpu in gpus.whole if gpu.lost_at is not None]),
+        (marked("Old readings"), [gpu for gpu in gpus.whole if gpu.is_stale]),
+        (marked("With errors"), [gpu for gpu in gpus.devices if errors_of(gpus, gpu)[1] == "hot"]),
+        (marked("Throttled"), [gpu for gpu in gpus.devices if throttled_by(gpus, gpu.uuid)[1] == "hot"]),
     ):
         if affected:
-            which = affected[0].label if len(affected) == 1 else f"{len(affected)} GPUs"
-            return Stat(trouble, which, "88 GPUs", True)
-    return Stat("Trouble", "none" if gpus.devices else UNKNOWN, "88 GPUs")
+            which = affected[0].label if len(affected) == 1 else tr("{n} GPUs", "{n} GPU", len(affected))
+            return Stat(tr(trouble), which, "88 GPUs", True)
+    return Stat(tr("Trouble"), tr("none") if gpus.devices else UNKNOWN, "88 GPUs")
 
 
 def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:
@@ -85,8 +92,11 @@ def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:
 
 def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
     if gpu.lost_at is not None:
-        return DeviceBar(gpu.label, None, missing="lost", note=f"lost at {clock_time(gpu.lost_at)}")
-    note = "old figures" if gpu.is_stale else f"peak since the start: {peak_words(gpus, gpu)}"
+        return DeviceBar(
+            gpu.label, None, missing=tr("lost"), note=tr("lost at {time}", time=clock_time(gpu.lost_at))
+        )
+    peak = tr("peak since the start: {size}", size=peak_words(gpus, gpu))
+    note = tr("old figures") if gpu.is_stale else peak
     held: Counter[str] = Counter()
     for holder in holders(gpus, gpu, memory).holders:
         if holder.kind in _LABELS:
@@ -97,8 +107,9 @@ def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
 def bars_subtitle(figure: BarsFigure) -> tuple[str, ...]:
     if not figure.largest_bytes:
         return ("",)
-    of = f", of {format_bytes(figure.capacity_bytes, 0)}" if figure.capacity_bytes else ""
-    return f"now{of}", "now"
+    if not figure.capacity_bytes:
+        return tr("now"), tr("now")
+    return tr("now, of {size}", size=format_bytes(figure.capacity_bytes, 0)), tr("now")
 
 
 def band(gpus: Gpus, span_s: float) -> BandFigure:
@@ -118,7 +129,9 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
     end_s = math.ceil(now_s / step_s) * step_s
     lead, places = lead_of(gpus.imbalance()), [place for place, _ in known]
     totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
-    limits = tuple(MemoryLimit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
+    limits = tuple(
+        MemoryLimit(tr("capacity {size}", size=format_bytes(total, 0)), total) for total in sorted(totals)[:1]
+    )
     return BandFigure(
         labels=[gpus.whole[place].label for place in places],
         histories=[series for _, series in known],
@@ -126,7 +139,7 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         limits=limits if len(totals) == 1 else (),
         x_range=(end_s - span_s, end_s),
         is_live=True,
-        awaited=f"nothing was read in the last {span_words(span_s)}",
+        awaited=tr("nothing was read in the last {time}", time=span_words(span_s)),
     )
 
 

@@ -6,25 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
+from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
 
-OUTSIDE = "other, outside this namespace"
+OUTSIDE = marked("other, outside this namespace")
 MemoryOf = Callable[[GpuState], DeviceMemory | None]
 """What the run that holds a device reports of its memory, where that run is open."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_WORDS = {
-    "others": "other processes",
-    "context": "context and libraries",
-    "unattributed": "in use, not told by whom",
-    "reserved_unused": "reserved but unused",
-    "driver": "the driver's own",
+    "others": marked("other processes"),
+    "context": marked("context and libraries"),
+    "unattributed": marked("in use, not told by whom"),
+    "reserved_unused": marked("reserved but unused"),
+    "driver": marked("the driver's own"),
 }
 
 
@@ -35,7 +37,7 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
     """
     device = gpus.registry.device(gpu.uuid)
     if gpu.lost_at is not None or device is None:
-        facts = [("lost at", clock_time(gpu.lost_at or 0.0)), ("UUID", gpu.uuid)]
+        facts = [(tr("lost at"), clock_time(gpu.lost_at or 0.0)), ("UUID", gpu.uuid)]
         return HoldersFigure((), None, facts)
     if memory is not None and gpu.used_bytes is not None:
         return HoldersFigure(tuple(_by_kind(gpu, device, memory)), gpu.total_bytes, _facts(gpus, gpu))
@@ -48,8 +50,8 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
     foreign = [item.used_bytes for item in gpu.processes or () if item.foreign]
     if foreign:
         known = [num_bytes for num_bytes in foreign if num_bytes is not None]
-        count = f"{len(foreign)} processes" if len(foreign) > 1 else "1 process"
-        listed.append(Holder("outside", OUTSIDE, sum(known) if known else None, count))
+        count = tr("{n} processes", "{n} process", len(foreign))
+        listed.append(Holder("outside", tr(OUTSIDE), sum(known) if known else None, count))
     listed.sort(key=lambda holder: -(holder.num_bytes or 0))
     listed += _rest(gpu, device, sum(holder.num_bytes or 0 for holder in listed))
     return HoldersFigure(tuple(listed), gpu.total_bytes, _facts(gpus, gpu))
@@ -70,11 +72,11 @@ def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Ho
     words = KIND_LABELS | _SEGMENT_WORDS
     for name in dict.fromkeys([*KIND_LABELS, *segments]):
         if segments.get(name):
-            yield Holder(_SEGMENT_KINDS.get(name, name), words.get(name, name), segments[name])
+            yield Holder(_SEGMENT_KINDS.get(name, name), tr(words.get(name, name)), segments[name])
 
 
 def _note(pid: int, kind: str) -> str:
-    return f"pid {pid}" + ("" if kind == "compute" else f", {kind}")
+    return tr("pid {pid}", pid=pid) if kind == "compute" else tr("pid {pid}, graphics", pid=pid)
 
 
 def _rest(gpu: GpuState, device: Device, attributed_bytes: int) -> list[Holder]:
@@ -83,28 +85,29 @@ def _rest(gpu: GpuState, device: Device, attributed_bytes: int) -> list[Holder]:
         return []
     rest = []
     if gpu.used_bytes > attributed_bytes:
-        name = "in use, not told by whom" if gpu.processes is not None else "in use; processes are not told"
+        untold, by_nobody = tr("in use, not told by whom"), tr("in use; processes are not told")
+        name = by_nobody if gpu.processes is None else untold
         rest.append(Holder("unclaimed", name, gpu.used_bytes - attributed_bytes))
     if device.driver_bytes:
-        rest.append(Holder("driver", "the driver's own", device.driver_bytes))
+        rest.append(Holder("driver", tr(_SEGMENT_WORDS["driver"]), device.driver_bytes))
     if gpu.total_bytes is not None:
         used = max(gpu.used_bytes, attributed_bytes) + (device.driver_bytes or 0)
-        rest.append(Holder("free", "free", max(0, gpu.total_bytes - used)))
+        rest.append(Holder("free", tr("free"), max(0, gpu.total_bytes - used)))
     return rest
 
 
 def _facts(gpus: Gpus, gpu: GpuState) -> Sequence[tuple[str, str]]:
-    facts = [("peak since the start", peak_words(gpus, gpu))]
+    facts = [(tr("peak since the start"), peak_words(gpus, gpu))]
     if gpu.run is not None:
-        facts.append(("run", gpu.run_name()))
+        facts.append((tr("run"), gpu.run_name()))
     parts = [other.label for other in gpus.devices if other.parent == gpu.uuid]
     if parts:
-        facts.append(("split into", ", ".join(parts)))
+        facts.append((tr("split into"), ", ".join(parts)))
     elif gpu.is_split:
-        facts.append(("split into", "no instance yet"))
+        facts.append((tr("split into"), tr("no instance yet")))
     facts.append(("UUID", gpu.uuid))
     if gpus.driver:
-        facts.append(("driver", gpus.driver))
+        facts.append((tr("driver"), gpus.driver))
     return facts
 
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from rankdeck.base.phrases import marked
 from rankdeck.telemetry.readings import METRICS
+from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices.rows import SCALE_C, top_of
 from rankdeck_app.views.devices.words import (
@@ -19,7 +21,7 @@ from rankdeck_app.views.devices.words import (
 )  # fmt: skip
 from rankdeck_app.widgets.device_tracks import Track, TrackLimit, TrackMark, TracksFigure
 
-_MARKED = ("lost", "back", "slow", "restarted", "silent")
+_MARKED = (marked("lost"), marked("back"), marked("slow"), marked("restarted"), marked("silent"))
 
 
 def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
@@ -32,12 +34,14 @@ def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
     vram_limits = [TrackLimit(total), TrackLimit(peak, is_hard=False)]
     power_top, clock_top = 1.1 * top_of(gpus, "power_w"), _clock_top(gpus, gpu)
     tracks = [
-        _track(gpus, gpu, "VRAM", "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
-        _track(gpus, gpu, "Busy, memory busy", "utilisation", 1.0, second="memory_utilisation"),
-        _track(gpus, gpu, "Power", "power_w", power_top, limits=[TrackLimit(power_limit)]),
-        _track(gpus, gpu, "Temperature", "temperature_c", SCALE_C, limits=[TrackLimit(HOT_C, is_hard=False)]),
-        _track(gpus, gpu, "SM, memory clock, MHz", "sm_clock_mhz", clock_top, second="memory_clock_mhz"),
-        _track(gpus, gpu, "Fan", "fan", 1.0),
+        _track(gpus, gpu, tr("VRAM"), "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
+        _track(gpus, gpu, tr("Busy, memory busy"), "utilisation", 1.0, second="memory_utilisation"),
+        _track(gpus, gpu, tr("Power"), "power_w", power_top, limits=[TrackLimit(power_limit)]),
+        _track(
+            gpus, gpu, tr("Temperature"), "temperature_c", SCALE_C, limits=[TrackLimit(HOT_C, is_hard=False)]
+        ),
+        _track(gpus, gpu, tr("SM, memory clock, MHz"), "sm_clock_mhz", clock_top, second="memory_clock_mhz"),
+        _track(gpus, gpu, tr("Fan"), "fan", 1.0),
         _throttle_track(gpus, gpu),
         _error_track(gpus, gpu, _marks(gpus, gpu)),
     ]
@@ -64,7 +68,7 @@ def _track(
     if second:
         text += f"  {reading_words(second, gpus.reading(gpu.uuid, second))[0]}"
     if reading.state == "stale":
-        text += f", {reading.age_s:.0f} s old"
+        text = tr("{reading}, {age:.0f} s old", reading=text, age=reading.age_s)
     return Track(
         title,
         text,
@@ -81,20 +85,20 @@ def _track(
 def _throttle_track(gpus: Gpus, gpu: GpuState) -> Track:
     text, tone = throttled_by(gpus, gpu.uuid)
     curve = None if gpus.history is None else gpus.history.throttled(gpu.uuid)
-    return Track("Throttled by", text, curve, 1.0, METRICS["throttle"].stale_after_s, tone=tone)
+    return Track(tr("Throttled by"), text, curve, 1.0, METRICS["throttle"].stale_after_s, tone=tone)
 
 
 def _error_track(gpus: Gpus, gpu: GpuState, marks: Sequence[TrackMark]) -> Track:
     text, tone = errors_of(gpus, gpu)
     top = max(1.0, 1.1 * float(gpus.reading(gpu.uuid, "ecc_errors").value or 0))
     curve, hold_s = series_of(gpus, gpu.uuid, "ecc_errors"), METRICS["ecc_errors"].stale_after_s
-    return Track("ECC errors, XID events", text, curve, top, hold_s, marks=marks, tone=tone)
+    return Track(tr("ECC errors, XID events"), text, curve, top, hold_s, marks=marks, tone=tone)
 
 
 def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
     since = time.time() - gpus.now_s
     return [
-        TrackMark(notice.t - since, notice.code if notice.xid is None else f"XID {notice.xid}")
+        TrackMark(notice.t - since, tr(notice.code) if notice.xid is None else f"XID {notice.xid}")
         for notice in gpus.registry.notices
         if notice.uuid in (gpu.uuid, None) and (notice.xid is not None or notice.code in _MARKED)
     ]

@@ -17,6 +17,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
@@ -44,18 +45,18 @@ class DevicesPage(Page):
     def __init__(
         self, gpus: Gpus, theme: Theme, clock: FrameClock, memory_of: memory_holders.MemoryOf
     ) -> None:
-        super().__init__(f"{PAGE_KIND}:", title="Devices", icon="graph-line")
+        super().__init__(f"{PAGE_KIND}:", title=tr("Devices"), icon="graph-line")
         self._gpus = gpus
         self._memory_of = memory_of
         self._span_s = SPANS_S[0]
         self._drawn_s: dict[str, float] = {}
         self._shown_path: list[str] = []
         self._strip = StatStrip(theme)
-        self._strip.setAccessibleName("Figures of all GPUs")
+        self._strip.setAccessibleName(tr("Figures of all GPUs"))
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
-        self._band = BandChart(theme, "Memory over time")
+        self._band = BandChart(theme, tr("Memory over time"))
         self._tracks, self._holders = DeviceTracks(theme), HolderList(theme)
-        self.table = MetricTable(theme, rows.COLUMNS)
+        self.table = MetricTable(theme, rows.columns())
         self.table.chosen.connect(lambda _uuid: self._show_chosen())
         self._nothing = text_label(tone="dim")
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -65,12 +66,12 @@ class DevicesPage(Page):
         self.cards = {
             name: ChartCard(title, theme, body, csv_rows)
             for name, title, body, csv_rows in (
-                ("bars", "VRAM per device", self._bars, partial(gpu_figures.bars_rows, gpus)),
-                ("heat", "Utilisation", self._heat, busy),
-                ("band", "VRAM over time", self._band, used),
-                ("tracks", "Device", self._tracks, everything),
-                ("holders", "Who holds its memory", self._holders, self._holder_rows),
-                ("table", "Every metric", self.table, everything),
+                ("bars", tr("VRAM per device"), self._bars, partial(gpu_figures.bars_rows, gpus)),
+                ("heat", tr("Utilisation"), self._heat, busy),
+                ("band", tr("VRAM over time"), self._band, used),
+                ("tracks", tr("Device"), self._tracks, everything),
+                ("holders", tr("Who holds its memory"), self._holders, self._holder_rows),
+                ("table", tr("Every metric"), self.table, everything),
             )
         }
         self._build()
@@ -80,8 +81,8 @@ class DevicesPage(Page):
 
     def _build(self) -> None:
         self.spans = QButtonGroup(self)
-        tooltip = "Show all devices side by side (Escape)"
-        self.all_button = push_button("All Devices", tooltip, lambda: self.table.select(""), height=24)
+        tooltip = tr("Show all devices side by side (Escape)")
+        self.all_button = push_button(tr("All Devices"), tooltip, lambda: self.table.select(""), height=24)
         self.all_button.hide()
         spans = row(*map(self._span_button, SPANS_S), spacing=0, align=MIDDLE)
         spans.setContentsMargins(10, 0, 0, 0)
@@ -95,7 +96,7 @@ class DevicesPage(Page):
 
     def _span_button(self, span_s: float) -> QPushButton:
         words = span_words(span_s)
-        tooltip = f"Show the last {words}"
+        tooltip = tr("Show the last {time}", time=words)
         button = push_button(
             words.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
         )
@@ -119,10 +120,10 @@ class DevicesPage(Page):
         # A GPU that was lost from the start cannot tell its name.
         there = [gpu for gpu in gpus.whole if gpu.lost_at is None] or gpus.whole
         names = list(dict.fromkeys(gpu.name for gpu in there))
-        parts = ["devices", *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
+        parts = [tr("devices"), *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
         if gpus.driver:
-            parts.append(f"driver {gpus.driver}")
-        return [*parts, words.SIMULATED] if gpus.is_simulated else parts
+            parts.append(tr("driver {version}", version=gpus.driver))
+        return [*parts, tr(words.SIMULATED)] if gpus.is_simulated else parts
 
     def save_state(self) -> dict[str, Any]:
         cards = self.grid.layout_state()
@@ -143,7 +144,7 @@ class DevicesPage(Page):
     def _show_which(self) -> None:
         """There are other devices, or none."""
         gpus = self._gpus
-        self._nothing.setText(f"{gpus.reason}." if gpus.known else "Looking for GPUs…")
+        self._nothing.setText(f"{gpus.reason}." if gpus.known else tr("Looking for GPUs…"))
         self._whole.setCurrentIndex(0 if gpus.devices else 1)
         if gpus.devices:
             for part in ("table", "bars"):
@@ -206,20 +207,20 @@ class DevicesPage(Page):
             self._name_cards()
 
     def _name_cards(self) -> None:
-        gpus, chosen, span = self._gpus, self.chosen, f"last {span_words(self._span_s)}"
+        gpus, chosen, span = self._gpus, self.chosen, tr("last {time}", time=span_words(self._span_s))
         cards = self.cards
         for card in cards.values():
             card.set_source(words.source(gpus))
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
         zoomed = self._band.zoom_words
-        cards["band"].set_note(*((zoomed, "zoomed") if zoomed else ()))
+        cards["band"].set_note(*((zoomed, tr("zoomed")) if zoomed else ()))
         cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
         cards["bars"].set_subtitle(*gpu_figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
-            lost = "" if chosen.lost_at is None else f", lost at {clock_time(chosen.lost_at)}"
-            cards["tracks"].set_subtitle(f"{chosen.name}{lost}, {span}", chosen.name)
+            lost = [] if chosen.lost_at is None else [tr("lost at {time}", time=clock_time(chosen.lost_at))]
+            cards["tracks"].set_subtitle(", ".join((chosen.name, *lost, span)), chosen.name)
 
     def _holder_rows(self) -> Any:
         return memory_holders.holder_rows(self._gpus, self.chosen, self._memory_of)

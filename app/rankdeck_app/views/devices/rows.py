@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from rankdeck.run.imbalance import lead_of
-from rankdeck.telemetry.readings import METRICS
+from rankdeck.telemetry.readings import METRICS, STATE_WORDS
+from rankdeck.telemetry.registry import NOT_READ
+from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.words import (
     HOT_C,
@@ -20,20 +22,26 @@ from rankdeck_app.widgets.metric_table import MetricCell, MetricColumn, MetricRo
 
 SCALE_C = 100.0
 
-COLUMNS = (
-    MetricColumn("VRAM", "888.8 GiB", 4, meaning=METRICS["used_bytes"].meaning),
-    MetricColumn("Busy", "100%", 4, meaning=METRICS["utilisation"].meaning),
-    MetricColumn("Power", "888 W", 3, keep=8, meaning=METRICS["power_w"].meaning),
-    MetricColumn("Temp", "88°C", 2, keep=8, meaning=METRICS["temperature_c"].meaning),
-    MetricColumn("SM clock", "8888", 2, keep=5, meaning="MHz: " + METRICS["sm_clock_mhz"].meaning),
-    MetricColumn("Mem clock", "8888", keep=2, meaning="MHz: " + METRICS["memory_clock_mhz"].meaning),
-    MetricColumn("Fan", "100%", keep=3, meaning=METRICS["fan"].meaning),
-    MetricColumn("Throttled by", "thermal limit", keep=6, is_text=True, meaning="why clocks are lowered"),
-    MetricColumn(
-        "Errors", "XID 79, 2 ECC", keep=7, is_text=True, meaning="XID errors, uncorrected memory errors"
-    ),
-    MetricColumn("Held by", "run gpt2-large-dp", keep=9, is_text=True, meaning="processes that hold memory"),
-)
+
+def columns() -> tuple[MetricColumn, ...]:
+    def meaning(metric: str) -> str:
+        return tr(METRICS[metric].meaning)
+
+    throttled, errors = tr("why clocks are lowered"), tr("XID errors, uncorrected memory errors")
+    widest_run, holders = tr("run {name}", name="gpt2-large-dp"), tr("processes that hold memory")
+    sm_clock, memory_clock = meaning("sm_clock_mhz"), meaning("memory_clock_mhz")
+    return (
+        MetricColumn(tr("VRAM"), "888.8 GiB", 4, meaning=meaning("used_bytes")),
+        MetricColumn(tr("Busy"), "100%", 4, meaning=meaning("utilisation")),
+        MetricColumn(tr("Power"), "888 W", 3, keep=8, meaning=meaning("power_w")),
+        MetricColumn(tr("Temp"), "88°C", 2, keep=8, meaning=meaning("temperature_c")),
+        MetricColumn(tr("SM clock"), "8888", 2, keep=5, meaning=f"MHz: {sm_clock}"),
+        MetricColumn(tr("Mem clock"), "8888", keep=2, meaning=f"MHz: {memory_clock}"),
+        MetricColumn(tr("Fan"), "100%", keep=3, meaning=meaning("fan")),
+        MetricColumn(tr("Throttled by"), tr("thermal limit"), keep=6, is_text=True, meaning=throttled),
+        MetricColumn(tr("Errors"), "XID 79, 2 ECC", keep=7, is_text=True, meaning=errors),
+        MetricColumn(tr("Held by"), widest_run, keep=9, is_text=True, meaning=holders),
+    )
 
 
 def table(gpus: Gpus, span_s: float) -> TableFigure:
@@ -68,7 +76,7 @@ def _row(gpus: Gpus, gpu: GpuState, tops: dict[str, float], is_lead: bool) -> Me
     )
     note = f"{gpu.name}\n{gpu.uuid}"
     if gpu.lost_at is not None:
-        note = f"lost at {clock_time(gpu.lost_at)}: it answers no more"
+        note = tr("lost at {time}: it answers no more", time=clock_time(gpu.lost_at))
     is_part, is_lost = gpu.parent is not None, gpu.lost_at is not None
     return MetricRow(gpu.uuid, gpu.label, cells, note, is_part, is_lost, is_lead)
 
@@ -81,9 +89,11 @@ def _at_least(gpus: Gpus, gpu: GpuState, metric: str, limit: float) -> bool:
 def _cell(gpus: Gpus, gpu: GpuState, metric: str, top: float = 0.0, is_hot: bool = False) -> MetricCell:
     reading = gpus.reading(gpu.uuid, metric)
     text, tone = reading_words(metric, reading)
-    meaning = METRICS[metric].meaning
-    why = f" ({reading.detail})" if reading.detail else ""
-    age = f"{reading.age_s:.1f} s old" if reading.value is not None else reading.state + why
+    meaning = tr(METRICS[metric].meaning)
+    state = tr(STATE_WORDS[reading.state])
+    detail = tr(NOT_READ) if reading.detail == NOT_READ else reading.detail
+    why = f"{state} ({detail})" if detail else state
+    age = tr("{age:.1f} s old", age=reading.age_s) if reading.value is not None else why
     curve = series_of(gpus, gpu.uuid, metric) if top else None
     tone = tone or ("hot" if is_hot else "")
     hold_s = METRICS[metric].stale_after_s

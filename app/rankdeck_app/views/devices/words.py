@@ -6,18 +6,21 @@ Never a zero. Tones: "" | muted | hot.
 
 from __future__ import annotations
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS, Reading, throttle_words
+from rankdeck.telemetry.registry import NOT_READ
+from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.widgets.chart import UNKNOWN
 
-MEASURED, SIMULATED = "measured on GPU", "simulated devices"
+MEASURED, SIMULATED = marked("measured on GPU"), marked("simulated devices")
 HOT_C = 90.0
 
 
 def source(gpus: Gpus) -> str:
-    return SIMULATED if gpus.is_simulated else MEASURED
+    return tr(SIMULATED if gpus.is_simulated else MEASURED)
 
 
 def series_of(gpus: Gpus, uuid: str, metric: str) -> Series:
@@ -29,8 +32,8 @@ def reading_words(metric: str, reading: Reading) -> tuple[str, str]:
     """(text, tone) of a reading: the number with its unit, or why there is none."""
     if reading.value is None:
         if reading.state == "unsupported":
-            return "n/a", "muted"
-        return (UNKNOWN if reading.detail == "not read yet" else "error"), "muted"
+            return tr("n/a"), "muted"
+        return (UNKNOWN if reading.detail == NOT_READ else tr("error")), "muted"
     return number_words(metric, reading.value), "muted" if reading.state != "value" else ""
 
 
@@ -48,10 +51,8 @@ def throttled_by(gpus: Gpus, uuid: str) -> tuple[str, str]:
     reading = gpus.reading(uuid, "throttle")
     if reading.value is None:
         return reading_words("throttle", reading)
-    words = throttle_words(int(reading.value))
-    if reading.state != "value":
-        return ", ".join(words) or "none", "muted"
-    return (", ".join(words), "hot") if words else ("none", "muted")
+    words = ", ".join(map(tr, throttle_words(int(reading.value))))
+    return words or tr("none"), "hot" if words and reading.state == "value" else "muted"
 
 
 def errors_of(gpus: Gpus, gpu: GpuState) -> tuple[str, str]:
@@ -65,14 +66,14 @@ def errors_of(gpus: Gpus, gpu: GpuState) -> tuple[str, str]:
         parts.append(f"{reading.value:.0f} ECC")
     if parts:
         return ", ".join(parts), "hot"
-    return ("none", "muted") if reading.value is not None else reading_words("ecc_errors", reading)
+    return (tr("none"), "muted") if reading.value is not None else reading_words("ecc_errors", reading)
 
 
 def held_by(gpu: GpuState) -> tuple[str, str]:
     """(who holds memory of it, tone)."""
     if gpu.run is not None:
-        return f"run {gpu.run_label()}", ""
+        return tr("run {name}", name=gpu.run_label()), ""
     if gpu.processes is None:
-        return "n/a", "muted"
+        return tr("n/a"), "muted"
     words = gpu.busy_words()
-    return (words, "") if words else ("nobody", "muted")
+    return (words, "") if words else (tr("nobody"), "muted")

@@ -11,6 +11,7 @@ from PySide6.QtCore import QSize, Signal
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem, cure_in_words
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import FewLines
 from rankdeck_app.widgets.layouts import TOP, column, push_button, row
@@ -30,8 +31,9 @@ class Blocker(QWidget):
         self._problem: Problem | None = None
         self.words = FewLines(MOST_LINES)
         set_look(self.words, tone="error")
-        self.cure = push_button("Mend It", "", lambda: self._tell(self.cure_taken), height=24)
-        self.where = push_button("Show It", "", lambda: self._tell(self.asked_where), kind="link", height=20)
+        self.cure = push_button(tr("Mend It"), "", lambda: self._tell(self.cure_taken), height=24)
+        show = tr("Show It")
+        self.where = push_button(show, "", lambda: self._tell(self.asked_where), kind="link", height=20)
         symbol = Symbol(theme, "error", "errorForeground", QSize(16, 16), 14)
         buttons = column(self.cure, row(self.where, None), spacing=4)
         column(row(symbol, (self.words, 1), spacing=6, align=TOP), buttons, on=self, spacing=6)
@@ -39,11 +41,19 @@ class Blocker(QWidget):
     def show_problem(self, problem: Problem, num_more: int, where: str) -> None:
         """`num_more` others wait behind it; `where` says what the second button shows."""
         self._problem = problem
-        more = f" ({num_more} more in Problems)" if num_more else ""
-        self.words.show_text(problem.sentence + more)
+        text = problem.sentence
+        if num_more:
+            text = tr(
+                "{problem} ({n} more in Problems)",
+                "{problem} ({n} more in Problems)",
+                num_more,
+                problem=text,
+            )
+        self.words.show_text(text)
         self.cure.setVisible(bool(problem.cure))
-        self.cure.setText(cure_in_words(_short(problem.cure)))
-        self.cure.setToolTip(f"{cure_in_words(problem.cure)} in the configuration")
+        self.cure.setText(spoken(cure_in_words(_short(problem.cure))))
+        cure = spoken(cure_in_words(problem.cure))
+        self.cure.setToolTip(tr("{cure} in the configuration", cure=cure))
         self.where.setText(where)
         self.where.setToolTip(problem.path or "")
 

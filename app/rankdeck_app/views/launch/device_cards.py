@@ -15,6 +15,7 @@ from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from rankdeck.base.units import format_bytes
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
 from rankdeck_app.widgets.layouts import clear
@@ -71,10 +72,11 @@ class DeviceCard(QAbstractButton):
         if figure == self._figure:
             return
         self._figure = figure
-        used = "" if figure.used_bytes is None else f"{format_bytes(figure.used_bytes)} in use"
+        num_bytes = figure.used_bytes
+        used = "" if num_bytes is None else tr("{used} in use", used=format_bytes(num_bytes))
         self.setAccessibleName(figure.label)
-        busy = figure.busy and f"used by {figure.busy}"
-        stale = "old figures" if figure.state == "stale" else ""
+        busy = figure.busy and tr("used by {who}", who=figure.busy)
+        stale = tr("old figures") if figure.state == "stale" else ""
         words = (figure.gone, figure.note, used, stale, figure.readings.replace(GAP_OF_READINGS, ", "), busy)
         self.setAccessibleDescription(", ".join(filter(None, words)))
         self.setToolTip(figure.tooltip or figure.label)

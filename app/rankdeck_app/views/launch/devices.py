@@ -9,96 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QShowEvent
-from PySide6.QtWidgets import QButtonGroup, QLineEdit, QPushButton, QToolButton, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QButtonGroup, QPushButton, QWidget
 
 from rankdeck.base.errors import DeviceError, Problem
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.device_choice import PLACE, DeviceChoice
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import GAP_OF_READINGS, DeviceFigure, DeviceGrid
+from rankdeck_app.views.launch.stepper import RANKS, VIRTUAL_DEVICES, Stepper
 from rankdeck_app.widgets.controls import WholeLabel
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
-__all__ = ["NONE_CHOSEN", "PLACE", "DevicesSection", "Stepper", "Usage"]
+__all__ = ["NONE_CHOSEN", "PLACE", "DevicesSection", "Usage"]
 
-MAX_STEPPER = 16
 DEFAULT_VIRTUAL = 4
 AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
 NONE_CHOSEN = "gpu:"
-SIMULATED = "simulated devices"
+LEAST_OF_BUTTON = 60
+SIMULATED = marked("simulated devices")
+THERE = marked("Train on this machine's GPUs")
 
 # index -> (used bytes, share of the scale, whether it stands out); what the run on show uses.
 Usage = Mapping[int, tuple[int | None, float | None, bool]]
 _UNUSED = (None, None, False)
-
-
-class Stepper(QWidget):
-    """A number between two buttons; the arrow keys step it too. `changed` carries the new one."""
-
-    changed = Signal(int)
-
-    def __init__(self, theme: Theme, what: str = "virtual device") -> None:
-        super().__init__()
-        self.value = 1
-        self._maximum = MAX_STEPPER
-        self.box = QLineEdit("1")
-        self.box.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.box.setProperty("compact", "true")
-        self.box.setFixedSize(30, 26)
-        self.box.textEdited.connect(self._typed)
-        self.box.editingFinished.connect(lambda: self.box.setText(str(self.value)))
-        self.box.installEventFilter(self)
-        self.fewer = self._button(theme, "remove", -1)
-        self.more = self._button(theme, "add", 1)
-        row(self.fewer, self.box, self.more, on=self, spacing=2)
-        self.name(what)
-
-    def name(self, what: str) -> None:
-        """What is counted: "virtual device", "rank"."""
-        self.box.setAccessibleName(f"Number of {what}s")
-        self.box.setToolTip(f"Number of {what}s, 1 to {MAX_STEPPER} (Up, Down)")
-        for button, word in ((self.fewer, "fewer"), (self.more, "more")):
-            button.setToolTip(f"One {what} {word}")
-            button.setAccessibleName(button.toolTip())
-
-    def _button(self, theme: Theme, icon: str, step: int) -> QToolButton:
-        button = tool_button(theme, icon, "", lambda: self._set(self.value + step))
-        button.setFixedSize(22, 24)
-        button.setAutoRepeat(True)
-        return button
-
-    def show_value(self, count: int) -> None:
-        """Show a number without telling anybody; a file may ask for more than the stepper offers."""
-        self.value = count
-        self._maximum = max(MAX_STEPPER, count)
-        if not self.box.hasFocus() or self.box.text() not in ("", str(count)):
-            self.box.setText(str(count))
-        self.fewer.setEnabled(count > 1)
-        self.more.setEnabled(count < self._maximum)
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
-            steps = {Qt.Key.Key_Up: 1, Qt.Key.Key_Down: -1}
-            if event.key() in steps:
-                self._set(self.value + steps[Qt.Key(event.key())])
-                return True
-        return super().eventFilter(watched, event)
-
-    def _typed(self, text: str) -> None:
-        if text.isdecimal() and 1 <= int(text) <= self._maximum:
-            self._set(int(text))
-
-    def _set(self, count: int) -> None:
-        count = max(1, min(self._maximum, count))
-        if count != self.value:
-            self.show_value(count)
-            self.changed.emit(count)
 
 
 class DevicesSection(QWidget):
@@ -117,12 +58,12 @@ class DevicesSection(QWidget):
         self._gpu_use = ""
         self.summary = WholeLabel()
         self.summary.setProperty("tone", "dim")
-        self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._choosable()))
-        free = "Choose the GPUs that no other process uses"
-        self.free_button = _link("Free", free, self._choose_free)
-        self.none_button = _link("None", "Choose no GPU", lambda: self._choose([]))
-        self.open_button = tool_button(theme, "graph-line", "Open Devices", self.opened.emit)
-        self.open_button.setToolTip("Open Devices: every metric over time")
+        self.all_button = _link(tr("All"), tr("Choose all GPUs"), lambda: self._choose(self._choosable()))
+        free = tr("Choose the GPUs that no other process uses")
+        self.free_button = _link(tr("Free"), free, self._choose_free)
+        self.none_button = _link(tr("None"), tr("Choose no GPU"), lambda: self._choose([]))
+        self.open_button = tool_button(theme, "graph-line", tr("Open Devices"), self.opened.emit)
+        self.open_button.setToolTip(tr("Open Devices: every metric over time"))
         self.tools: list[QWidget] = [
             self.summary, self.all_button, self.free_button, self.none_button, self.open_button,
         ]  # fmt: skip
@@ -133,10 +74,10 @@ class DevicesSection(QWidget):
         self.refresh()
 
     def _build(self, theme: Theme) -> None:
-        there = "Train on this machine's GPUs"
-        self.gpu_button = push_button("GPU", there, self._to_gpus, kind="segment", height=24)
+        self.gpu_button = push_button("GPU", tr(THERE), self._to_gpus, kind="segment", height=24)
         rehearse = self._to_rehearsal
         self.rehearsal_button = push_button("", "", rehearse, kind="segment", height=24)
+        self.rehearsal_button.setMinimumWidth(LEAST_OF_BUTTON)  # a long word leaves room for the stepper
         group = QButtonGroup(self)
         group.addButton(self.gpu_button)
         group.addButton(self.rehearsal_button)
@@ -245,7 +186,7 @@ class DevicesSection(QWidget):
         mode = self._mode(selection)
         has_gpus = bool(self._gpus.devices)
         self.gpu_button.setEnabled(has_gpus)
-        self.gpu_button.setToolTip(self._gpus.reason or "Train on this machine's GPUs")
+        self.gpu_button.setToolTip(self._gpus.reason or tr(THERE))
         (self.gpu_button if mode == "gpu" else self.rehearsal_button).setChecked(True)
         self._name_kinds()
         self.stepper.setVisible(mode == "cpu")
@@ -259,19 +200,21 @@ class DevicesSection(QWidget):
 
     def _name_kinds(self) -> None:
         """A configuration rehearses without GPUs; a script runs as it is, each rank on the CPU."""
-        text, tooltip, what = "Rehearsal", "Train for real on virtual devices of the CPU", "virtual device"
+        text, words = tr("Rehearsal"), VIRTUAL_DEVICES
+        tooltip = tr("Train for real on virtual devices of the CPU")
         if self._choice.is_of_script:
-            text, tooltip, what = "No GPUs", "Hide GPUs from the script: each rank uses the CPU", "rank"
+            text, words = tr("No GPUs"), RANKS
+            tooltip = tr("Hide GPUs from the script: each rank uses the CPU")
         if self.rehearsal_button.text() != text:
             self.rehearsal_button.setText(text)
             self.rehearsal_button.setToolTip(tooltip)
-            self.stepper.name(what)
+            self.stepper.name(words)
 
     def _show_reason(self, mode: str) -> None:
         """Why there is no GPU to choose, or that those on show are none."""
         text = self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
-            text = SIMULATED
+            text = tr(SIMULATED)
         self.reason.setText(text)
         self.reason.setVisible(self._gpus.known and bool(text))
         self.open_button.setVisible(bool(self._gpus.devices))
@@ -291,9 +234,10 @@ class DevicesSection(QWidget):
         lead = None if place is None else self._gpus.whole[place]
         self.grid.set_devices([self._gpu_figure(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
-            self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
+            num_gpus = len(self._choosable()) or len(chosen)
+            self.summary.setText(tr("{chosen} of {num_gpus} ·", chosen=sum(chosen), num_gpus=num_gpus))
         else:
-            self.summary.setText("" if self._gpus.known else "looking…")
+            self.summary.setText("" if self._gpus.known else tr("looking…"))
 
     def _gpu_figure(self, gpu: GpuState, leads: bool) -> DeviceFigure:
         usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else _UNUSED
@@ -302,7 +246,7 @@ class DevicesSection(QWidget):
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
         state, note, gone = "", "", ""
         if gpu.lost_at is not None:
-            state, gone = "lost", f"lost {clock_time(gpu.lost_at)}"
+            state, gone = "lost", tr("lost {time}", time=clock_time(gpu.lost_at))
             used = share = None
         elif gpu.is_split:
             state, note = "off", "MIG"
@@ -320,27 +264,26 @@ class DevicesSection(QWidget):
             self._virtual_count = AUTO_VIRTUAL if selection.kind == "auto" else selection.count or 1
         count = self._virtual_count
         self.stepper.show_value(count)
-        self.summary.setText(_counted(count, "rank") if self._choice.is_of_script else f"{count} virtual")
+        ranks, virtual = tr("{n} ranks", "{n} rank", count), tr("{n} virtual", "{n} virtual", count)
+        self.summary.setText(ranks if self._choice.is_of_script else virtual)
         self.grid.set_devices([self._virtual_figure(index) for index in range(count)], None)
 
     def _virtual_figure(self, index: int) -> DeviceFigure:
         used, share, lead = self._usage_of("virtual", index)
-        name, tooltip = f"Virtual {index}", f"Virtual device {index} of a rehearsal on the CPU"
+        name = tr("Virtual {index}", index=index)
+        tooltip = tr("Virtual device {index} of a rehearsal on the CPU", index=index)
         if self._choice.is_of_script:
-            name, tooltip = f"Rank {index}", f"Rank {index} of the script, without a GPU"
+            name = tr("Rank {index}", index=index)
+            tooltip = tr("Rank {index} of the script, without a GPU", index=index)
         if used is not None:
-            tooltip += f"\n{format_bytes(used)} of tensors in the run on show"
+            tooltip += "\n" + tr("{used} of tensors in the run on show", used=format_bytes(used))
         return DeviceFigure(name, str(index), used, share, lead, "", tooltip)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _readings(gpu: GpuState) -> str:
+def _readings(gpu: GpuState, busy: str = "{share:.0%}") -> str:
     """'91%  64°C  512 W': what is known of it now."""
     parts = [
-        "" if gpu.utilisation is None else f"{100 * gpu.utilisation:.0f}%",
+        "" if gpu.utilisation is None else tr(busy, share=gpu.utilisation),
         "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",
         "" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
     ]
@@ -349,22 +292,23 @@ def _readings(gpu: GpuState) -> str:
 
 def gpu_lines(gpu: GpuState) -> list[str]:
     """The tooltip: all that the card has no room for."""
-    lines = [f"{gpu.label}: {gpu.name}" + (" (simulated)" if gpu.is_simulated else ""), gpu.uuid]
+    name = tr("{gpu} (simulated)", gpu=gpu.name) if gpu.is_simulated else gpu.name
+    lines = [f"{gpu.label}: {name}", gpu.uuid]
     if gpu.lost_at is not None:
-        return [*lines, f"Lost at {clock_time(gpu.lost_at)}: it answers no more"]
+        return [*lines, tr("Lost at {time}: it answers no more", time=clock_time(gpu.lost_at))]
     if gpu.total_bytes:
-        used = "unknown" if gpu.used_bytes is None else format_bytes(gpu.used_bytes)
-        lines.append(f"{used} of {format_bytes(gpu.total_bytes)} in use")
+        used = tr("unknown") if gpu.used_bytes is None else format_bytes(gpu.used_bytes)
+        lines.append(tr("{used} of {total} in use", used=used, total=format_bytes(gpu.total_bytes)))
     if gpu.is_stale:
-        lines.append("The driver does not answer at the moment: these figures are old")
-    if _readings(gpu):
-        lines.append(_readings(gpu).replace("%", "% busy"))
+        lines.append(tr("The driver does not answer at the moment: these figures are old"))
+    if readings := _readings(gpu, marked("{share:.0%} busy")):
+        lines.append(readings)
     if gpu.is_split:
-        lines.append("Split into MIG instances: choose one of them")
+        lines.append(tr("Split into MIG instances: choose one of them"))
     if gpu.run is not None:
-        lines.append(f"Held by the run {gpu.run_name()}")
+        lines.append(tr("Held by the run {run}", run=gpu.run_name()))
     elif gpu.busy_words():
-        lines.append(f"Used by {gpu.busy_words()}")
+        lines.append(tr("Used by {who}", who=gpu.busy_words()))
     return lines
 
 

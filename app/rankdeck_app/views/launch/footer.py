@@ -14,6 +14,7 @@ from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem
+from rankdeck_app.language import tr
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
@@ -21,9 +22,6 @@ from rankdeck_app.views.launch.blocker import Blocker
 from rankdeck_app.widgets.controls import FewLines
 from rankdeck_app.widgets.layouts import column, push_button
 from rankdeck_app.widgets.painting import LEFT, RIGHT, paint_text
-
-NO_ESTIMATE = "No estimate yet"
-PREDICTED = "Predicted"
 
 
 class Estimate(FewLines):
@@ -52,9 +50,10 @@ class Estimate(FewLines):
         super().show_text(text)
 
     def show_estimate(self, holds: str, fits: str, *, is_trouble: bool) -> None:
-        super().show_text(f"{PREDICTED}: {holds}. {fits}.")
+        super().show_text(tr("Predicted: {holds}. {fits}.", holds=holds, fits=fits))
         self._holds, self._fits, self._is_trouble = holds, fits, is_trouble
-        self.setToolTip(f"{PREDICTED} peak: {holds}\n{fits}\nClick for every strategy")
+        lines = (tr("Predicted peak: {holds}", holds=holds), fits, tr("Click for every strategy"))
+        self.setToolTip("\n".join(lines))
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -75,12 +74,12 @@ class Estimate(FewLines):
         line = metrics.lineSpacing()
         first, second = self.rect().adjusted(0, 0, 0, -line - 1), self.rect().adjusted(0, line + 1, 0, 0)
         elide, dim = Qt.TextElideMode.ElideRight, color("descriptionForeground")
-        verdict, where = self._fits, LEFT
-        if metrics.horizontalAdvance(f"{PREDICTED}  {self._holds}") <= self.width():
-            paint_text(painter, first, PREDICTED, dim, 12)
+        verdict, where, predicted = self._fits, LEFT, tr("Predicted")
+        if metrics.horizontalAdvance(f"{predicted}  {self._holds}") <= self.width():
+            paint_text(painter, first, predicted, dim, 12)
             where = RIGHT
         else:
-            verdict = f"{PREDICTED} · {verdict[:1].lower()}{verdict[1:]}"
+            verdict = f"{predicted} · {verdict[:1].lower()}{verdict[1:]}"
         paint_text(painter, first, self._holds, color("foreground"), 12, where, elide=elide)
         ink = color("rankdeck.leadText") if self._is_trouble else dim
         paint_text(painter, second, verdict, ink, 12, elide=elide)
@@ -144,7 +143,7 @@ class LaunchFooter(QWidget):
         self.estimate.setVisible(problem is None)
         self._show_estimate()
         keys = self._keys()
-        text = "Launch" if not busy else "Launching…"
+        text = tr("Launch") if not busy else tr("Launching…")
         self.button.setText(f" {text}{'   ' + keys if keys else ''}")
         is_free = problem is None
         set_look(self.button, kind="primary" if is_free else "")
@@ -152,7 +151,9 @@ class LaunchFooter(QWidget):
         self.button.setIcon(self._theme.icon("play", ink))
         self.button.setAccessibleName(text)
         self.button.setAccessibleDescription("" if problem is None else problem.sentence)
-        start = f"Start this run{f' ({keys})' if keys else ''}; other runs go on"
+        start = tr("Start this run; other runs go on")
+        if keys:
+            start = tr("Start this run ({keys}); other runs go on", keys=keys)
         self.button.setToolTip(start if problem is None else problem.sentence)
 
     def _show_estimate(self) -> None:
@@ -166,7 +167,8 @@ class LaunchFooter(QWidget):
             holds, fits = estimate(plan.chosen, recommended)
             self.estimate.show_estimate(holds, fits, is_trouble=is_trouble(plan.chosen))
         elif plan.is_asking:
-            self.estimate.show_text(f"{NO_ESTIMATE}: planning…")
+            self.estimate.show_text(tr("No estimate yet: planning…"))
         else:
             reason = plan.problem or plan.chosen_failure
-            self.estimate.show_text(f"{NO_ESTIMATE}: {reason}" if reason else NO_ESTIMATE)
+            why = tr("No estimate yet: {reason}", reason=reason) if reason else tr("No estimate yet")
+            self.estimate.show_text(why)

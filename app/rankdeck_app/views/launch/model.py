@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
+from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
@@ -30,46 +31,54 @@ class ModelSection(QWidget):
     ) -> None:
         super().__init__()
         self._theme, self._draft, self._presets = theme, draft, list(presets)
-        label = text_label("Start from", "dim", wrap=False)
-        label.setFixedWidth(LABEL_WIDTH)
+        self._label = label = text_label(tr("Start from"), "dim", wrap=False)
         self.preset_box = ComboBox(theme)
-        self.preset_box.setAccessibleName("Start from a preset")
+        self.preset_box.setAccessibleName(tr("Start from a preset"))
         self.preset_box.setMinimumContentsLength(6)
         for at, preset in enumerate(self._presets):
             self.preset_box.addItem(preset.name)
-            self.preset_box.setItemData(at, preset.text or preset.title, Qt.ItemDataRole.ToolTipRole)
+            self.preset_box.setItemData(at, tr(preset.text or preset.title), Qt.ItemDataRole.ToolTipRole)
         self.preset_box.activated.connect(lambda index: on_pick(self._presets[index]))
         label.setBuddy(self.preset_box)
-        self.front = DraftForm(theme, draft, lambda: model_rows(draft)[0], label_width=LABEL_WIDTH)
-        self.more = DraftForm(
-            theme, draft, lambda: [name_row(draft), *model_rows(draft)[1]], label_width=LABEL_WIDTH
-        )
+        self.front = DraftForm(theme, draft, lambda: model_rows(draft)[0])
+        self.more = DraftForm(theme, draft, lambda: [name_row(draft), *model_rows(draft)[1]])
         self.more.hide()
-        self.more_button = QPushButton("More")
+        self.more_button = QPushButton(tr("More"))
         self.more_button.setProperty("kind", "link")
         self.more_button.setCheckable(True)
-        self.more_button.setToolTip("Optimizer, schedule, seed, evaluation and the rest")
+        self.more_button.setToolTip(tr("Optimizer, schedule, seed, evaluation and the rest"))
         self.more_button.toggled.connect(self._toggle)
         picker = row(label, (self.preset_box, 1), spacing=6)
         parts = (picker, self.front, self.more_button, self.more)
         column(*parts, on=self, margins=(12, 0, 12, 4), spacing=6)
         theme.changed.connect(self._icon)
         draft.changed.connect(self._show_origin)
+        draft.changed.connect(self._align)
         self._icon()
         self._show_origin()
+        self._align()
+
+    def _align(self) -> None:
+        """All fields begin where the longest label ends."""
+        forms = (self.front, self.more)
+        longest = max(form.longest_label for form in forms)
+        width = max(LABEL_WIDTH, self._label.sizeHint().width(), longest)
+        self._label.setFixedWidth(width)
+        for form in forms:
+            form.set_label_width(width)
 
     def _show_origin(self) -> None:
         """Where the draft came from."""
-        origin = self._draft.origin or "a new configuration"
+        origin = self._draft.origin_in_words or tr("a new configuration")
         index = self.preset_box.findText(origin)
         self.preset_box.setPlaceholderText(origin)
         self.preset_box.setCurrentIndex(index)
-        text = self._presets[index].text if index >= 0 else ""
-        self.preset_box.setToolTip(text or "Replace this configuration by a ready one")
+        text = tr(self._presets[index].text) if index >= 0 else ""
+        self.preset_box.setToolTip(text or tr("Replace this configuration by a ready one"))
 
     def _toggle(self, is_open: bool) -> None:
         self.more.setVisible(is_open)
-        self.more_button.setText("Less" if is_open else "More")
+        self.more_button.setText(tr("Less") if is_open else tr("More"))
         self._icon()
 
     def _icon(self) -> None:

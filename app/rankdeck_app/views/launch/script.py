@@ -11,23 +11,25 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QPlainTextEdit, QWidget
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import marked
+from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder, place_of, short_words
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.launch.devices import Stepper
+from rankdeck_app.views.launch.stepper import RANKS, Stepper
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from rankdeck_app.widgets.form_line import FormLine
+from rankdeck_app.widgets.form_line import FormLine, align_labels
 from rankdeck_app.widgets.layouts import column, push_button, row
 
 LABEL_WIDTH = 66
-NO_ENTRY = "none"
+NO_ENTRY = marked("none")
 _VARIABLE_LINES = 3
 _OBSERVE = {
-    "light": "steps, loss, rate and memory; a few microseconds a step",
-    "full": "and every tensor of some later steps",
-    "none": "nothing of it is put into the script; its output and its GPUs are seen",
+    "light": marked("steps, loss, rate and memory; a few microseconds a step"),
+    "full": marked("and every tensor of some later steps"),
+    "none": marked("nothing of it is put into the script; its output and its GPUs are seen"),
 }
 
 
@@ -37,7 +39,7 @@ class VariablesEdit(QPlainTextEdit):
     def __init__(self) -> None:
         super().__init__()
         self.setTabChangesFocus(True)
-        self.setPlaceholderText("NAME=value, one a line")
+        self.setPlaceholderText(tr("NAME=value, one a line"))
         self.setProperty("kind", "field")
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
@@ -66,8 +68,8 @@ class FileBox(ComboBox):
         self.setMinimumContentsLength(6)
         line = self.lineEdit()
         assert line is not None
-        line.setPlaceholderText("train.py, or -m package.module")
-        line.setAccessibleName("Script")
+        line.setPlaceholderText(tr("train.py, or -m package.module"))
+        line.setAccessibleName(tr("Script"))
 
     def showPopup(self) -> None:
         self.opened.emit()
@@ -86,16 +88,19 @@ class ScriptSection(QWidget):
     def __init__(self, theme: Theme, script: ScriptDraft, folder: ScriptFolder, gpus: Gpus) -> None:
         super().__init__()
         self._theme, self._script, self._folder, self._gpus = theme, script, folder, gpus
-        self.save_button = push_button("Save Entry…", "", self.save_asked.emit, kind="quiet", height=20)
-        self.save_button.setToolTip("Keep this in the folder's rankdeck.toml, to be run again by its name")
-        self.save_button.setAccessibleName("Save entry")
+        self.save_button = push_button(tr("Save Entry…"), "", self.save_asked.emit, kind="quiet", height=20)
+        keep = tr("Keep this in the folder's rankdeck.toml, to be run again by its name")
+        self.save_button.setToolTip(keep)
+        self.save_button.setAccessibleName(tr("Save entry"))
         self._make_lines(theme)
         self.lines = {
             "run": self.file_line, "arguments": self.arguments_line, "environment": self.variables_line,
             "python": self.python_line, "ranks": self.ranks_line, "plain": self.plain_line,
             "observe": self.observe_line,
         }  # fmt: skip
-        column(self.entry_line, *self.lines.values(), on=self, margins=(12, 0, 12, 4), spacing=6)
+        lines = [self.entry_line, *self.lines.values()]
+        align_labels(lines)
+        column(*lines, on=self, margins=(12, 0, 12, 4), spacing=6)
         script.changed.connect(self.refresh)
         folder.changed.connect(self.refresh)
         gpus.changed.connect(self.refresh)
@@ -104,47 +109,46 @@ class ScriptSection(QWidget):
     def _make_lines(self, theme: Theme) -> None:
         self.entry_box = ComboBox(theme)
         self.entry_box.activated.connect(self._picked)
-        self.remove_button = tool_button(theme, "remove", "Remove This Entry", self._remove)
-        self.entry_line = self._line(
-            "Entry", self.entry_box, "An entry of the folder's rankdeck.toml", self.remove_button
-        )
+        self.remove_button = tool_button(theme, "remove", tr("Remove This Entry"), self._remove)
+        what = tr("An entry of the folder's rankdeck.toml")
+        self.entry_line = self._line(tr("Entry"), self.entry_box, what, self.remove_button)
         self.file_box = FileBox(theme)
         self.file_box.opened.connect(self._folder.look)
         self.file_box.activated.connect(lambda index: self._set(run=self.file_box.itemText(index)))
         line = self.file_box.lineEdit()
         assert line is not None
         line.textEdited.connect(lambda text: self._set(run=text))
-        browse = tool_button(theme, "folder-opened", "Browse…", self.browse_asked.emit)
-        what = "A script of the folder, as it is; nothing in it has to change"
-        self.file_line = self._line("File", self.file_box, what, browse, name="Script")
+        browse = tool_button(theme, "folder-opened", tr("Browse…"), self.browse_asked.emit)
+        what = tr("A script of the folder, as it is; nothing in it has to change")
+        self.file_line = self._line(tr("File"), self.file_box, what, browse, name=tr("Script"))
         self.arguments = QLineEdit()
         self.arguments.textEdited.connect(lambda text: self._set(arguments=text))
-        what = "What stands behind the script on a command line; quote what has spaces"
-        self.arguments_line = self._line("Arguments", self.arguments, what)
+        what = tr("What stands behind the script on a command line; quote what has spaces")
+        self.arguments_line = self._line(tr("Arguments"), self.arguments, what)
         self.variables = VariablesEdit()
         self.variables.textChanged.connect(lambda: self._set(environment=self.variables.toPlainText()))
-        what = "Environment variables for this run alone, one a line"
-        self.variables_line = self._line("Variables", self.variables, what, name="Environment variables")
+        what, name = tr("Environment variables for this run alone, one a line"), tr("Environment variables")
+        self.variables_line = self._line(tr("Variables"), self.variables, what, name=name)
         self.python_button = push_button("", "", self.interpreter_asked.emit, kind="field", height=28)
-        self.python_line = self._line("Python", self.python_button, "", name="Python interpreter")
-        self.ranks = Stepper(theme, "rank")
+        self.python_line = self._line("Python", self.python_button, "", name=tr("Python interpreter"))
+        self.ranks = Stepper(theme, RANKS)
         self.ranks.changed.connect(lambda count: self._set(ranks=count))
-        self.per_gpu = push_button("One per GPU", "", self._one_per_gpu, kind="link", height=20)
-        self.per_gpu.setToolTip("As torchrun --nproc-per-node with the number of chosen GPUs")
-        what = "How many processes of the script are started, as torchrun's --nproc-per-node"
+        self.per_gpu = push_button(tr("One per GPU"), "", self._one_per_gpu, kind="link", height=20)
+        self.per_gpu.setToolTip(tr("As torchrun --nproc-per-node with the number of chosen GPUs"))
+        what = tr("How many processes of the script are started, as torchrun's --nproc-per-node")
         ranks = QWidget()
         row(self.ranks, self.per_gpu, None, on=ranks, spacing=8)
-        self.ranks_line = self._line("Ranks", ranks, what)
-        self.plain = CheckBox(theme, "as python starts it")
+        self.ranks_line = self._line(tr("Ranks"), ranks, what)
+        self.plain = CheckBox(theme, tr("as python starts it"))
         self.plain.toggled.connect(lambda is_on: self._set(plain=is_on))
-        what = "Without torchrun's variables: for a script that starts its ranks itself"
-        self.plain_line = self._line("Plain", self.plain, what)
+        what = tr("Without torchrun's variables: for a script that starts its ranks itself")
+        self.plain_line = self._line(tr("Plain"), self.plain, what)
         self.observe = ComboBox(theme)
         for at, (level, text) in enumerate(_OBSERVE.items()):
             self.observe.addItem(level)
-            self.observe.setItemData(at, text, Qt.ItemDataRole.ToolTipRole)
+            self.observe.setItemData(at, tr(text), Qt.ItemDataRole.ToolTipRole)
         self.observe.activated.connect(lambda index: self._set(observe=self.observe.itemText(index)))
-        self.observe_line = self._line("Observe", self.observe, "")
+        self.observe_line = self._line(tr("Observe"), self.observe, "")
 
     def _line(self, label: str, editor: QWidget, hint: str, *beside: QWidget, name: str = "") -> FormLine:
         return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=name)
@@ -203,7 +207,7 @@ class ScriptSection(QWidget):
             self.plain.setChecked(form.plain)
         self.plain_line.setVisible(script.ranks == 1)
         self.observe.setCurrentText(form.observe)
-        self.observe_line.set_hint(_OBSERVE.get(form.observe, ""))
+        self.observe_line.set_hint(tr(_OBSERVE.get(form.observe, "")))
         for field, line in self.lines.items():
             problem = script.problem_at(field)
             shown = problem is not None and (problem.code != "no-script" or bool(form.run.strip()))
@@ -215,9 +219,9 @@ class ScriptSection(QWidget):
         entries = self._folder.facts.file.entries
         chosen = self._script.form.entry
         at = 1 + list(entries).index(chosen) if chosen in entries else 0
-        names = [NO_ENTRY, *entries]
+        names = [tr(NO_ENTRY), *entries]
         if at and self._script.is_changed(entries[chosen]):
-            names[at] += " (changed)"
+            names[at] = tr("{entry} (changed)", entry=chosen)
         if [self.entry_box.itemText(index) for index in range(self.entry_box.count())] != names:
             self.entry_box.clear()
             self.entry_box.addItems(names)
@@ -231,7 +235,7 @@ class ScriptSection(QWidget):
             self.file_box.clear()
             for at, script in enumerate(self._folder.facts.scripts):
                 self.file_box.addItem(script.name)
-                libraries = f"imports {', '.join(script.libraries)}"
+                libraries = tr("imports {libraries}", libraries=", ".join(script.libraries))
                 self.file_box.setItemData(at, libraries, Qt.ItemDataRole.ToolTipRole)
         if self.file_box.currentText() != text:
             self.file_box.setCurrentIndex(names.index(text) if text in names else -1)
@@ -241,15 +245,13 @@ class ScriptSection(QWidget):
         folder, own = self._folder, self._script.form.python
         interpreter = folder.describe(own) if own else folder.interpreter
         if interpreter is None:
-            self.python_button.setText("looking…" if not folder.is_known else "none found")
+            self.python_button.setText(tr("looking…") if not folder.is_known else tr("none found"))
             self.python_line.set_warning(None)
             return
         words = short_words(interpreter).removeprefix("Python ")
         self.python_button.setText(words)
-        source = "named by the entry" if own else folder.source
+        source = tr("named by the entry") if own else folder.source
         torch = interpreter.torch_version
-        self.python_line.set_warning(None if torch else "No torch was found beside this Python.")
-        self.python_line.set_hint(
-            f"{place_of(interpreter.python)} ({source})\n"
-            + (f"torch {torch}" if torch else "No torch was found beside it")
-        )
+        self.python_line.set_warning(None if torch else tr("No torch was found beside this Python."))
+        found = f"torch {torch}" if torch else tr("No torch was found beside it")
+        self.python_line.set_hint(f"{place_of(interpreter.python)} ({source})\n{found}")

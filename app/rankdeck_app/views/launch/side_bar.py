@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QButtonGroup, QPushButton, QWidget
 
 from rankdeck.base.errors import Problem
 from rankdeck.config.presets import PresetCard
+from rankdeck_app.language import tr
 from rankdeck_app.shell.side_bar import SideBarSection, SideBarView
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
@@ -58,14 +59,15 @@ class LaunchView(SideBarView):
         self.model = ModelSection(theme, draft, presets, self.preset_picked.emit)
         self.strategy = StrategySection(theme, draft)
         self.script = ScriptSection(theme, script, folder, gpus)
-        header = self.add_section("Devices", self.devices).header
+        header = self.add_section(tr("Devices"), self.devices).header
         for tool in self.devices.tools:
             header.tools.addWidget(tool, 1 if tool is self.devices.summary else 0)
-        of_script = self.add_section("Script", self.script)
+        of_script = self.add_section(tr("Script"), self.script)
         of_script.header.tools.addWidget(self.script.save_button)
         self._of_script: list[QWidget] = [of_script]
         self._of_configuration: list[QWidget] = [
-            self.add_section("Model", self.model), self.add_section("Strategy", self.strategy),
+            self.add_section(tr("Model"), self.model),
+            self.add_section(tr("Strategy"), self.strategy),
         ]  # fmt: skip
         self.footer = LaunchFooter(theme, plan, self.launch_requested.emit, launch_keys)
         self.set_footer(self.footer)
@@ -95,8 +97,10 @@ class LaunchView(SideBarView):
 
     def _where(self, problem: Problem | None) -> str:
         if problem is None or self._find(problem) is not None:
-            return "Show the Field"
-        return "Open the Configuration" if problem.line is None else f"Go to Line {problem.line}"
+            return tr("Show the Field")
+        if problem.line is None:
+            return tr("Open the Configuration")
+        return tr("Go to Line {line}", line=problem.line)
 
     def _find(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
         """Where a problem can be mended here, and in which section; None where only the text can be."""
@@ -144,9 +148,10 @@ class LaunchView(SideBarView):
             group.addButton(button)
             return button
 
-        what = "Train a model under a strategy, planned before it runs"
-        self.configuration_button = segment("Configuration", what, is_script=False)
-        self.script_button = segment("Script", "Run your own script as it is", is_script=True)
+        what = tr("Train a model under a strategy, planned before it runs")
+        self.configuration_button = segment(tr("Configuration"), what, is_script=False)
+        what = tr("Run your own script as it is")
+        self.script_button = segment(tr("Script"), what, is_script=True)
         parts = ((self.configuration_button, 1), (self.script_button, 1))
         row(*parts, on=switch, margins=(12, 0, 12, 8), spacing=0)
         return switch

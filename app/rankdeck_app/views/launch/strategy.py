@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem
+from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
@@ -20,7 +21,8 @@ class StrategySection(QWidget):
     def __init__(self, theme: Theme, draft: Draft) -> None:
         super().__init__()
         self._draft = draft
-        self.list = StrategyList(theme, tooltip="Double click for where tensors live and what is sent.")
+        more = tr("Double click for where tensors live and what is sent.")
+        self.list = StrategyList(theme, tooltip=more)
         self.list.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setFixedHeight(ROW_HEIGHT * self.list.count())

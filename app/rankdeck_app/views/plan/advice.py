@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.layouts import clear, push_button
@@ -42,10 +43,10 @@ class AdviceList(QWidget):
     def _add(self, row: int, line: PlanLine) -> None:
         icon = QLabel()
         icon.setPixmap(self._theme.icon("lightbulb", "rankdeck.leadText").pixmap(14, 14))
-        text = ElidedLabel(line.advice or _changes(line))
-        tooltip = f"Change {_changes(line)} in the configuration"
-        button = push_button("Apply", tooltip, lambda: self._on_take(line), kind="link")
-        button.setAccessibleName(f"Apply: {text.text()}")
+        text = ElidedLabel(spoken(line.advice, line.phrases) if line.advice else _changes(line))
+        tooltip = tr("Change {settings} in the configuration", settings=_changes(line))
+        button = push_button(tr("Apply"), tooltip, lambda: self._on_take(line), kind="link")
+        button.setAccessibleName(tr("Apply: {change}", change=text.text()))
         for column, widget in enumerate((icon, text, button)):
             self._grid.addWidget(widget, row, column)
 

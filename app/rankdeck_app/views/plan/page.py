@@ -14,7 +14,9 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QSizePolicy, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
+from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.page import Page
@@ -24,6 +26,7 @@ from rankdeck_app.state.plan import DraftPlan, can_choose, choose
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.advice import AdviceList
+from rankdeck_app.views.plan.raced import race_words
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.views.plan.target import TargetBox
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
@@ -35,10 +38,9 @@ FIT = "plan.fit_bars"
 _LEAST_OF_TOP = 800
 """Width from which the figures have room beside what is planned for, in pixels."""
 _FIT_WORDS = {
-    False: "Fit bars to the data: what is far below the capacity can be compared",
-    True: "Bars fit the data. A click shows them against the capacity",
+    False: marked("Fit bars to the data: what is far below the capacity can be compared"),
+    True: marked("Bars fit the data. A click shows them against the capacity"),
 }
-_NO_CAPACITY = "No capacity is named, so the bars fit the data already"
 
 
 class PlanPage(Page):
@@ -62,26 +64,26 @@ class PlanPage(Page):
         settings: Settings,
     ) -> None:
         """`plan` and `raced` are for the draft's devices, `elsewhere` for those that the page names."""
-        super().__init__(PAGE_ID, title="VRAM Plan", icon="layers")
+        super().__init__(PAGE_ID, title=tr("VRAM Plan"), icon="layers")
         self._draft, self.settings = draft, settings
         self._here, self._elsewhere, self._raced = plan, elsewhere, raced
         self.strip = StatStrip(theme)
-        self.strip.setAccessibleName("The plan in figures")
+        self.strip.setAccessibleName(tr("The plan in figures"))
         self.table = PlanTable(theme)
         self.table.picked.connect(self._pick)
         self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, leads=True))
         self._names = ColumnNames(theme, lambda: self.table.viewport().width())
         body = QWidget()
         column(self._names, (self.table, 1), self._legend, on=body, spacing=4)
-        self._card = ChartCard("VRAM by strategy", theme, body, lambda: plan_figures.csv_rows(self.plan))
+        self._card = ChartCard(tr("VRAM by strategy"), theme, body, lambda: plan_figures.csv_rows(self.plan))
         self.advice = AdviceList(theme, self._take)
-        self._advice_card = ChartCard("What would help", theme, self.advice)
+        self._advice_card = ChartCard(tr("What would help"), theme, self.advice)
         for card in (self._card, self._advice_card):
-            card.set_source(PREDICTED)
+            card.set_source(tr(PREDICTED))
         self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self.problem = text_label(tone="warning")
         self.reason = text_label(tone="dim")
-        self.trust_button = push_button("Trust and Plan…", "", self.trust_asked.emit)
+        self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_asked.emit)
         parts = (
             self._head(theme),
             row((self.problem, 1), self.trust_button),
@@ -99,10 +101,10 @@ class PlanPage(Page):
     def _race_line(self) -> QWidget:
         """Which race has measured what stands below the predictions."""
         self.race_words = text_label(tone="dim")
-        look = "What it measured, and whether losses agree"
-        open_race = push_button("Open the Race", look, self._open_race, height=24)
-        make = "Make its strategy the configuration's"
-        self.winner_button = push_button("Use the Winner", make, self._use_winner, height=24)
+        look = tr("What it measured, and whether losses agree")
+        open_race = push_button(tr("Open the Race"), look, self._open_race, height=24)
+        make = tr("Make its strategy the configuration's")
+        self.winner_button = push_button(tr("Use the Winner"), make, self._use_winner, height=24)
         self._raced_box = QWidget()
         row((self.race_words, 1), open_race, self.winner_button, on=self._raced_box, spacing=8, align=MIDDLE)
         return self._raced_box
@@ -121,13 +123,16 @@ class PlanPage(Page):
         self.fit_button = tool_button(theme, "zoom-in", "", self._toggle_fit)
         self.fit_button.setCheckable(True)
         self.fit_button.setFixedSize(25, 25)
-        self.fit_button.setAccessibleName("Fit bars to the data")
-        self.refresh_button = tool_button(theme, "refresh", "Plan again", self.ask_again)
+        self.fit_button.setAccessibleName(tr("Fit bars to the data"))
+        self.refresh_button = tool_button(theme, "refresh", tr("Plan again"), self.ask_again)
         self.refresh_button.setFixedSize(25, 25)
-        label = text_label("Plan for", "dim", wrap=False)
+        label = text_label(tr("Plan for"), "dim", wrap=False)
         label.setBuddy(self.target)
         self.race_button = push_button(
-            "Race What Fits", "Train the same steps under each, and compare", self.race_asked.emit, height=25
+            tr("Race What Fits"),
+            tr("Train the same steps under each, and compare"),
+            self.race_asked.emit,
+            height=25,
         )
         parts = (label, self.target, self.fit_button, self.refresh_button, self.race_button)
         self._top = row((self.strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
@@ -139,10 +144,10 @@ class PlanPage(Page):
         return self._here if self._elsewhere.devices is None else self._elsewhere
 
     def breadcrumbs(self) -> list[str]:
-        return [self._draft.origin or self._draft.name, "VRAM plan"]
+        return [self._draft.origin_in_words or self._draft.name, tr("VRAM plan")]
 
     def tooltip(self) -> str:
-        return "What every strategy would need of every device (predicted)"
+        return tr("What every strategy would need of every device (predicted)")
 
     def save_state(self) -> dict[str, Any]:
         return {"devices": self._elsewhere.devices}
@@ -205,17 +210,18 @@ class PlanPage(Page):
         has_capacity = plan_figures.scale(lines).capacity_bytes is not None
         self.fit_button.setChecked(is_fitted)
         self.fit_button.setEnabled(has_capacity)
-        self.fit_button.setToolTip(_FIT_WORDS[is_fitted] if has_capacity else _NO_CAPACITY)
+        fitted_already = tr("No capacity is named, so the bars fit the data already")
+        self.fit_button.setToolTip(tr(_FIT_WORDS[is_fitted]) if has_capacity else fitted_already)
         self._names.show_axis(plan_figures.axis(scale) if lines else "")
         self.strip.set_figure(plan_figures.stats(plan))
         self.race_button.setEnabled(plan is self._here)
         raced = self._raced if plan is self._here else None
         self.table.set_rows(plan_figures.rows(plan, raced), scale)
-        self.race_words.setText("" if raced is None else plan_figures.race_words(raced, time.time()))
+        self.race_words.setText("" if raced is None else race_words(raced, time.time()))
         self.winner_button.setVisible(raced is not None and raced.winner is not None)
         is_raced = bool(self.race_words.text())
         self._raced_box.setVisible(is_raced)
-        self._card.set_source(f"{PREDICTED}, measured below" if is_raced else PREDICTED)
+        self._card.set_source(tr("predicted, measured below") if is_raced else tr(PREDICTED))
         kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
         self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.shows_capacity))
         self._card.set_subtitle(*plan_figures.subtitle(plan))

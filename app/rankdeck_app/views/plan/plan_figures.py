@@ -6,39 +6,48 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
 from rankdeck.run.imbalance import imbalance_of, lead_of
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike, words_of
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike
 from rankdeck.run.race import Race, RaceEntry
+from rankdeck_app.language import tr
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
+    device_index,
     device_label,
     is_trouble,
     options_text,
     peak_text,
+    reason_text,
     room_text,
     step_text,
     strategy_name,
     time_text,
+    told,
+    verdict_text,
 )
 from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.stat_strip import Stat
-from rankdeck_app.widgets.time_words import age_words
 
 RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
 # In the order in which the segments of a bar are drawn.
 SEGMENT_LABELS: Mapping[str, str] = {
     **KIND_LABELS,
-    RESERVED: "reserved, unused",
-    CONSTANTS: "driver and NCCL",
-    OTHERS: "other processes",
+    RESERVED: marked("reserved, unused"),
+    CONSTANTS: marked("driver and NCCL"),
+    OTHERS: marked("other processes"),
 }
-FASTEST = "Fastest"
-RECOMMENDED, LEAST_MEMORY = "Recommended", "Least memory"
+FASTEST = marked("Fastest")
+RECOMMENDED, LEAST_MEMORY = marked("Recommended"), marked("Least memory")
+_STAT_OF = {
+    RECOMMENDED: marked("Recommended: {strategy}"),
+    LEAST_MEMORY: marked("Least memory: {strategy}"),
+}
 _MOST_OVERSHOOT = 1.3
 _EXPECTED_DEVICES = 4
 
@@ -46,12 +55,13 @@ _EXPECTED_DEVICES = 4
 @dataclass(frozen=True)
 class PlanBar:
     """One device, or one for many equal ones. The segments add up to `total_bytes`; `leads` where it stands
-    above the others."""
+    above the others; `index` is what is said of its label beside it."""
 
     label: str
     total_bytes: int
     segments: tuple[tuple[str, int], ...]
     leads: bool = False
+    index: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,9 +96,11 @@ class RowFigure:
     def description(self) -> str:
         """For a screen reader."""
         verdict = (self.verdict_word, self.verdict_note)
-        measured = (self.measured_peak, self.measured_step and f"{self.measured_step} a step")
-        told = [f"measured {text}" for text in measured if text]
-        parts = (self.title, self.options, self.peak, *told, *verdict, *self.marks, self.words)
+        peak, step = self.measured_peak, self.measured_step
+        measured_peak = tr("measured {size}", size=peak) if peak else ""
+        measured_step = tr("measured {time} a step", time=step) if step else ""
+        measured = (measured_peak, measured_step)
+        parts = (self.title, self.options, self.peak, *measured, *verdict, *map(tr, self.marks), self.words)
         return ", ".join(part for part in parts if part and part != UNKNOWN)
 
 
@@ -121,7 +133,8 @@ def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
 
 def axis(scale: Scale) -> str:
     """'0–40 GiB', '0–1.2 GiB, fitted': what a whole bar is."""
-    return f"0–{round_bytes(scale.end_bytes)}{', fitted' if scale.is_fitted else ''}"
+    size = round_bytes(scale.end_bytes)
+    return tr("0–{size}, fitted", size=size) if scale.is_fitted else f"0–{size}"
 
 
 def round_bytes(num_bytes: int) -> str:
@@ -154,13 +167,12 @@ def _with_measured(figure: RowFigure, entry: RaceEntry, race: Race) -> RowFigure
     agreement = entry.agreement
     said = []
     if measured is not None and entry.median_s is not None:
-        peak = f", {format_bytes(max(peaks))} at its peak" if peaks else ""
-        said.append(f"measured: {time_text(entry.median_s)} a step{peak}")
+        said.append(_measured_words(entry.median_s, max(peaks, default=None)))
     if agreement is not None and agreement.reason:
-        said.append(agreement.reason)
+        said.append(told(agreement.reason, agreement.phrases))
     if entry.problem is not None:
-        said.append(f"raced, and failed: {entry.problem.message}")
-    states = {races.FAILED: "failed in the race", **({races.RUNNING: "racing…"} if running else {})}
+        said.append(tr("raced, and failed: {problem}", problem=entry.problem.message))
+    states = {races.FAILED: tr("failed in the race"), **({races.RUNNING: tr("racing…")} if running else {})}
     return replace(
         figure,
         measured_peak=format_bytes(max(peaks)) if peaks else "",
@@ -171,24 +183,18 @@ def _with_measured(figure: RowFigure, entry: RaceEntry, race: Race) -> RowFigure
     )
 
 
-def race_words(raced: DraftRace, now_s: float) -> str:
-    """Whose figures stand below the predictions, and how old they are; "" where there are none."""
-    race = raced.race
-    if race is None:
-        return ""
-    where = "in rehearsal, on this CPU" if race.is_rehearsal else "on GPUs (memory of live tensors)"
-    done, count = sum(entry.is_over for entry in race.field), len(race.field)
-    if raced.is_running:
-        return f"{race.title} goes on: {done} of {count} raced. Below each prediction: measured {where}."
-    age = age_words(max(0.0, now_s - (race.ended or race.began)))
-    note = "" if race.outcome == races.COMPLETED else f"; it is {race.outcome}, {done} of {count} raced"
-    return f"Below each prediction: measured by {race.title}, {age}, {where}{note}."
+def _measured_words(step_s: float, peak_bytes: int | None) -> str:
+    if peak_bytes is None:
+        return tr("measured: {time} a step", time=time_text(step_s))
+    peak = format_bytes(peak_bytes)
+    return tr("measured: {time} a step, {peak} at its peak", time=time_text(step_s), peak=peak)
 
 
 def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
     card, line = STRATEGIES.get(row.strategy), row.line
     key, icon = (row.strategy, row.label), "question" if card is None else card.icon
-    title, options = row.strategy if card is None else card.title, options_text(row.label)
+    title = row.strategy if card is None else tr(card.title)
+    options = options_text(row.label)
     if line is None:
         awaited = plan.is_asking and not row.failure
         return RowFigure(
@@ -198,25 +204,31 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
             # What keeps every row from an answer stands above the table.
             words="" if row.failure == plan.problem else row.failure,
             tooltip=row.failure,
-            verdict_word="planning…" if awaited else "no answer" if row.failure else "not asked",
+            verdict_word=_unanswered(row, is_awaited=awaited),
         )  # fmt: skip
     note, is_hot = _peak_note(line)
     return RowFigure(
         key, icon, title, options,
         is_chosen=plan.is_chosen(line),
         bars=bars(line),
-        words="" if line.devices else line.reason or "",
+        words="" if line.devices else reason_text(line),
         peak=peak_text(line),
         peak_note=note,
         is_hot=is_hot,
         step=step_text(line.step),
         step_note=_step_note(line),
         verdict=line.verdict,
-        verdict_word=words_of(line),
+        verdict_word=verdict_text(line),
         verdict_note=room_text(line),
         marks=marks,
         tooltip=tooltip(line),
     )  # fmt: skip
+
+
+def _unanswered(row: PlanRow, *, is_awaited: bool) -> str:
+    if is_awaited:
+        return tr("planning…")
+    return tr("no answer") if row.failure else tr("not asked")
 
 
 def _num_tracks(plan: DraftPlan) -> int:
@@ -226,15 +238,15 @@ def _num_tracks(plan: DraftPlan) -> int:
 def bars(line: PlanLine) -> tuple[PlanBar, ...]:
     groups = alike(line.devices)
     lead = lead_of(imbalance_of({place: group[0].total_bytes for place, group in enumerate(groups)}))
-    return tuple(
-        PlanBar(_bar_label(group), group[0].total_bytes, tuple(segments(group[0])), place == lead)
-        for place, group in enumerate(groups)
-    )
+    return tuple(_bar(group, leads=place == lead) for place, group in enumerate(groups))
 
 
-def _bar_label(group: Sequence[PlannedDevice]) -> str:
-    """'GPU 0', or 'GPU 0 ×512' for so many like it."""
-    return device_label(group[0]) + (f" ×{len(group)}" if len(group) > 1 else "")
+def _bar(group: Sequence[PlannedDevice], *, leads: bool) -> PlanBar:
+    """Of 'GPU 0', or of 'GPU 0 ×512' for so many like it."""
+    device, many = group[0], f"×{len(group)}" if len(group) > 1 else ""
+    label = f"{device_label(device)} {many}".rstrip()
+    index = many or device_index(device)
+    return PlanBar(label, device.total_bytes, tuple(segments(device)), leads, index)
 
 
 def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
@@ -254,26 +266,28 @@ def _peak_note(line: PlanLine) -> tuple[str, bool]:
     totals = [device.total_bytes for device in line.devices]
     imbalance = imbalance_of(dict(enumerate(totals)))
     if imbalance is not None and imbalance.is_notable and imbalance.ratio is not None:
-        return f"{imbalance.ratio:.1f}× others", True
-    return ("each" if len(set(totals)) == 1 else device_label(line.fullest)), False
+        return tr("{ratio:.1f}× others", ratio=imbalance.ratio), True
+    return (tr("each") if len(set(totals)) == 1 else device_label(line.fullest)), False
 
 
 def _step_note(line: PlanLine) -> str:
     if line.largest_batch is not None:
-        return f"batch ≤ {line.largest_batch}"
-    return "calibrated" if line.step is not None and line.step.calibrated else ""
+        return tr("batch ≤ {size}", size=line.largest_batch)
+    return tr("calibrated") if line.step is not None and line.step.calibrated else ""
 
 
 def tooltip(line: PlanLine) -> str:
     """What the fullest device would hold, by kind, and the reason and notes of the line."""
-    step = f"{step_text(line.step)} a step" if line.step is not None else None
-    said = [text for text in (words_of(line).capitalize(), line.reason, *line.notes, step) if text]
+    step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
+    verdict = verdict_text(line)
+    notes = (told(note, line.phrases) for note in line.notes)
+    said = [text for text in (verdict[:1].upper() + verdict[1:], reason_text(line), *notes, step) if text]
     head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest
     if fullest is None:
         return "<br>".join([head, *said])
-    peak = f"{device_label(fullest)}: {peak_text(line)} predicted"
-    table = bytes_table((SEGMENT_LABELS[kind], num_bytes) for kind, num_bytes in segments(fullest))
+    peak = tr("{device}: {size} predicted", device=device_label(fullest), size=peak_text(line))
+    table = bytes_table((tr(SEGMENT_LABELS[kind]), num_bytes) for kind, num_bytes in segments(fullest))
     return "<br>".join([head, *said, peak]) + table
 
 
@@ -281,13 +295,16 @@ def stats(plan: DraftPlan) -> tuple[Stat, ...]:
     """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
     lines = plan.lines
     cheapest, recommended, _ = plan.marks
-    whose = "Predicted for" if plan.devices is not None else "Predicted for this run's devices"
+    whose = tr("Predicted for") if plan.devices is not None else tr("Predicted for this run's devices")
+    chosen = plan.chosen
+    label = tr("Chosen") if chosen is None else tr("Chosen: {strategy}", strategy=strategy_name(chosen))
+    answers = tr("Answers so far") if plan.is_asking else tr("Answers")
     return (
         Stat(whose, plan.target, plan.target),
-        _stat("Chosen", plan.chosen, is_hot=plan.chosen is not None and is_trouble(plan.chosen)),
-        _stat(RECOMMENDED, recommended),
-        _stat(LEAST_MEMORY, cheapest),
-        Stat("Answers so far" if plan.is_asking else "Answers", str(len(lines)), "88"),
+        _stat(label, chosen, is_hot=chosen is not None and is_trouble(chosen)),
+        _stat(_marked_label(RECOMMENDED, recommended), recommended),
+        _stat(_marked_label(LEAST_MEMORY, cheapest), cheapest),
+        Stat(answers, str(len(lines)), "88"),
     )
 
 
@@ -297,11 +314,14 @@ def recommendation(plan: DraftPlan) -> str:
     if recommended is None:
         return ""
     name = ", ".join(filter(None, (strategy_name(recommended), options_text(recommended.label))))
-    return f"{RECOMMENDED}: {name}. {reason}"
+    return tr("Recommended: {strategy}. {why}", strategy=name, why=reason)
 
 
-def _stat(word: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
-    label = word if line is None else f"{word}: {strategy_name(line)}"
+def _marked_label(mark: str, line: PlanLine | None) -> str:
+    return tr(mark) if line is None else tr(_STAT_OF[mark], strategy=strategy_name(line))
+
+
+def _stat(label: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
     return Stat(label, UNKNOWN if line is None else peak_text(line), "888.8 GiB", is_hot)
 
 
@@ -310,13 +330,13 @@ def subtitle(plan: DraftPlan) -> tuple[str, str]:
     lines = plan.lines
     capacity = scale(lines).capacity_bytes
     if capacity is not None:
-        of = f"of {format_bytes(capacity, 0)}"
-        return f"peak of a step on each device, {of}", of
+        size = format_bytes(capacity, 0)
+        return tr("peak of a step on each device, of {size}", size=size), tr("of {size}", size=size)
     if not lines:
         return "", ""
     return (
-        "peak of a step on each device; no capacity is named, so the largest is the scale",
-        "largest = scale",
+        tr("peak of a step on each device; no capacity is named, so the largest is the scale"),
+        tr("largest = scale"),
     )
 
 

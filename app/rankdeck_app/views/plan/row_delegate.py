@@ -6,14 +6,19 @@ the figures, before this.
 
 from __future__ import annotations
 
+from functools import cache
+
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetrics, QPainter, QPen
 from PySide6.QtWidgets import QStyleOptionViewItem
 
+from rankdeck.base.phrases import marked
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.views.plan.plan_figures import (
     CONSTANTS,
+    LEAST_MEMORY,
     OTHERS,
     RECOMMENDED,
     RESERVED,
@@ -49,6 +54,10 @@ VERDICT_LOOKS = {
 }
 
 
+_SHORT_MARKS = {LEAST_MEMORY: marked("Least")}
+_LEAST_MARK = 36
+"""Pixels that a mark's word has even where the name's column ends."""
+
 ICON_WIDTH = 21
 # From which width on: name, peak, step time, verdict.
 _SIZES = (
@@ -60,6 +69,11 @@ _SIZES = (
 )
 
 
+@cache
+def _text_width(text: str, *, bold: bool = False, mono: bool = False) -> int:
+    return QFontMetrics(chart_font(11, bold, mono)).horizontalAdvance(text) + 1
+
+
 class Columns:
     """Left edges and widths for a row of some width, in pixels. A column that has no room is 0 wide: the step
     time goes first, then the verdict's words beside its icon; both are in the tooltip.
@@ -68,7 +82,11 @@ class Columns:
     def __init__(self, width: int) -> None:
         is_narrow = width < 900
         sizes = next(sizes for least, sizes in _SIZES if width >= least)
-        self.name_width, self.peak_width, self.step_width, self.verdict_width = sizes
+        self.name_width, peak_width, step_width, self.verdict_width = sizes
+        # No language may lose a number.
+        above, about = tr("{ratio:.1f}× others", ratio=8.8), tr("about {time}", time="888 ms")
+        self.peak_width = max(peak_width, _text_width(above, bold=True))
+        self.step_width = max(step_width, _text_width(about, mono=True)) if step_width else 0
         self.verdict = width - _PAD - self.verdict_width
         self.step = self.verdict - (8 if is_narrow else 14) - self.step_width
         self.peak = self.step - (10 if self.step_width else 0) - self.peak_width
@@ -148,14 +166,16 @@ class PlanRowDelegate(FigureDelegate):
             width = columns.name + columns.name_width - left
             left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
-    def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, word: str) -> int:
+    def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, mark: str) -> int:
         """A small label: filled for the recommended row, an outline for the other; its width. Without room
-        for two words it says the first.
+        it says less.
         """
         metrics, color = QFontMetrics(chart_font(10, bold=True)), self.theme.color
-        is_filled = word == RECOMMENDED
+        is_filled = mark == RECOMMENDED
+        word = tr(mark)
         if metrics.horizontalAdvance(word) + 10 > room:
-            word = word.split()[0]
+            word = tr(_SHORT_MARKS.get(mark, mark))
+        word = metrics.elidedText(word, Qt.TextElideMode.ElideRight, max(_LEAST_MARK, room - 10))
         width = metrics.horizontalAdvance(word) + 10
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(color("button.background" if is_filled else "descriptionForeground"), 1))
@@ -179,8 +199,7 @@ class PlanRowDelegate(FigureDelegate):
                 self._paint_bar(painter, box, figure.bars[place])
                 if place in labelled(len(figure.bars)):
                     where = QRectF(columns.bars, box.center().y() - 7, INDEX_WIDTH - 6, 14)
-                    index = figure.bars[place].label.rpartition(" ")[2]
-                    paint_text(painter, where, index, self.colors.muted, INDEX_PX, RIGHT)
+                    paint_text(painter, where, figure.bars[place].index, self.colors.muted, INDEX_PX, RIGHT)
         self._paint_capacity(painter, QRectF(left, top - 3, width, num_bars * (height + gap) - gap + 6))
 
     def _paint_bar(self, painter: QPainter, box: QRectF, bar: PlanBar) -> None:
@@ -232,7 +251,8 @@ class PlanRowDelegate(FigureDelegate):
             paint_text(painter, room, text, ink, 12 if is_peak else 11, RIGHT, bold=is_peak, mono=True)
             if note:
                 ink = colors.lead_text if is_hot else colors.muted
-                paint_text(painter, room.translated(0, 16), note, ink, 11, RIGHT, bold=is_hot)
+                below, elide = room.translated(0, 16), Qt.TextElideMode.ElideRight
+                paint_text(painter, below, note, ink, 11, RIGHT, bold=is_hot, elide=elide)
             if measured:
                 self._paint_measured(painter, room.translated(0, 16 * (num_lines - 1)), measured)
 
@@ -240,7 +260,7 @@ class PlanRowDelegate(FigureDelegate):
         """A measured figure, and that it is one where there is room for the word; the line above the table
         says it too.
         """
-        word = "measured"
+        word = tr("measured")
         word_width = QFontMetrics(chart_font(10)).horizontalAdvance(word) + 5
         if QFontMetrics(chart_font(11, mono=True)).horizontalAdvance(text) + word_width <= room.width():
             paint_text(painter, room, word, self.colors.muted, 10, RIGHT)

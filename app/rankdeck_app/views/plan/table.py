@@ -13,6 +13,7 @@ from PySide6.QtCore import QModelIndex, QSize, Signal
 from PySide6.QtGui import QBrush, QFontMetrics, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QStyleOptionViewItem, QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
 from rankdeck_app.views.plan.row_delegate import (
@@ -35,7 +36,7 @@ class PlanTable(FigureList):
 
     def __init__(self, theme: Theme) -> None:
         self._delegate = PlanRowDelegate(theme)
-        super().__init__(theme, self._delegate, "Strategies and what each would need")
+        super().__init__(theme, self._delegate, tr("Strategies and what each would need"))
         self.clicked.connect(self._pick)
         self.activated.connect(self._pick)
 
@@ -90,12 +91,12 @@ class ColumnNames(QWidget):
         """What a whole bar stands for."""
         if words != self._axis:
             self._axis = words
-            self.setAccessibleName(f"Bars: {words}")
+            self.setAccessibleName(tr("Bars: {scale}", scale=words))
             self.update()
 
     def _bars_words(self, columns: Columns) -> str:
         """The scale goes before the name of the column where both have no room."""
-        whole = f"Each device, {self._axis}" if self._axis else "Each device"
+        whole = tr("Each device, {scale}", scale=self._axis) if self._axis else tr("Each device")
         fits = QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= _bars_room(columns)
         return whole if fits else self._axis
 
@@ -103,11 +104,11 @@ class ColumnNames(QWidget):
         painter = QPainter(self)
         columns = Columns(self._width_of())
         names = (
-            (columns.name, columns.name_width, "Strategy", LEFT),
+            (columns.name, columns.name_width, tr("Strategy"), LEFT),
             (columns.bars + INDEX_WIDTH, _bars_room(columns), self._bars_words(columns), LEFT),
-            (columns.peak, columns.peak_width, "Fullest", RIGHT),
-            (columns.step, columns.step_width, "Step time", RIGHT),
-            (columns.verdict + ICON_WIDTH, columns.verdict_width - ICON_WIDTH, "Verdict", LEFT),
+            (columns.peak, columns.peak_width, tr("Fullest"), RIGHT),
+            (columns.step, columns.step_width, tr("Step time"), RIGHT),
+            (columns.verdict + ICON_WIDTH, columns.verdict_width - ICON_WIDTH, tr("Verdict"), LEFT),
         )
         paint_head(painter, self._theme, names)
         painter.end()
@@ -125,23 +126,23 @@ class PlanLegend(Chart[SeenKinds]):
     """The kinds that can be seen, and the sign of the capacity."""
 
     def __init__(self, theme: Theme, brush: Callable[[str], QBrush]) -> None:
-        super().__init__(theme, SeenKinds(), "Kinds of memory")
+        super().__init__(theme, SeenKinds(), tr("Kinds of memory"))
         self._brush = brush
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
     def describe(self) -> str:
-        return ", ".join(SEGMENT_LABELS[kind] for kind, _ in self.figure.kinds)
+        return ", ".join(tr(SEGMENT_LABELS[kind]) for kind, _ in self.figure.kinds)
 
     def sizeHint(self) -> QSize:
         return QSize(200, HEAD_HEIGHT)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         entries = [
-            LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)], weight=num_bytes)
+            LegendEntry(tr(SEGMENT_LABELS[kind]), [self._brush(kind)], weight=num_bytes)
             for kind, num_bytes in self.figure.kinds
         ]
         if self.figure.has_capacity:
-            entries.append(LegendEntry("capacity", dashed_line(self._colors.capacity, CAPACITY_DASHES)))
+            entries.append(LegendEntry(tr("capacity"), dashed_line(self._colors.capacity, CAPACITY_DASHES)))
         painter.translate(4, 0)
         [line] = place_entries(entries, self.width() - 4)
         paint_entries(painter, line, self.height() / 2, self._colors.muted)

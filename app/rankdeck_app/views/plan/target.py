@@ -5,11 +5,13 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 
+from rankdeck.base.phrases import marked
 from rankdeck.config.gpu_models import GPU_MODELS
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 
-OWN_DEVICES = "This run's devices"
+OWN_DEVICES = marked("This run's devices")
 _OFFERED = ("RTX-4090", "A100-80GB", "H100-80GB")
 
 
@@ -25,16 +27,17 @@ class TargetBox(ComboBox):
         super().__init__(theme)
         self._devices: str | None = None
         self._is_typing = False
+        self._own_devices = tr(OWN_DEVICES)
         self.setEditable(True)
         self.setInsertPolicy(ComboBox.InsertPolicy.NoInsert)
-        self.addItems([OWN_DEVICES, *_offered()])
+        self.addItems([self._own_devices, *_offered()])
         self.setMinimumWidth(170)
-        self.setAccessibleName("Plan for")
-        self.setToolTip('Plan for GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB"')
+        self.setAccessibleName(tr("Plan for"))
+        self.setToolTip(tr('Plan for GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB"'))
         self.activated.connect(lambda _index: self._tell())
         line = self.lineEdit()
         assert line is not None
-        line.setAccessibleName("Plan for")
+        line.setAccessibleName(tr("Plan for"))
         line.textEdited.connect(self._typed)
         line.editingFinished.connect(self._finished)
 
@@ -42,7 +45,7 @@ class TargetBox(ComboBox):
         if self._is_typing and devices == self._devices:
             return
         self._devices = devices
-        text = devices or OWN_DEVICES
+        text = devices or self._own_devices
         if self.currentText() != text:
             self.setCurrentIndex(self.findText(text))
             self.setEditText(text)
@@ -57,7 +60,7 @@ class TargetBox(ComboBox):
     def _tell(self) -> None:
         self._is_typing = False
         text = self.currentText().strip()
-        devices = None if text in ("", OWN_DEVICES) else text
+        devices = None if text in ("", self._own_devices) else text
         if devices == self._devices:
             self.show_devices(devices)
         else:

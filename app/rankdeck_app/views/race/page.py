@@ -12,6 +12,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.run.race import RUNNING, RaceEntry
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.race import RaceWatch
 from rankdeck_app.theme import Theme
@@ -30,21 +31,21 @@ class RacePage(Page):
     winner_used = Signal(object)
 
     def __init__(self, page_id: str, watch: RaceWatch, theme: Theme, closed: Callable[[], object]) -> None:
-        super().__init__(page_id, title="Race", icon="versions")
+        super().__init__(page_id, title=tr("Race"), icon="versions")
         self._watch = watch
         self.strip = StatStrip(theme)
-        self.strip.setAccessibleName("The race in figures")
+        self.strip.setAccessibleName(tr("The race in figures"))
         self.table = RaceTable(theme)
         self.table.picked.connect(self._open)
         self._head = RaceHead(theme, lambda: self.table.viewport().width())
         body = QWidget()
         column(self._head, (self.table, 1), on=body, spacing=4)
-        self._card = ChartCard("Strategies by step time", theme, body, self._csv_rows)
+        self._card = ChartCard(tr("Strategies by step time"), theme, body, self._csv_rows)
         self.notes = text_label(tone="dim", selectable=True)
-        self.stop_button = push_button("Stop the Race", "End it and keep what was measured", self._stop)
-        self.winner_button = push_button(
-            "Use the Winner", "Make its strategy the configuration's", self._use_winner, kind="primary"
-        )
+        ends = tr("End it and keep what was measured")
+        self.stop_button = push_button(tr("Stop the Race"), ends, self.stop)
+        uses = tr("Make its strategy the configuration's")
+        self.winner_button = push_button(tr("Use the Winner"), uses, self._use_winner, kind="primary")
         bar = row((self.strip, 1), self.stop_button, self.winner_button, spacing=8, align=MIDDLE)
         column(bar, (self._card, 1), self.notes, on=self, margins=(16, 2, 16, 12), spacing=10)
         self.setFocusProxy(self.table)
@@ -53,7 +54,7 @@ class RacePage(Page):
         self.refresh()
 
     def breadcrumbs(self) -> list[str]:
-        return ["runs", self._watch.folder.name]
+        return [tr("runs"), self._watch.folder.name]
 
     def tooltip(self) -> str:
         return str(self._watch.folder.path)
@@ -81,30 +82,40 @@ class RacePage(Page):
         self.notes.setVisible(bool(self.notes.text()))
         if race is None:
             return
-        self._card.set_source(race.source)
-        steps = f"{race.steps} steps each from seed {race.seed}"
-        self._card.set_subtitle(f"{steps}, the first {race.warm_up_steps} not timed", steps)
+        self._card.set_source(tr(race.source))
+        counts = {"steps": race.steps, "seed": race.seed}
+        self._card.set_subtitle(
+            tr(
+                "{steps} steps each from seed {seed}, the first {first} not timed",
+                first=race.warm_up_steps,
+                **counts,
+            ),
+            tr("{steps} steps each from seed {seed}", **counts),
+        )
         if self.title != race.title:
             self.set_title(race.title)
 
     def expect_stop(self) -> None:
         """Somebody asked for it: the button says so until the race is over."""
-        self.stop_button.setText("Stopping…")
+        self.stop_button.setText(tr("Stopping…"))
         self.stop_button.setEnabled(False)
 
     def _words(self) -> str:
         if self._watch.race is not None:
             return "\n".join(race_figures.notes(self._watch.race))
         file = self._watch.folder.file
-        return f"{file} cannot be read, or a newer version wrote it." if self._watch.was_read else ""
+        unreadable = tr("{file} cannot be read, or a newer version wrote it.", file=file)
+        return unreadable if self._watch.was_read else ""
 
     def _winner(self) -> RaceEntry | None:
         race = self._watch.race
         return None if race is None or race.outcome == RUNNING else race.entry(race.verdicts.winner)
 
-    def _stop(self) -> None:
-        self.expect_stop()
-        self.stop_asked.emit()
+    def stop(self) -> None:
+        """Ask for it, once."""
+        if self.stop_button.isEnabled():
+            self.expect_stop()
+            self.stop_asked.emit()
 
     def _use_winner(self) -> None:
         winner = self._winner()

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes, format_rate
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
 from rankdeck.run.race import Race, RaceEntry
-from rankdeck_app.state.plan_words import options_text, strategy_name, time_text
+from rankdeck_app.language import tr
+from rankdeck_app.state.plan_words import options_text, strategy_name, time_text, told
 from rankdeck_app.state.race import RaceSeen
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
 
-NOT_OF_GPUS = "These are times of this CPU, not of GPUs: they rank nothing but a rehearsal."
+NOT_OF_GPUS = marked("These are times of this CPU, not of GPUs: they rank nothing but a rehearsal.")
 _LOSSES = {
-    races.REFERENCE: ("circle", "reference", "muted"),
-    races.AGREES: ("pass", "agree", "ok"),
-    races.EXPECTED: ("info", "as expected", "muted"),
-    races.DIFFERS: ("error", "differ", "error"),
+    races.REFERENCE: ("circle", marked("reference"), "muted"),
+    races.AGREES: ("pass", marked("agree"), "ok"),
+    races.EXPECTED: ("info", marked("as expected"), "muted"),
+    races.DIFFERS: ("error", marked("differ"), "error"),
 }
 
 
@@ -59,9 +61,10 @@ class RaceRow:
     @property
     def description(self) -> str:
         """For a screen reader."""
-        place = f"place {self.place}" if self.place else ""
-        time = f"{self.time} a step" if self.step_s is not None else ""
-        losses = f"losses {self.losses} {self.losses_note}".strip() if self.losses else ""
+        place = tr("place {place}", place=self.place) if self.place else ""
+        time = tr("{time} a step", time=self.time) if self.step_s is not None else ""
+        how = f"{self.losses} {self.losses_note}".strip()
+        losses = tr("losses {how}", how=how) if self.losses else ""
         parts = (place, self.title, self.options, time, self.rate, self.peak, losses, self.words)
         return ", ".join(part for part in parts if part and part != UNKNOWN)
 
@@ -82,20 +85,21 @@ def _left_out(race: Race) -> Iterator[RaceRow]:
     """What the plan asked about and found no room for, each with a number of no entry."""
     for place, one in enumerate(race.left_out, start=1):
         card = STRATEGIES.get(one.label.partition(",")[0])
+        reason = told(one.reason or "", one.phrases)
         yield RaceRow(
             -place,
             "question" if card is None else card.icon,
-            one.label if card is None else card.title,
+            one.label if card is None else tr(card.title),
             options_text(one.label),
             is_dim=True,
-            words=f"Left out: {one.reason or one.verdict}",
-            tooltip=one.reason or "",
+            words=tr("Left out: {reason}", reason=reason or tr(one.verdict)),
+            tooltip=reason,
         )
 
 
 def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
     card, measured, predicted = STRATEGIES.get(entry.strategy), entry.measured, entry.predicted
-    again = "once more" if entry.repeats is not None else ""
+    again = tr("once more") if entry.repeats is not None else ""
     options = " · ".join(filter(None, (again, options_text(entry.label))))
     shared = sum(one.place == entry.place for one in race.field) > 1
     words, words_tone = _words(entry)
@@ -103,7 +107,7 @@ def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
     return RaceRow(
         entry.number,
         "question" if card is None else card.icon,
-        entry.strategy if card is None else card.title,
+        entry.strategy if card is None else tr(card.title),
         options,
         place="" if entry.place is None else f"{entry.place}{'=' if shared else ''}",
         is_fastest=entry.number == race.verdicts.fastest and race.outcome != races.RUNNING,
@@ -130,11 +134,11 @@ def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
 
 def _words(entry: RaceEntry) -> tuple[str, str]:
     if entry.state == races.FAILED:
-        return (entry.problem.headline() if entry.problem else "failed"), "error"
+        return (entry.problem.headline() if entry.problem else tr("failed")), "error"
     if entry.state == races.WAITING:
-        return "waiting", "muted"
+        return tr("waiting"), "muted"
     if entry.state == races.STOPPED:
-        return "stopped before its end", "muted"
+        return tr("stopped before its end"), "muted"
     return "", "muted"
 
 
@@ -146,8 +150,9 @@ def _losses(entry: RaceEntry) -> tuple[str, str, str, str]:
     icon, words, tone = _LOSSES[agreement.verdict]
     difference = agreement.difference
     if difference is None:
-        return icon, words, "", tone
-    return icon, words, "to the last bit" if not difference else f"{share_text(difference)} apart", tone
+        return icon, tr(words), "", tone
+    apart = tr("{share} apart", share=share_text(difference)) if difference else tr("to the last bit")
+    return icon, tr(words), apart, tone
 
 
 def _tooltip(entry: RaceEntry) -> str:
@@ -155,20 +160,26 @@ def _tooltip(entry: RaceEntry) -> str:
     if entry.problem is not None:
         said.append(entry.problem.text())
     if entry.agreement is not None and entry.agreement.reason:
-        said.append(entry.agreement.reason)
+        said.append(told(entry.agreement.reason, entry.agreement.phrases))
     measured = entry.measured
     if measured is not None:
         planned = {device.device: device.active_bytes for device in entry.predicted.devices}
         for place, num_bytes in enumerate(measured.peak_bytes[:8]):
             peak = _bytes(num_bytes)
-            beside = f", {format_bytes(planned[place])} predicted" if place in planned else ""
-            said.append(f"device {place}: {peak}{beside}")
+            if place not in planned:
+                said.append(tr("device {device}: {size}", device=place, size=peak))
+                continue
+            expected = format_bytes(planned[place])
+            text = tr(
+                "device {device}: {size}, {expected} predicted", device=place, size=peak, expected=expected
+            )
+            said.append(text)
     return "\n".join(said)
 
 
 def _rate(entry: RaceEntry) -> str:
     rate = None if entry.measured is None else entry.measured.samples_per_s
-    return "" if rate is None else f"{format_rate(rate)} samples/s"
+    return "" if rate is None else tr("{rate} samples/s", rate=format_rate(rate))
 
 
 def _bytes(num_bytes: int | None) -> str:
@@ -182,7 +193,9 @@ def _fullest(sizes: Sequence[int | None]) -> str:
 
 def _predicted(entry: RaceEntry) -> str:
     devices = entry.predicted.devices
-    return f"plan {format_bytes(max(device.active_bytes for device in devices))}" if devices else ""
+    if not devices:
+        return ""
+    return tr("plan {size}", size=format_bytes(max(device.active_bytes for device in devices)))
 
 
 def share_text(difference: float) -> str:
@@ -205,22 +218,29 @@ def stats(seen: RaceSeen) -> tuple[Stat, ...]:
     ]
     agreeing = sum(one.verdict == races.AGREES for one in held)
     best, drift = race.entry(race.verdicts.fastest), race.verdicts.drift
-    label = "Fastest so far" if race.outcome == races.RUNNING else "Fastest"
+    fastest = UNKNOWN if best is None or best.median_s is None else time_text(best.median_s)
     return (
-        Stat("Raced", f"{done} of {_num_planned(race)}", "88 of 88"),
+        Stat(tr("Raced"), _of(done, _num_planned(race)), _of(88, 88)),
         Stat(
-            "Losses that agree",
-            f"{agreeing} of {len(held)}" if held else UNKNOWN,
-            "88 of 88",
+            tr("Losses that agree"),
+            _of(agreeing, len(held)) if held else UNKNOWN,
+            _of(88, 88),
             any(one.verdict == races.DIFFERS for one in held),
         ),
-        Stat(
-            label if best is None else f"{label}: {strategy_name(best.predicted)}",
-            UNKNOWN if best is None or best.median_s is None else time_text(best.median_s),
-            "888.8 ms",
-        ),
-        Stat("Drift of the machine", UNKNOWN if drift is None else f"{drift * 100:+.0f} %", "+88 %"),
+        Stat(_fastest_label(race, best), fastest, "888.8 ms"),
+        Stat(tr("Drift of the machine"), UNKNOWN if drift is None else f"{drift * 100:+.0f} %", "+88 %"),
     )
+
+
+def _of(count: int, total: int) -> str:
+    return tr("{count} of {total}", count=count, total=total)
+
+
+def _fastest_label(race: Race, best: RaceEntry | None) -> str:
+    name = "" if best is None else strategy_name(best.predicted)
+    if race.outcome == races.RUNNING:
+        return tr("Fastest so far: {strategy}", strategy=name) if name else tr("Fastest so far")
+    return tr("Fastest: {strategy}", strategy=name) if name else tr("Fastest")
 
 
 def _num_planned(race: Race) -> int:
@@ -234,19 +254,20 @@ def notes(race: Race) -> list[str]:
     said = []
     best = race.entry(race.verdicts.fastest)
     if race.outcome == races.STOPPED:
-        said.append("Stopped: what was measured until then is kept.")
+        said.append(tr("Stopped: what was measured until then is kept."))
     elif race.outcome == races.LOST:
-        said.append("Whoever raced was ended in the middle: what was measured until then is kept.")
+        said.append(tr("Whoever raced was ended in the middle: what was measured until then is kept."))
     elif race.outcome == races.COMPLETED and best is not None:
         name = ", ".join(filter(None, (strategy_name(best.predicted), options_text(best.label))))
-        said.append(f"Fastest: {name}. {race.verdicts.fastest_why}")
-    said += race.verdicts.notes
+        why = told(race.verdicts.fastest_why, race.verdicts.phrases)
+        said.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
+    said += [told(note, race.verdicts.phrases) for note in race.verdicts.notes]
     for entry in race.field:
         agreement = entry.agreement
         if agreement is not None and agreement.verdict == races.DIFFERS and agreement.reason:
-            said.append(f"{entry.label}: {agreement.reason}")
+            said.append(f"{entry.label}: {told(agreement.reason, agreement.phrases)}")
     if race.is_rehearsal:
-        said.append(NOT_OF_GPUS)
+        said.append(tr(NOT_OF_GPUS))
     return said
 
 

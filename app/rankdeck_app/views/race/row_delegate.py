@@ -10,6 +10,7 @@ from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.views.race.race_figures import RaceRow
 from rankdeck_app.widgets.figure_list import FigureDelegate
@@ -104,7 +105,7 @@ class RaceRowDelegate(FigureDelegate):
         painter.fillRect(box, self.colors.track)
         done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
         painter.fillRect(done, self.theme.color("button.background"))
-        words = f"{share * 100:.0f} %" if share else "starting"
+        words = f"{share * 100:.0f} %" if share else tr("starting")
         room = QRect(columns.step, 0, columns.step_width, rect.height())
         if columns.step_width:
             paint_text(painter, room, words, self.colors.muted, 11, RIGHT)

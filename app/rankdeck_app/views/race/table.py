@@ -8,6 +8,7 @@ from PySide6.QtCore import QModelIndex, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QWidget
 
+from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.race.race_figures import RaceRow, slowest_s
 from rankdeck_app.views.race.row_delegate import RaceColumns, RaceRowDelegate
@@ -22,7 +23,7 @@ class RaceTable(FigureList):
 
     def __init__(self, theme: Theme) -> None:
         self._delegate = RaceRowDelegate(theme)
-        super().__init__(theme, self._delegate, "Strategies and how fast each was")
+        super().__init__(theme, self._delegate, tr("Strategies and how fast each was"))
         self.activated.connect(self._pick)
 
     def set_rows(self, figures: Sequence[RaceRow]) -> None:
@@ -82,14 +83,14 @@ class RaceHead(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         columns = RaceColumns(self._width_of())
-        times = "Measured; below: predicted" if self._with_plan else "Step time, and where 8 of 10 lie"
+        predicted, times = tr("Measured; below: predicted"), tr("Step time, and where 8 of 10 lie")
         names = (
-            (columns.icon, columns.name_width + 24, "Strategy", LEFT),
-            (columns.bar, columns.bar_width, times, LEFT),
-            (columns.step, columns.step_width, "Step", RIGHT),
-            (columns.peak, columns.peak_width, "Fullest device", RIGHT),
-            (columns.sent, columns.sent_width, "Sent a step", RIGHT),
-            (columns.losses + 21, columns.losses_width - 21, "Losses", LEFT),
+            (columns.icon, columns.name_width + 24, tr("Strategy"), LEFT),
+            (columns.bar, columns.bar_width, predicted if self._with_plan else times, LEFT),
+            (columns.step, columns.step_width, tr("Step"), RIGHT),
+            (columns.peak, columns.peak_width, tr("Fullest device"), RIGHT),
+            (columns.sent, columns.sent_width, tr("Sent a step"), RIGHT),
+            (columns.losses + 21, columns.losses_width - 21, tr("Losses"), LEFT),
         )
         paint_head(painter, self._theme, names)
         painter.end()

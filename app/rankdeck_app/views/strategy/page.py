@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QHBoxLayout, QSiz
 
 from rankdeck.config.catalog import STRATEGIES, StrategyCard, option_fields
 from rankdeck.run.plan_lines import PREDICTED
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.state.step_movement import Options, StepMovement
 from rankdeck_app.theme import Theme
@@ -52,14 +53,16 @@ class StrategyPage(Page):
         name = wanted_id.partition(":")[2]
         card = STRATEGIES.get(name)
         if card is None:
-            raise PageUnavailable(f'There is no strategy called "{name}" in this version.')
-        super().__init__(wanted_id, title=card.title, icon=card.icon)
+            raise PageUnavailable(tr('There is no strategy called "{name}" in this version.', name=name))
+        super().__init__(wanted_id, title=tr(card.title), icon=card.icon)
         self.card, self.step = card, step_of(card)
         inside = reading_column(self, MAX_WIDTH, (24, 20, 24, 20), 14)
         inside.addLayout(self._head(theme, card))
         inside.addLayout(self._drawing(theme))
-        lives, sends = _paragraph("Where tensors live", card.lives), _paragraph("What is sent", card.sends)
-        wins, breaks = _paragraph("When it wins", card.wins), _paragraph("What breaks it", card.breaks)
+        lives = _paragraph(tr("Where tensors live"), card.lives)
+        sends = _paragraph(tr("What is sent"), card.sends)
+        wins = _paragraph(tr("When it wins"), card.wins)
+        breaks = _paragraph(tr("What breaks it"), card.breaks)
         left, right = column(lives, sends, None, spacing=14), column(wins, breaks, None, spacing=14)
         self._paragraphs = row((left, 1), (right, 1), spacing=14)
         inside.addLayout(self._paragraphs)
@@ -71,17 +74,17 @@ class StrategyPage(Page):
         self.destroyed.connect(lambda *_, step=self.step: step.want(False))
 
     def breadcrumbs(self) -> list[str]:
-        return ["strategies", self.card.title]
+        return [tr("strategies"), self.title]
 
     def _head(self, theme: Theme, card: StrategyCard) -> QHBoxLayout:
         words = column(
-            text_label(card.title, "title", wrap=False),
-            text_label(card.summary, "dim", selectable=True),
+            text_label(self.title, "title", wrap=False),
+            text_label(tr(card.summary), "dim", selectable=True),
             spacing=4,
         )
-        tooltip = f"Make {card.title} the strategy of the run being configured"
+        tooltip = tr("Make {strategy} the strategy of the run being configured", strategy=self.title)
         self.use_button = push_button(
-            f"Use {card.title}",
+            tr("Use {strategy}", strategy=self.title),
             tooltip,
             lambda: self.chosen.emit(card.name, self.step.variant),
             kind="primary",
@@ -94,17 +97,18 @@ class StrategyPage(Page):
     def _drawing(self, theme: Theme) -> QBoxLayout:
         self.drawing = StepDrawing(theme)
         self.drawing.pointed.connect(self._tell)
-        self.chart_card = ChartCard("One step", theme, self.drawing, lambda: figures.csv_rows(self.step))
-        self.chart_card.set_source(PREDICTED)
+        self.chart_card = ChartCard(tr("One step"), theme, self.drawing, lambda: figures.csv_rows(self.step))
+        self.chart_card.set_source(tr(PREDICTED))
         self.variants = ComboBox(theme)
-        self.variants.setAccessibleName("What is drawn")
-        self.variants.setToolTip("Draw the step with another option; the configuration stays as it is")
+        self.variants.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.variants.setAccessibleName(tr("What is drawn"))
+        self.variants.setToolTip(tr("Draw the step with another option; the configuration stays as it is"))
         self.variants.activated.connect(lambda place: self.step.set_variant(self.variants.itemData(place)))
-        label = text_label("Draw", "dim", wrap=False)
+        label = text_label(tr("Draw"), "dim", wrap=False)
         label.setBuddy(self.variants)
-        asks = "Ask the planner what moves in a step"
-        self.ask_button = push_button("Draw It", asks, self.step.ask, height=25)
-        self.trust_button = push_button("Trust and Draw…", "", self.trust_asked.emit, height=25)
+        asks = tr("Ask the planner what moves in a step")
+        self.ask_button = push_button(tr("Draw It"), asks, self.step.ask, height=25)
+        self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_asked.emit, height=25)
         self.notes, self.problem = text_label(tone="dim", selectable=True), text_label(tone="warning")
         self.told = text_label(tone="small")
         self.told.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
@@ -156,22 +160,25 @@ class StrategyPage(Page):
                     self.variants.addItem(label, variant)
         self.variants.setCurrentIndex(offered.index(self.step.variant))
         self.variants.setEnabled(len(offered) > 1)
-        words = figures.variant_label(self.step.variant) if self.step.variant else ""
-        self.use_button.setText(f"Use {self.card.title}{f', {words}' if words else ''}")
+        use = tr("Use {strategy}", strategy=self.title)
+        if self.step.variant:
+            words = figures.variant_label(self.step.variant)
+            use = tr("Use {strategy}, {options}", strategy=self.title, options=words)
+        self.use_button.setText(use)
 
     def _tell(self, words: str) -> None:
         """What is pointed at, and else what can be, and what lengths mean."""
-        self.told.setText(words or "\n".join(filter(None, (figures.HINT, figures.lengths(self.step)))))
+        self.told.setText(words or "\n".join(filter(None, (tr(figures.HINT), figures.lengths(self.step)))))
 
 
 def _paragraph(title: str, text: str) -> QFrame:
     frame, inside = framed(title)
-    inside.addWidget(text_label(text, selectable=True))
+    inside.addWidget(text_label(tr(text), selectable=True))
     return frame
 
 
 def _options(card: StrategyCard) -> QFrame:
-    frame, inside = framed("Options")
+    frame, inside = framed(tr("Options"))
     grid = QGridLayout()
     grid.setHorizontalSpacing(16)
     grid.setVerticalSpacing(6)

@@ -1,0 +1,83 @@
+"""What the status bar and a toast say of runs. run_tabs.py shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankdeck.base.phrases import marked
+from rankdeck.base.units import format_bytes, format_count, format_rate
+from rankdeck_app.language import tr
+from rankdeck_app.widgets.run_list import strategy_title
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.live_run import LiveRun
+
+_STATES = {
+    "running": marked("Running"),
+    "stopping": marked("Stopping"),
+    "ending": marked("Ending"),
+    "completed": marked("Completed"),
+    "failed": marked("Failed"),
+    "stopped": marked("Stopped"),
+    "lost": marked("Lost"),
+}
+
+
+def state(run: LiveRun) -> str:
+    """'Running', or what it does between that and its end."""
+    known = run.ending or run.outcome or "running"
+    return tr(_STATES.get(known, known))
+
+
+def progress(run: LiveRun) -> list[str]:
+    """Its strategy, and its step or what it is busy with before the first one."""
+    strategy = strategy_title(run.strategy) if run.strategy else ""
+    if run.step is None:
+        return [strategy, run.phase() or ""]
+    step, steps = format_count(run.step), format_count(run.steps) if run.steps else ""
+    if not steps:
+        return [strategy, tr("step {step}", step=step)]
+    return [strategy, tr("step {step} / {steps}", step=step, steps=steps)]
+
+
+def rate(run: LiveRun) -> str:
+    """Samples where they are seen, else steps."""
+    if run.samples_per_s is not None:
+        return tr("{rate} samples/s", rate=format_rate(run.samples_per_s))
+    if run.is_script and run.steps_per_s is not None:
+        return tr("{rate} steps/s", rate=format_rate(run.steps_per_s))
+    return ""
+
+
+def devices(run: LiveRun) -> str:
+    """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'."""
+    if not run.devices:
+        return ""
+    count = len(run.devices)
+    if run.has_gpus:
+        name = tr("{n} GPUs", "{n} GPU", count)
+    elif run.is_rehearsal:
+        name = tr("{n} virtual", "{n} virtual", count)
+    else:
+        name = tr("{n} on CPU", "{n} on CPU", count)
+    known = [total for total in map(run.total_bytes_of, run.devices) if total is not None]
+    if not known:
+        return name
+    held, capacity = format_bytes(sum(known)), run.capacity_bytes
+    if capacity:
+        held = tr("{size} of {capacity}", size=held, capacity=format_bytes(capacity * count))
+    return f"{name} · {held}"
+
+
+def counted(outcome: str, n: int) -> str:
+    """So many runs that ended so."""
+    match outcome:
+        case "completed":
+            return tr("{n} completed", "{n} completed", n)
+        case "failed":
+            return tr("{n} failed", "{n} failed", n)
+        case "stopped":
+            return tr("{n} stopped", "{n} stopped", n)
+        case "lost":
+            return tr("{n} lost", "{n} lost", n)
+    return f"{n} {outcome}"
