@@ -49,10 +49,14 @@ def spoken(said: str, phrases: Mapping[str, Said] | None = None) -> str:
             for name, value in said.arguments.items()
         }
         return _filled(_found(said.template), said.template, values)
-    if (made := (phrases or {}).get(said)) is None:
+    if phrases is None or (made := phrases.get(said)) is None:
         return said
-    found = _found(made.template)
-    return said if found == made.template else _filled(found, "", made.arguments) or said
+    rest = {text: one for text, one in phrases.items() if text != said}
+    values = {
+        name: spoken(value, rest) if isinstance(value, str) else value
+        for name, value in made.arguments.items()
+    }
+    return _if_known(made.template, values, values != made.arguments) or said
 
 
 def in_words(problem: Problem) -> Problem:
@@ -67,10 +71,17 @@ def _said(problem: Problem, name: str) -> str:
     """A part of it, with the phrases that are filled in; "" where the language knows nothing of it."""
     template, values = problem.templates.get(name, ""), problem.arguments.get(name, {})
     inner = {hole: text for hole in values if (text := _said(problem, f"{name}.{hole}"))}
+    return _if_known(template, {**values, **inner}, bool(inner))
+
+
+def _if_known(template: str, values: dict[str, Any], is_any_known: bool) -> str:
+    """A template of a file, filled in; "" where the language does not know it, unless it only puts others
+    beside each other.
+    """
     found = _found(template)
-    if found == template and not (inner and _ONLY_HOLES.fullmatch(template)):
+    if found == template and not (is_any_known and _ONLY_HOLES.fullmatch(template)):
         return ""
-    return _filled(found, "", {**values, **inner})
+    return _filled(found, "", values)
 
 
 @cache

@@ -16,7 +16,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import Telling, phrase
+from rankdeck.base.phrases import Said, Telling, phrase
 from rankdeck_app import language
 from rankdeck_app.language import PSEUDO, forget, in_words, known_languages, spoken, tr, use_language
 
@@ -97,9 +97,16 @@ def test_a_line_of_json_keeps_what_its_sentences_were_made_of(german: Path) -> N
     read = msgspec.json.decode(msgspec.json.encode(told), type=Told)
     assert read == told and (read.reason, read.notes) == ("Rank 2 broke.", ["plain", "Stop Stop it"])
     assert spoken(read.reason, read.phrases) == "Rang 2 ist gestorben."
-    assert [spoken(note, read.phrases) for note in read.notes] == ["plain", "Stop it anhalten"]
+    assert [spoken(note, read.phrases) for note in read.notes] == ["plain", "it anhalten anhalten"]
     assert spoken(phrase("Stop {what}", what=inner)) == "it anhalten anhalten", "a phrase in a phrase"
     assert msgspec.json.decode(b'{"reason": "x"}', type=Told).phrases == {}
+    assert spoken("Stop it", read.phrases) == "it anhalten", "what is within others is known by itself, too"
+
+
+def test_phrases_of_a_file_that_lead_to_themselves_end(german: Path) -> None:
+    wild = {"a": Said("Stop {what}", {"what": "b"}), "b": Said("Stop {what}", {"what": "a"})}
+    assert spoken("a", wild) == "a anhalten anhalten"
+    assert spoken("c", {"c": Said("{what:>999999999}", {"what": "c"})}) == "c"
 
 
 def test_what_is_filled_in_can_be_encoded() -> None:

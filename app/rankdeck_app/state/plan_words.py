@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
 
-from rankdeck.base.phrases import Said, marked
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import (
@@ -33,15 +32,8 @@ _IN_A_CAPACITY = {
 _VIRTUAL = "Virtual "
 
 
-def told(text: str, phrases: Mapping[str, Said]) -> str:
-    """What a line says, in the window's language: each sentence that `phrases` knows, and what is in it."""
-    for sentence in sorted(filter(None, phrases), key=len, reverse=True):
-        text = text.replace(sentence, spoken(sentence, phrases))
-    return text
-
-
 def reason_text(line: PlanLine) -> str:
-    return told(line.reason or "", line.phrases)
+    return spoken(line.reason or "", line.phrases)
 
 
 def verdict_text(line: PlanLine) -> str:
@@ -63,7 +55,7 @@ def device_index(device: PlannedDevice) -> str:
 
 def target_text(line: PlanLine) -> str:
     """What a line is planned for."""
-    return told(line.target, line.phrases)
+    return spoken(line.target, line.phrases)
 
 
 def strategy_name(line: PlanLine) -> str:

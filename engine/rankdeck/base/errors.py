@@ -17,12 +17,11 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 import msgspec
 
-from rankdeck.base.phrases import Argument, Phrase, phrase
+from rankdeck.base.phrases import ALL_OF, Argument, Phrase, listed, phrase
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -203,21 +202,14 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 def cure_in_words(cure: Mapping[str, Any]) -> str:
     """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
-    settings = _all_of(
-        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in cure.items() if value is not None
-    )
-    options = _all_of(key for key, value in cure.items() if value is None)
+    set_to = {key: json.dumps(value, ensure_ascii=False) for key, value in cure.items() if value is not None}
+    settings = listed([f"{key} = {value}" for key, value in set_to.items()], ALL_OF)
+    options = listed([key for key, value in cure.items() if value is None], ALL_OF)
     if settings and options:
         return phrase("Set {settings} and leave {options} out", settings=settings, options=options)
     if settings:
         return phrase("Set {settings}", settings=settings)
     return phrase("Leave {options} out", options=options) if options else ""
-
-
-def _all_of(words: Iterable[str]) -> str:
-    """'a and b and c'."""
-    items = list(words)
-    return reduce(lambda before, one: phrase("{before} and {one}", before=before, one=one), items or [""])
 
 
 def one_of(words: Iterable[str]) -> str:

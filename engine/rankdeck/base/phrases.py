@@ -41,7 +41,7 @@ class Said(msgspec.Struct, frozen=True):
 
 class Telling(msgspec.Struct, kw_only=True):
     """A line of JSON with sentences in it: fields that are made of phrases, alone or in a list, hold plain
-    strings, and `phrases` says by the sentence what it was made of.
+    strings, and `phrases` says of each of them, and of those within them, what it was made of.
     """
 
     phrases: dict[str, Said] = {}
@@ -55,6 +55,9 @@ class Telling(msgspec.Struct, kw_only=True):
                 setattr(self, name, [self._plain(one) if isinstance(one, Phrase) else one for one in value])
 
     def _plain(self, said: Phrase) -> str:
+        for inner in said.arguments.values():
+            if isinstance(inner, Phrase):
+                self._plain(inner)
         self.phrases = {**self.phrases, str(said): Said(said.template, said.plain_arguments())}
         return str(said)
 
@@ -74,12 +77,17 @@ def marked(text: str) -> str:
     return text
 
 
-COMMAS = marked("{before}, {one}")
+COMMAS, ALL_OF = marked("{before}, {one}"), marked("{before} and {one}")
 
 
 def listed(parts: Iterable[str], template: str = COMMAS) -> str:
     """A few parts one after another, in which phrases stay phrases."""
     return reduce(lambda before, one: phrase(template, before=before, one=one), list(parts) or [""])
+
+
+def sentences(parts: Iterable[str | None]) -> str:
+    """Those that there are, one after the other."""
+    return listed(filter(None, parts), marked("{before} {one}"))
 
 
 def _is_no_number(value: Argument) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rankdeck.base.phrases import listed
 from rankdeck.base.units import format_bytes
 from rankdeck.compare import words
 from rankdeck.compare.table import Comparison, FigureRow, letter_of
@@ -79,7 +80,7 @@ def memory_bars(comparison: Comparison) -> list[BarGroup]:
                 )
             )
         labels = dict.fromkeys(run.devices[place].label for run in runs if place < len(run.devices))
-        groups.append(BarGroup(words.joined(labels, words.BESIDE), bars))
+        groups.append(BarGroup(listed(labels, words.BESIDE), bars))
     return groups
 
 

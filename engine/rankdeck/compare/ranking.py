@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankdeck.base.phrases import phrase
-from rankdeck.compare import words
+from rankdeck.base.phrases import ALL_OF, listed, phrase
 from rankdeck.compare.figures import ComparedRun
 
 LOSS, LAST_LOSS, TIME, STEP_TIME, TOTAL_TIME, MEMORY, BYTES, NOTHING = (
@@ -108,7 +107,7 @@ def _other_sources(runs: Sequence[ComparedRun]) -> str:
     told = sorted({phrase(run.memory_source) if run.memory_source else phrase("unknown") for run in runs})
     if len(told) < 2:
         return ""
-    return phrase("their bytes are {sources}", sources=words.joined(told, words.ALL_OF))
+    return phrase("their bytes are {sources}", sources=listed(told, ALL_OF))
 
 
 def _seen(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:

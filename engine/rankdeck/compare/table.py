@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import listed, phrase
 from rankdeck.base.units import format_count
 from rankdeck.compare import differences, ranking, words
 from rankdeck.compare.differences import Difference
@@ -144,7 +144,7 @@ def _reasons(rows: Sequence[FigureRow]) -> Iterator[str]:
         if len(of) == len(rows):
             yield phrase("not ranked: {reason}", reason=reason)
         else:
-            yield phrase("not ranked ({figures}): {reason}", figures=words.joined(of), reason=reason)
+            yield phrase("not ranked ({figures}): {reason}", figures=listed(of), reason=reason)
 
 
 def letter_of(place: int) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import reduce
 from pathlib import Path
 
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.compare.figures import ComparedRun, Figure
 from rankdeck.config.catalog import STRATEGIES
@@ -20,7 +18,7 @@ COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY = (
     "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy",
 )  # fmt: skip
 """What a figure is of."""
-LISTED, ALL_OF, BESIDE = marked("{words}, {word}"), marked("{words} and {word}"), "{words} / {word}"
+BESIDE = "{before} / {one}"
 
 
 def in_words(unit: str, figure: Figure | None) -> str:
@@ -114,11 +112,6 @@ def kind_in_words(run: ComparedRun) -> str:
     if not run.device_kind:
         return ""
     return phrase("measured on CPU") if run.is_script else phrase("measured in rehearsal")
-
-
-def joined(said: Iterable[str], pair: str = LISTED) -> str:
-    """Phrases in a row as one, so that each of them can be said in another language."""
-    return reduce(lambda words, word: phrase(pair, words=words, word=word), said)
 
 
 def shortened(text: str, home: Path | None = None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.config.cures import options_of
@@ -145,7 +145,7 @@ def _parts(sizes: Mapping[str, Mapping[str, int]]) -> list[HeldPart]:
 def _kinds(kinds: Mapping[str, int]) -> str:
     """'parameters 8.1 KiB, optimizer 16.3 KiB'"""
     known = {kind: format_bytes(size) for kind, size in kinds.items() if size}
-    return out_of_memory.listed(
+    return listed(
         [
             phrase("{kind} {size}", kind=phrase(_KIND_WORDS.get(kind, kind)), size=size)
             for kind, size in known.items()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import phrase, sentences
 from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import Rates
 from rankdeck.data.loader import first_batch
@@ -41,7 +41,6 @@ from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.run.movement import Part
-from rankdeck.run.plan_lines import joined
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
@@ -231,7 +230,7 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
 def _notes(trainer: Trainer, workload: workloads.Workload) -> tuple[str, ...]:
     of_loss = difference_of_loss(workload, trainer.strategy)
     problems = [*trainer.notes, *filter(None, [of_loss])]
-    return tuple(joined((problem.said("message"), problem.said("advice"))) for problem in problems)
+    return tuple(sentences((problem.said("message"), problem.said("advice"))) for problem in problems)
 
 
 def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tuple[str, ...]:

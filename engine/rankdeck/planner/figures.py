@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import Telling, marked, phrase, sentences
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.memory.entries import DeviceBytes
@@ -37,9 +37,7 @@ from rankdeck.run.plan_lines import (
     TIGHT_SHARE,
     PlanLine,
     PlannedDevice,
-    Sentences,
     StepTime,
-    joined,
     verdict_of,
 )
 
@@ -72,7 +70,7 @@ _OTHERWISE = {
 _DDP_FALLBACK = phrase("torch's DDP could not be followed: single's figures and a set of buckets.")
 
 
-class RankNeeds(Sentences):
+class RankNeeds(Telling):
     """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
 
     `bound`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and the `mesh`
@@ -121,7 +119,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
         request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
         return _planned_rank(request, target)
     except RankdeckError as error:
-        return RankNeeds(reason=joined((error.message, error.advice)))
+        return RankNeeds(reason=sentences((error.message, error.advice)))
     except NotFollowedError as error:
         answered = None if error.num_weights is None else _answered(request, target, error.num_weights)
         if answered is not None:
@@ -195,7 +193,7 @@ def _planned_rank(request: PassRequest, target: Target, answers: Answers | None 
         sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
         notes=list(result.notes),
-        reason=joined(result.left_out) or None,
+        reason=sentences(result.left_out) or None,
         bound=LEAST if result.left_out else None,
     )
 
@@ -300,7 +298,7 @@ def line_of(
         line.verdict, reason = TIGHT, phrase("By what it needs at most: {reason}", reason=reason)
     if failed is not None:
         too_much = line.verdict == DOES_NOT_FIT
-        reason = joined((reason, failed.reason)) if too_much else failed.reason
+        reason = sentences((reason, failed.reason)) if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
     elif line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
         notes.append(_GIVES_BACK)

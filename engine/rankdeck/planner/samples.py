@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from rankdeck.base.phrases import listed, marked, phrase
+from rankdeck.base.phrases import ALL_OF, listed, phrase
 from rankdeck.config import RunConfig
 from rankdeck.data.base import ReadsBatches
 from rankdeck.parallel.nested import each_tensor, tensors_of
@@ -27,7 +27,6 @@ from rankdeck.training.workload import one_sample
 
 BUDGET_S = 3.0
 _MOST_SEEN = 200_000
-_AND = marked("{before} and {one}")
 
 Shape = tuple[int, ...]
 
@@ -57,7 +56,7 @@ class Samples(msgspec.Struct, frozen=True):
         if self.largest is None or not (self.is_varied or self.is_bound):
             return ""
         known = dict.fromkeys("x".join(map(str, shape)) for shape in self.largest if shape)
-        shapes = listed(known, _AND)
+        shapes = listed(known, ALL_OF)
         if self.is_bound:
             return phrase(
                 "At least this much: {seen:,} of {samples:,} samples were looked at, the largest {shapes}. "

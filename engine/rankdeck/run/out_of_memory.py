@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rankdeck import events
 from rankdeck.base.allocations import Allocation, allocation_of
 from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.config.cures import is_out_of_memory
 
@@ -228,12 +228,6 @@ def short_moment(ran: RanOut) -> str:
     if ran.age_s:
         return phrase("step {step}, {seconds:.1f} s before", step=step, seconds=ran.age_s)
     return phrase("step {step}", step=step)
-
-
-def listed(parts: Sequence[Phrase]) -> str:
-    """'one, another, a third'"""
-    named = {f"part{place}": part for place, part in enumerate(parts)}
-    return phrase(", ".join(f"{{{name}}}" for name in named), **named)
 
 
 def module_name(name: str) -> str:

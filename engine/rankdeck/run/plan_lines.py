@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.base.phrases import Phrase, Telling, marked, phrase
+from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.planning import Planning
@@ -45,22 +45,6 @@ MOST_SHOWN = 64
 """So many devices are shown one by one."""
 TIGHT_SHARE = 0.92
 """From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
-
-
-class Sentences(Telling):
-    """A line whose texts may be several sentences, or hold others: `phrases` knows each of them."""
-
-    def _plain(self, said: Phrase) -> str:
-        for inner in said.arguments.values():
-            if isinstance(inner, Phrase):
-                self._plain(inner)
-        return super()._plain(said)
-
-
-def joined(sentences: Iterable[str | None]) -> str:
-    """Sentences one after the other, each as it can be said by itself."""
-    known = {f"s{place}": one for place, one in enumerate(filter(None, sentences))}
-    return phrase(" ".join(f"{{{name}}}" for name in known), **known)
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
@@ -102,7 +86,7 @@ class StepTime(msgspec.Struct, kw_only=True):
     calibrated: bool = False
 
 
-class PlanLine(Sentences, kw_only=True, tag_field="kind", tag="plan"):
+class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and what it would need.
 
     `label` names it for people, with the options that are not its default ones. `verdict` is one of VERDICTS

@@ -15,8 +15,9 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import Telling
 from rankdeck.events import DeviceInfo
-from rankdeck.run.plan_lines import PlanLine, Sentences
+from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import RaceDir, RunDir, read_labels
 
 VERSION = 1
@@ -57,7 +58,7 @@ class Measured(msgspec.Struct, kw_only=True):
         return times[min(len(times) - 1, round(share * (len(times) - 1)))] if times else None
 
 
-class LossAgreement(Sentences, kw_only=True):
+class LossAgreement(Telling, kw_only=True):
     """Whether an entry's losses are the reference's. `difference` is the largest relative one, in `step`.
 
     `verdict`: reference | agrees | expected | differs; `reason` says why the last two. `is_as_good`: what
@@ -71,7 +72,7 @@ class LossAgreement(Sentences, kw_only=True):
     is_as_good: bool = True
 
 
-class RaceEntry(Sentences, kw_only=True):
+class RaceEntry(Telling, kw_only=True):
     """One strategy with its options. `folder` is its run's, below the race's own.
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
@@ -102,7 +103,7 @@ class RaceEntry(Sentences, kw_only=True):
         return None if self.measured is None else self.measured.median_s
 
 
-class LeftOut(Sentences, kw_only=True):
+class LeftOut(Telling, kw_only=True):
     """A strategy of the plan that does not race, and why."""
 
     label: str
@@ -110,7 +111,7 @@ class LeftOut(Sentences, kw_only=True):
     reason: str | None = None
 
 
-class Verdicts(Sentences, kw_only=True):
+class Verdicts(Telling, kw_only=True):
     """What follows from the entries together. Numbers are entries'; `drift` is (repeated - first) / first.
 
     Losses agree that differ by at most `bar` of themselves in the first steps and `late_bar` later.

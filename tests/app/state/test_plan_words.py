@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import phrase, sentences
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import CANNOT, PlanLine, joined
+from rankdeck.run.plan_lines import CANNOT, PlanLine
 from rankdeck_app.language import PSEUDO, forget, use_language
 from rankdeck_app.state.plan_words import device_index, device_label, estimate, reason_text
 from tests.helpers.told_plan import line
@@ -18,7 +18,9 @@ from tests.helpers.told_plan import line
 
 def cannot() -> PlanLine:
     heads = phrase("The model has {count} heads.", count=3)
-    reason = joined((phrase("By what it needs at most: {reason}", reason=heads), phrase("Choose another.")))
+    reason = sentences(
+        (phrase("By what it needs at most: {reason}", reason=heads), phrase("Choose another."))
+    )
     told = msgspec.structs.replace(line("tensor", devices=[], verdict=CANNOT), reason=reason)
     return plan_lines.decode(plan_lines.encode(told))
 

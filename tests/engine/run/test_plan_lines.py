@@ -7,10 +7,10 @@ from random import Random
 import msgspec
 import pytest
 
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import phrase, sentences
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime, joined
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
 
 GIB = 2**30
 
@@ -224,10 +224,10 @@ def test_a_line_survives_json() -> None:
 def test_json_keeps_every_sentence_of_a_text_and_what_is_in_it() -> None:
     inner = phrase("device {device} lacks {size}.", device=0, size="1 GiB")
     whole = phrase("By what it needs at most: {reason}", reason=inner)
-    told = msgspec.structs.replace(line("dp", 25), reason=joined((whole, None, phrase("Choose another."))))
+    told = msgspec.structs.replace(line("dp", 25), reason=sentences((whole, None, phrase("Choose another."))))
     read = plan_lines.decode(plan_lines.encode(told))
     assert read == told
     assert read.reason == "By what it needs at most: device 0 lacks 1 GiB. Choose another."
     assert {"device 0 lacks 1 GiB.", "Choose another.", str(whole)} < read.phrases.keys()
     assert read.phrases["device 0 lacks 1 GiB."].template == "device {device} lacks {size}."
-    assert joined((None, "")) == "" and joined(("Only one.",)) == "Only one."
+    assert sentences((None, "")) == "" and sentences(("Only one.",)) == "Only one."

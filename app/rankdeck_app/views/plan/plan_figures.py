@@ -13,7 +13,7 @@ from rankdeck.run import race as races
 from rankdeck.run.imbalance import imbalance_of, lead_of
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike
 from rankdeck.run.race import Race, RaceEntry
-from rankdeck_app.language import tr
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
@@ -27,7 +27,6 @@ from rankdeck_app.state.plan_words import (
     step_text,
     strategy_name,
     time_text,
-    told,
     verdict_text,
 )
 from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
@@ -169,7 +168,7 @@ def _with_measured(figure: RowFigure, entry: RaceEntry, race: Race) -> RowFigure
     if measured is not None and entry.median_s is not None:
         said.append(_measured_words(entry.median_s, max(peaks, default=None)))
     if agreement is not None and agreement.reason:
-        said.append(told(agreement.reason, agreement.phrases))
+        said.append(spoken(agreement.reason, agreement.phrases))
     if entry.problem is not None:
         said.append(tr("raced, and failed: {problem}", problem=entry.problem.message))
     states = {races.FAILED: tr("failed in the race"), **({races.RUNNING: tr("racing…")} if running else {})}
@@ -280,7 +279,7 @@ def tooltip(line: PlanLine) -> str:
     """What the fullest device would hold, by kind, and the reason and notes of the line."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
-    notes = (told(note, line.phrases) for note in line.notes)
+    notes = (spoken(note, line.phrases) for note in line.notes)
     said = [text for text in (verdict[:1].upper() + verdict[1:], reason_text(line), *notes, step) if text]
     head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest

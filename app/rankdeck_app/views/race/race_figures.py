@@ -10,8 +10,8 @@ from rankdeck.base.units import format_bytes, format_rate
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
 from rankdeck.run.race import Race, RaceEntry
-from rankdeck_app.language import tr
-from rankdeck_app.state.plan_words import options_text, strategy_name, time_text, told
+from rankdeck_app.language import spoken, tr
+from rankdeck_app.state.plan_words import options_text, strategy_name, time_text
 from rankdeck_app.state.race import RaceSeen
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
@@ -85,7 +85,7 @@ def _left_out(race: Race) -> Iterator[RaceRow]:
     """What the plan asked about and found no room for, each with a number of no entry."""
     for place, one in enumerate(race.left_out, start=1):
         card = STRATEGIES.get(one.label.partition(",")[0])
-        reason = told(one.reason or "", one.phrases)
+        reason = spoken(one.reason or "", one.phrases)
         yield RaceRow(
             -place,
             "question" if card is None else card.icon,
@@ -160,7 +160,7 @@ def _tooltip(entry: RaceEntry) -> str:
     if entry.problem is not None:
         said.append(entry.problem.text())
     if entry.agreement is not None and entry.agreement.reason:
-        said.append(told(entry.agreement.reason, entry.agreement.phrases))
+        said.append(spoken(entry.agreement.reason, entry.agreement.phrases))
     measured = entry.measured
     if measured is not None:
         planned = {device.device: device.active_bytes for device in entry.predicted.devices}
@@ -259,13 +259,13 @@ def notes(race: Race) -> list[str]:
         said.append(tr("Whoever raced was ended in the middle: what was measured until then is kept."))
     elif race.outcome == races.COMPLETED and best is not None:
         name = ", ".join(filter(None, (strategy_name(best.predicted), options_text(best.label))))
-        why = told(race.verdicts.fastest_why, race.verdicts.phrases)
+        why = spoken(race.verdicts.fastest_why, race.verdicts.phrases)
         said.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
-    said += [told(note, race.verdicts.phrases) for note in race.verdicts.notes]
+    said += [spoken(note, race.verdicts.phrases) for note in race.verdicts.notes]
     for entry in race.field:
         agreement = entry.agreement
         if agreement is not None and agreement.verdict == races.DIFFERS and agreement.reason:
-            said.append(f"{entry.label}: {told(agreement.reason, agreement.phrases)}")
+            said.append(f"{entry.label}: {spoken(agreement.reason, agreement.phrases)}")
     if race.is_rehearsal:
         said.append(tr(NOT_OF_GPUS))
     return said
