@@ -174,7 +174,7 @@ QPushButton:hover, QPushButton[kind="segment"]:checked, QToolButton[kind="tool"]
 QPushButton:focus, QPushButton[kind="link"]:focus, QPushButton[kind="quiet"]:focus,
   QToolButton[kind="tool"]:focus, QPushButton#commandCenter:focus { border-color: @focusBorder; }
 QPushButton[kind="primary"]:focus { border: 2px solid @foreground; padding: 3px 11px; }
-QPushButton[kind="segment"]:checked { font-weight: 700; }
+QPushButton[kind="segment"]:checked { border: 2px solid @contrastActiveBorder; padding: 1px 7px; }
 QPushButton:disabled { border: 1px dashed @disabledForeground; }
 QMenuBar::item:selected { background: transparent; color: @contrastActiveBorder; text-decoration: underline; }
 QMenu::item { border: 1px solid transparent; }
