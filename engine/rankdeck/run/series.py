@@ -97,8 +97,7 @@ class Sliding:
     def _make_room(self, num_new: int) -> None:
         held, length = len(self), self._arrays[0].shape[1]
         if held + num_new > length // 2:
-            # Copied seldom: what is not written yet takes no memory of the machine.
-            length = (2 if self._capacity is None else 8) * (held + num_new)
+            length = 2 * (held + num_new)
         if self._capacity is not None:
             length = min(length, self._capacity + max(num_new, self._capacity // 8))
         for index, array in enumerate(self._arrays):
