@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rankdeck.base.home import state_dir
 from rankdeck.rundir import RaceDir, RunDir, list_races, list_runs
 from tests.helpers.app_window import end_all_runs
-from tests.helpers.real_window import RealApp, real_app, window_manager
+from tests.helpers.real_window import RealApp, keep_small_draft, real_app, window_manager
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.xvfb, pytest.mark.timeout(300)]
-DRAFT = """\
-model = { use = "mlp" }
-data = { use = "digits" }
-train = { steps = 1000000, evaluate_every = 0 }
-strategy = { use = "single" }
-devices = { use = "cpu:1" }
-"""
 FOCUS = "[one.accessibleName() or getattr(one, 'text', str)() for one in [window.focusWidget()] if one]"
 PAGE = "window.editor.active_page().page_id"
 PALETTE = "(window.palette_box.isVisible() and window.palette_box.input.hasFocus())"
@@ -31,10 +22,7 @@ PALETTE = "(window.palette_box.isVisible() and window.palette_box.input.hasFocus
 @pytest.fixture
 def app(x_display: str, tmp_path: Path) -> Iterator[RealApp]:
     """The app of somebody whose draft is small."""
-    state = state_dir() / "app"
-    state.mkdir(parents=True)
-    draft = {"text": DRAFT, "folder": str(tmp_path), "stem": "run", "source": None, "origin": ""}
-    (state / "draft.json").write_text(json.dumps(draft))
+    keep_small_draft(tmp_path)
     home = tmp_path / "home"
     home.mkdir()
     try:

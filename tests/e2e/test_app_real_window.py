@@ -12,17 +12,10 @@ import pytest
 from rankdeck.base.home import state_dir
 from rankdeck.rundir import RunDir, list_runs
 from tests.helpers.app_window import end_all_runs
-from tests.helpers.real_window import RealApp, real_app, window_manager
+from tests.helpers.real_window import RealApp, keep_small_draft, real_app, window_manager
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.xvfb, pytest.mark.timeout(240)]
-DRAFT = """\
-model = { use = "mlp" }
-data = { use = "digits" }
-train = { steps = 1000000, evaluate_every = 0 }
-strategy = { use = "single" }
-devices = { use = "cpu:1" }
-"""
 GROUPS = "[[tab.page_id for tab in group.tabs] for group in window.editor.groups()]"
 RIGHT = "on_screen(window.editor, QPoint(window.editor.width() - 40, window.editor.height() // 2))"
 OVER = "any(group._overlay.isVisible() for group in window.editor.groups())"
@@ -38,10 +31,7 @@ def display(x_display: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """An empty home of somebody whose draft is small."""
-    state = state_dir() / "app"
-    state.mkdir(parents=True)
-    draft = {"text": DRAFT, "folder": str(tmp_path), "stem": "run", "source": None, "origin": ""}
-    (state / "draft.json").write_text(json.dumps(draft))
+    keep_small_draft(tmp_path)
     folder = tmp_path / "home"
     folder.mkdir()
     return folder

@@ -18,11 +18,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from rankdeck.base.home import state_dir
 from tests.helpers.tree import CHECKOUT
 from tests.helpers.waiting import wait_until, with_load
 
 ANSWER_S = 30.0
 _BEGIN = "rankdeck-answer "
+_DRAFT = """\
+model = { use = "mlp" }
+data = { use = "digits" }
+train = { steps = 1000000, evaluate_every = 0 }
+strategy = { use = "single" }
+devices = { use = "cpu:1" }
+"""
 
 
 class RealApp:
@@ -113,6 +121,14 @@ class RealApp:
             said = self._errors.read().decode("utf-8", "replace")
         assert "Traceback" not in said, said
         return status
+
+
+def keep_small_draft(folder: Path) -> None:
+    """The app begins with a configuration that costs little and would train for hours."""
+    state = state_dir() / "app"
+    state.mkdir(parents=True)
+    draft = {"text": _DRAFT, "folder": str(folder), "stem": "run", "source": None, "origin": ""}
+    (state / "draft.json").write_text(json.dumps(draft))
 
 
 @contextlib.contextmanager
