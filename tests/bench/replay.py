@@ -1,7 +1,7 @@
 """The dashboard against the clock: a run of 8 devices with 1000 losses a second on top of a million.
 
     python -m tests.bench.replay [--devices 8] [--points 1000000] [--seconds 15]
-    python -m tests.bench.replay --day      16 devices, 8.64e7 losses, 60 s; some 10 GB of disk for its files
+    python -m tests.bench.replay --day      16 devices, 8.64e7 losses, 60 s; 6 GB of disk for its files
 
 Two measurements, in a real window (offscreen where there is no display). Attach: a finished run of so many
 steps, from opening to the last event drawn; fifty steps a line, as a rank that does 1000 a second writes them
