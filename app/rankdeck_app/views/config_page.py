@@ -6,12 +6,18 @@ problems are the draft's own, so they are those that the command line would prin
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtWidgets import QListWidget, QListWidgetItem, QScrollArea, QSplitter, QWidget
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QListWidget,
+    QListWidgetItem,
+    QScrollArea,
+    QSplitter,
+    QVBoxLayout,
+    QWidget,
+)
 
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page, PageAction
@@ -20,7 +26,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
 from rankdeck_app.widgets.find_bar import EditorSearch, FindBar
 from rankdeck_app.widgets.form import FormRow
-from rankdeck_app.widgets.layouts import column, scrolled, text_label
+from rankdeck_app.widgets.layouts import column, make_in_turns, scrolled, text_label
 from rankdeck_app.widgets.run_rows import all_rows
 from rankdeck_app.widgets.toml_editor import TomlEditor
 
@@ -65,11 +71,14 @@ class ConfigPage(Page):
     def _form(self, theme: Theme) -> QScrollArea:
         inside = QWidget()
         rows = column(None, on=inside, margins=(16, 8, 16, 16), spacing=6)
-        unmade = deque(all_rows(self._draft))
+        make_in_turns(self, self._make_forms(theme, rows))
+        scroll = scrolled(inside, tr("Configuration"))
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setMinimumWidth(300)
+        return scroll
 
-        def make_next() -> None:
-            """One in each turn of the event loop: what a person does meanwhile is not kept waiting."""
-            title = unmade.popleft()
+    def _make_forms(self, theme: Theme, rows: QVBoxLayout) -> Iterator[DraftForm]:
+        for title in all_rows(self._draft):
             label = text_label(tr(title).upper(), "section", wrap=False)
             label.setContentsMargins(0, 8, 0, 0)
             form = DraftForm(theme, self._draft, self._rows_of(title), label_width=96)
@@ -78,16 +87,7 @@ class ConfigPage(Page):
             if self.forms:
                 form.come_after(list(self.forms.values())[-1])
             self.forms[title] = form
-            if not unmade:
-                turns.stop()
-
-        turns = QTimer(self, interval=0)
-        turns.timeout.connect(make_next)
-        turns.start()
-        scroll = scrolled(inside, tr("Configuration"))
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setMinimumWidth(300)
-        return scroll
+            yield form
 
     def _rows_of(self, title: str) -> Callable[[], list[FormRow]]:
         return lambda: all_rows(self._draft)[title]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QVBoxLayout, QWidget
 from shiboken6 import isValid
 
 from rankdeck.base.phrases import marked
@@ -19,7 +19,15 @@ from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
 from rankdeck_app.widgets.form import read
-from rankdeck_app.widgets.layouts import clear, column, push_button, reading_column, row, text_label
+from rankdeck_app.widgets.layouts import (
+    clear,
+    column,
+    make_in_turns,
+    push_button,
+    reading_column,
+    row,
+    text_label,
+)
 
 PAGE_ID = "settings:"
 MAX_WIDTH = 760
@@ -189,22 +197,29 @@ class SettingsPage(Page):
         self.nothing.hide()
         inside.addWidget(self.nothing)
         self.headings: dict[str, QLabel] = {}
-        for group, options in _grouped(settings).items():
+        self.trusted = QFrame()
+        self.trusted.setProperty("kind", "card")
+        self._trusted_column = column(on=self.trusted, margins=(16, 12, 16, 12))
+        self.setFocusProxy(self.filter)
+        make_in_turns(self, self._make_rows(theme, previews or {}, inside))
+
+    def _make_rows(
+        self, theme: Theme, previews: Mapping[str, Preview], inside: QVBoxLayout
+    ) -> Iterator[None]:
+        for group, options in _grouped(self._settings).items():
             self.headings[group] = text_label(tr(_GROUPS[group]).upper(), "section", wrap=False)
             self.headings[group].setContentsMargins(0, 14, 0, 2)
             inside.addWidget(self.headings[group])
             for option in options:
-                self.rows[option.key] = OptionRow(theme, settings, option, (previews or {}).get(option.key))
+                self.rows[option.key] = OptionRow(theme, self._settings, option, previews.get(option.key))
                 inside.addWidget(self.rows[option.key])
-        self.trusted = QFrame()
-        self.trusted.setProperty("kind", "card")
-        self._trusted_column = column(on=self.trusted, margins=(16, 12, 16, 12))
+                yield
         inside.addWidget(self.trusted)
-        kept = tr("Kept in {path}", path=settings.path)
+        kept = tr("Kept in {path}", path=self._settings.path)
         inside.addWidget(text_label(kept, "small", wrap=False, selectable=True))
         inside.addStretch(1)
-        self.setFocusProxy(self.filter)
         self._list_trusted()
+        self._filter(self.filter.text())
 
     def showEvent(self, event: object) -> None:
         super().showEvent(event)  # type: ignore[arg-type]

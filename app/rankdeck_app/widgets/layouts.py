@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QObject, Qt, QTimer
 from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
@@ -128,3 +128,15 @@ def reading_column(page: QWidget, max_width: int, margins: Margins, spacing: int
     inside.setMaximumWidth(max_width)
     column(scrolled(inside, page.accessibleName()), on=page)
     return column(on=inside, margins=margins, spacing=spacing)
+
+
+def make_in_turns(owner: QObject, parts: Iterator[object]) -> None:
+    """Take one part in each turn of the event loop: what a person does meanwhile is not kept waiting."""
+    turns, none_left = QTimer(owner, interval=0), object()
+
+    def make_next() -> None:
+        if next(parts, none_left) is none_left:
+            turns.stop()
+
+    turns.timeout.connect(make_next)
+    turns.start()

@@ -13,19 +13,20 @@ from rankdeck_app.language import pseudo
 from rankdeck_app.settings import OPTIONS
 from rankdeck_app.views.settings_page import SettingsPage
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
+from tests.helpers.app_window import wait_for
 
 
 def opened(app: App) -> SettingsPage:
     app.window.commands.run("preferences.settings")
     page = app.window.editor.active_page()
     assert isinstance(page, SettingsPage)
+    wait_for(lambda: page.trusted.isVisible(), 10, "all rows")
     return page
 
 
 def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
-    app.window.commands.run("preferences.settings")
-    page = app.window.editor.active_page()
-    assert isinstance(page, SettingsPage) and set(page.rows) == set(app.window.settings.options)
+    page = opened(app)
+    assert set(page.rows) == set(app.window.settings.options)
     row = page.rows["window.frame_rate"]
     row.editor.setText("99")  # type: ignore[attr-defined]
     row.editor.editingFinished.emit()  # type: ignore[attr-defined]
@@ -46,11 +47,18 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
     assert not page.nothing.isVisible() and all(one.isVisible() for one in page.rows.values())
 
 
-def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:
-    app.session.trust.add(tmp_path)
+def test_what_was_searched_for_before_all_rows_are_there_holds_for_them(app: App) -> None:
     app.window.commands.run("preferences.settings")
     page = app.window.editor.active_page()
-    assert isinstance(page, SettingsPage)
+    assert isinstance(page, SettingsPage) and not page.rows
+    page.filter.setText("seconds notification")
+    wait_for(lambda: page.trusted.isVisible(), 10, "all rows")
+    assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
+
+
+def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    app.session.trust.add(tmp_path)
+    page = opened(app)
     qtbot.waitUntil(lambda: any(b.isVisible() for b in page.trusted.findChildren(QPushButton)))
     (button,) = [b for b in page.trusted.findChildren(QPushButton) if b.isVisible()]
     button.click()
