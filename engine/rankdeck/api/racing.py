@@ -234,10 +234,9 @@ class Raced:
 
     def __repr__(self) -> str:
         found = self._read()
-        done = sum(entry.is_over for entry in found.field)
         fastest = self._label(found.verdicts.fastest)
         last = "" if fastest is None else f", {fastest} fastest"
-        return f"<Raced {self.name}: {found.outcome}, {done} of {len(found.field)}{last}>"
+        return f"<Raced {self.name}: {found.outcome}, {found.num_raced} of {len(found.field)}{last}>"
 
     def _label(self, number: int | None) -> str | None:
         entry = self._read().entry(number)

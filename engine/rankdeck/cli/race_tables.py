@@ -156,8 +156,7 @@ def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
     """What tables do not say, each with its label."""
     verdicts = race.verdicts
     if race.outcome == STOPPED:
-        done = sum(entry.state == COMPLETED for entry in race.field)
-        yield "stopped", f"{done} of {len(race.field)} have raced; what they showed is kept."
+        yield "stopped", f"{race.num_raced} of {len(race.field)} have raced; what they showed is kept."
     elif race.outcome == "lost":
         yield "lost", "Whoever raced was ended in the middle; what was measured until then is kept."
     yield from _words_of_losses(race)

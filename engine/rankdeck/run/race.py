@@ -159,6 +159,11 @@ class Race(msgspec.Struct, kw_only=True):
         """The entries, the repetition left out."""
         return [entry for entry in self.entries if entry.repeats is None]
 
+    @property
+    def num_raced(self) -> int:
+        """How many of the field went to their end, whichever it was."""
+        return sum(entry.is_over and entry.state != STOPPED for entry in self.field)
+
     def entry(self, number: int | None) -> RaceEntry | None:
         return next((entry for entry in self.entries if entry.number == number), None)
 

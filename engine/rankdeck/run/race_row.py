@@ -56,7 +56,7 @@ def race_info(folder: RaceDir) -> RunInfo:
         race=RaceFacts(
             entries=tuple(_entry_info(folder, race, entry) for entry in race.entries),
             num_entries=len(race.field),
-            num_done=sum(entry.is_over for entry in race.field),
+            num_done=race.num_raced,
             fastest=None if fastest is None else fastest.label,
             losses=next((verdict for verdict in _WORST_FIRST if verdict in verdicts), None),
         ),

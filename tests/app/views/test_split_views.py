@@ -67,6 +67,7 @@ def test_settings_in_two_tabs_show_the_same(app: App) -> None:
     app.window.editor.open("settings:")
     app.window.commands.run("editor.splitRight")
     first, second = (page for page in app.window.editor.pages() if page.page_id == "settings:")
+    wait_for(lambda: first.trusted.isVisible() and second.trusted.isVisible(), 10, "all rows")  # type: ignore[attr-defined]
     first.rows["window.density"].editor.setCurrentText("compact")  # type: ignore[attr-defined]
     first.rows["window.density"].editor.activated.emit(1)  # type: ignore[attr-defined]
     assert second.rows["window.density"].editor.currentText() == "compact"  # type: ignore[attr-defined]

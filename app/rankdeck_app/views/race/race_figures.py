@@ -212,7 +212,6 @@ def stats(seen: RaceSeen) -> tuple[Stat, ...]:
     race = seen.race
     if race is None:
         return ()
-    done = sum(entry.is_over and entry.state != races.STOPPED for entry in race.entries)
     held = [
         one.agreement for one in race.entries if one.agreement and one.agreement.verdict != races.REFERENCE
     ]
@@ -220,7 +219,7 @@ def stats(seen: RaceSeen) -> tuple[Stat, ...]:
     best, drift = race.entry(race.verdicts.fastest), race.verdicts.drift
     fastest = UNKNOWN if best is None or best.median_s is None else time_text(best.median_s)
     return (
-        Stat(tr("Raced"), _of(done, _num_planned(race)), _of(88, 88)),
+        Stat(tr("Raced"), _of(race.num_raced, len(race.field)), _of(88, 88)),
         Stat(
             tr("Losses that agree"),
             _of(agreeing, len(held)) if held else UNKNOWN,
@@ -241,12 +240,6 @@ def _fastest_label(race: Race, best: RaceEntry | None) -> str:
     if race.outcome == races.RUNNING:
         return tr("Fastest so far: {strategy}", strategy=name) if name else tr("Fastest so far")
     return tr("Fastest: {strategy}", strategy=name) if name else tr("Fastest")
-
-
-def _num_planned(race: Race) -> int:
-    """With the repetition, which is known to come while the race goes on."""
-    repeats = len(race.entries) > len(race.field)
-    return len(race.entries) + (race.outcome == races.RUNNING and not repeats)
 
 
 def notes(race: Race) -> list[str]:
