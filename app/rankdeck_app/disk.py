@@ -105,6 +105,7 @@ class Disk(QObject):
             outcome = _outcome(job)
             with self._changed:
                 self._results.append(outcome)
+                del job, outcome  # or whoever asked would live until the next job
                 self._is_busy = False
                 self._changed.notify_all()
             try:
