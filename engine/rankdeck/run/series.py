@@ -200,8 +200,10 @@ class Series:
                 return
             bins = slice(tier.end * FACTOR - source.first, complete * FACTOR - source.first)
             y = source[1][:, bins].reshape(len(source[1]), -1, FACTOR)
-            low = np.fmin.reduce(y[: self._num_curves], axis=2)
-            high = np.fmax.reduce(y[-self._num_curves :], axis=2)
+            # Along the first axis numpy reduces 17 times as fast as along a last one of eight.
+            y = np.ascontiguousarray(y.transpose(2, 0, 1))
+            low = np.fmin.reduce(y[:, : self._num_curves], axis=0)
+            high = np.fmax.reduce(y[:, -self._num_curves :], axis=0)
             tier.append(complete - tier.end, source[0][:, bins][:, ::FACTOR], np.concatenate([low, high]))
             source = tier
             level += 1

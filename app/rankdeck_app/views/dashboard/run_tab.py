@@ -53,6 +53,7 @@ _ENDED = {
 }
 # Figures that change faster cannot be read.
 _STATS_EVERY_S = 0.25
+_DRAWN_READING_S = 0.25
 
 
 def page_id(run_path: object) -> str:
@@ -79,7 +80,7 @@ class RunTab(Page):
         self._can_act = run_command is not None
         self._shown_actions: list[PageAction] = []
         self._pending = ~Changed.NOTHING
-        self._stats_at = 0.0
+        self._stats_at = self._drawn_at = 0.0
         self._aged_at = 0
         self._known_devices = 0
         self._strip = StatStrip(theme)
@@ -244,14 +245,24 @@ class RunTab(Page):
             self._show_state()
         if self.isVisible():
             self._grow_old()
-            self._refresh()
+            is_due = self._is_due()
+            if is_due:
+                self._refresh()
             # One plot a frame is made, or drawn, the one that waited longest: all together would make a slow
             # frame, and a click on a run has to answer at once.
             unmade = [name for name in self.grid.shown if self.cards[name].made_body is None]
             if unmade:
                 self.cards[unmade[0]].make_body()
-            else:
+            elif is_due:
                 any(plot.tick() for plot in sorted(self._plots, key=lambda plot: plot.drawn_at))
+
+    def _is_due(self) -> bool:
+        """What is read for the first time is drawn now and then only: a million steps come first."""
+        now, is_reading = time.monotonic(), self.run.outcome is None
+        if is_reading and now - self._drawn_at < _DRAWN_READING_S:
+            return False
+        self._drawn_at = now
+        return True
 
     def _make_curve(self, theme: Theme, name: str, **look: Any) -> CurvePlot:
         """The plot of a card, as `_curves` names it."""
