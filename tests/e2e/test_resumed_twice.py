@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from PySide6.QtCore import QCoreApplication
+from safetensors import safe_open
 
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.fold import read_fold
@@ -98,6 +99,20 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
         and [float(row["loss"]) for row in before[:restored]] == losses[:restored]
     )
     assert rankdeck_here("show", run.path, "--attempt", "3", code=2).err.count("has no attempt 3") == 1
+
+    weights = tmp_path / "w.safetensors"
+    to = ("export", run.path, weights, "--to", "safetensors")
+    # Weights of an attempt are those that the next one began with, while that checkpoint is kept.
+    assert "No whole checkpoint" in rankdeck_here(*to, "--attempt", "0", code=2).err
+    later = read_fold(run).attempts[2].restored
+    assert rankdeck_here(*to, "--attempt", "1", "--json", code=0).json["step"] == later
+    with safe_open(weights, framework="numpy") as file:
+        assert file.metadata()["step"] == str(later)
+        early = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    rankdeck_here(*to, code=0)
+    with safe_open(weights, framework="numpy") as file:
+        assert any((file.get_tensor(name) != early[name]).any() for name in early)
+    assert first["weights"] is None and facts["weights"] is not None
 
     # The negative control: without the rule of resumes a fold of the same files shows other steps.
     with mock.patch.object(Attempt, "cut", return_value=False):

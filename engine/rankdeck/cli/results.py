@@ -11,7 +11,7 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_race, find_run
+from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
 
 if TYPE_CHECKING:
     from rankdeck.rundir import RunDir
@@ -71,7 +71,7 @@ def show(
     from rankdeck.cli.summary import print_report
     from rankdeck.run.summary import summarise
 
-    race = find_race(name)
+    race = find_race(name) if attempt is None else None
     if race is not None:
         from rankdeck.cli.race import show_race
 
@@ -108,16 +108,24 @@ def export(
     from rankdeck.run import export as exporting
 
     run = find_run(name)
-    _check_attempt(run, attempt)
-    if to is ExportFormat.SAFETENSORS and exporting.is_behind(run):
-        from rankdeck.training.saved_weights import export_newest
+    is_past = _check_attempt(run, attempt)
+    if to is ExportFormat.SAFETENSORS and not is_script(run) and (is_past or exporting.is_behind(run)):
+        from rankdeck.training.saved_weights import export_saved
 
-        step = export_newest(run, file)
+        step = export_saved(run, file, attempt if is_past else None)
         if step is not None:
-            console.err().print(
-                f"{file} holds the weights of {run.name} after step {step}, its newest checkpoint."
-            )
+            which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
+            console.err().print(f"{file} holds the weights of {run.name} after step {step}, {which}.")
             return _say_file(file, step, as_json)
+        if is_past:
+            raise ConfigError(
+                phrase(
+                    "No whole checkpoint of what attempt {attempt} left is there any more.", attempt=attempt
+                ),
+                code="no-weights",
+                path=str(run.checkpoints_folder),
+                advice=phrase("Leave --attempt out for the newest weights."),
+            )
     if to is ExportFormat.SAFETENSORS:
         exporting.weights(run, file)
     elif to is ExportFormat.TENSORBOARD:
@@ -140,8 +148,11 @@ def _say_file(file: Path, step: int | None, as_json: bool) -> int:
     return 0
 
 
-def _check_attempt(run: RunDir, attempt: int | None) -> None:
-    """Raises: ConfigError where the run has no such attempt."""
+def _check_attempt(run: RunDir, attempt: int | None) -> bool:
+    """Whether it is one before the newest.
+
+    Raises: ConfigError where the run has no such attempt.
+    """
     newest = run.next_attempt() - 1
     if attempt is not None and attempt > newest:
         raise ConfigError(
@@ -151,3 +162,4 @@ def _check_attempt(run: RunDir, attempt: int | None) -> None:
             if newest
             else phrase("It was never resumed: leave --attempt out."),
         )
+    return attempt is not None and attempt < newest

@@ -71,7 +71,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "started": first.started if first else run.environment().get("started"),
         "ended": end.ended if end else None,
         "exit_code": exit_code,
-        "weights": str(run.weights) if run.weights.is_file() else None,
+        "weights": str(run.weights) if run.weights.is_file() and not is_past else None,
         "missing_lines": fold.counts.missing,
         "unreadable": fold.counts.unreadable + fold.refused,
         "newer_events": fold.counts.newer,

@@ -1,4 +1,4 @@
-"""The weights of a run that has more to show than its last end: those of its newest whole checkpoint.
+"""The weights of a run that has more to show than its last end: those of a checkpoint.
 
 Checkpoints hold shards and optimizer state, and no tensor without dims: the model is built to get names and
 shapes back. Read checkpoint/store.py and export.py before.
@@ -10,22 +10,28 @@ from pathlib import Path
 
 from rankdeck.checkpoint.store import read_weights
 from rankdeck.checkpoint.weights import gather_extra_state, weights_file
-from rankdeck.checkpoint_files import newest_whole
+from rankdeck.checkpoint_files import list_checkpoints, newest_whole
 from rankdeck.config import load
 from rankdeck.run.export import write_whole
+from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir
 from rankdeck.torch_compat.modules import split_state
 from rankdeck.training import workload as workloads
 
 
-def export_newest(run: RunDir, file: Path) -> int | None:
-    """Write them as safetensors under the model's original names; the step that they are of, None where no
-    checkpoint is whole.
+def export_saved(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
+    """Write those of the newest whole checkpoint as safetensors under the model's original names, or of the
+    one that a later attempt than `attempt` went on from. The step that they are of; None where none is whole.
 
     Raises:
         RankdeckError: the run's model cannot be built any more or has changed, or the file cannot be written.
     """
     checkpoint, _ = newest_whole(run.checkpoints_folder)
+    if attempt is not None:
+        later = [one.restored for number, one in read_fold(run).attempts.items() if number > attempt]
+        if (began := next((step for step in later if step is not None), None)) is not None:
+            known = [one for one in list_checkpoints(run.checkpoints_folder) if one.step == began]
+            checkpoint = known[0] if known and known[0].damage() is None else None
     if checkpoint is None:
         return None
     config = load(run.config_to_go_on_with)
