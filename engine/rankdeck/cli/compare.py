@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, RunNotFoundError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson
+from rankdeck.cli.options import AsJson, check_file, find_run
 
 if TYPE_CHECKING:
     from rankdeck.compare.curves import LossLine
@@ -53,7 +53,7 @@ def compare(
     base = 0 if baseline is None else _place_of(baseline, names, named)
     if page is not None:
         page = page.expanduser()
-        _check_file(page)
+        check_file(page)
     found = [read(at) for at in named]
     comparison = beside([run.figures for run in found], base)
     if page is not None:
@@ -91,7 +91,7 @@ def report(
     from rankdeck.diagnose.why import why_of
 
     at, file = _find(name), page.expanduser()
-    _check_file(file)
+    check_file(file)
     found = read(at)
     why = why_of(at.run, found.fold)
     if why is not None:
@@ -118,7 +118,11 @@ def _find(name: str) -> RunAt:
     from rankdeck.compare.naming import find
     from rankdeck.rundir import default_runs_folder
 
-    return find(name, default_runs_folder())
+    try:
+        return find(name, default_runs_folder())
+    except RunNotFoundError:
+        find_run(name.rpartition("@")[0] or name)  # has words for a race
+        raise
 
 
 def _place_of(baseline: str, names: list[str], named: list[RunAt]) -> int:
@@ -131,27 +135,3 @@ def _place_of(baseline: str, names: list[str], named: list[RunAt]) -> int:
         code="baseline",
         advice=phrase("Name it among the runs as well."),
     )
-
-
-def _check_file(file: Path) -> None:
-    """Before seconds of reading: whether the page can be written there.
-
-    Raises:
-        ConfigError: something that is no file is in the way.
-    """
-    if file.exists() and not file.is_file():
-        raise ConfigError(
-            phrase("{file} is a folder.", file=file)
-            if file.is_dir()
-            else phrase("{file} is no regular file.", file=file),
-            code="no-file",
-            path=str(file),
-            advice=phrase("Name another file: --html runs.html."),
-        )
-    if file.name and not file.parent.is_dir():
-        raise ConfigError(
-            phrase("The folder {folder} does not exist.", folder=file.parent),
-            code="no-folder",
-            path=str(file),
-            advice=phrase("Make it first, or name another file."),
-        )

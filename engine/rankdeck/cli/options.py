@@ -101,8 +101,8 @@ def find_run(text: str) -> RunDir:
     folder = rundir.default_runs_folder()
     try:
         return rundir.find_run(text, folder)
-    except RunNotFoundError:
-        race = rundir.find_race(text, folder)
+    except RunNotFoundError as error:
+        race = rundir.find_race(text, folder) if error.code == RunNotFoundError.code else None
         if race is None:
             raise
         raise RunNotFoundError(
@@ -124,9 +124,32 @@ def find_race(text: str) -> RaceDir | None:
     if text == "last":
         races, runs = rundir.list_races(folder), rundir.list_runs(folder)
         return races[0] if races and (not runs or runs[0].name < races[0].name) else None
-    race = rundir.find_race(text, folder)
     try:
         rundir.find_run(text, folder)
     except RunNotFoundError as error:
-        return race if error.code == RunNotFoundError.code else None
+        return rundir.find_race(text, folder) if error.code == RunNotFoundError.code else None
     return None
+
+
+def check_file(file: Path) -> None:
+    """Before seconds of work: whether a file can be written there.
+
+    Raises:
+        ConfigError: something that is no file is in the way.
+    """
+    if file.exists() and not file.is_file():
+        raise ConfigError(
+            phrase("{file} is a folder.", file=file)
+            if file.is_dir()
+            else phrase("{file} is no regular file.", file=file),
+            code="no-file",
+            path=str(file),
+            advice=phrase("Name another file."),
+        )
+    if file.name and not file.parent.is_dir():
+        raise ConfigError(
+            phrase("The folder {folder} does not exist.", folder=file.parent),
+            code="no-folder",
+            path=str(file),
+            advice=phrase("Make it first, or name another file."),
+        )

@@ -6,6 +6,7 @@ third leaves.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
+from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
 from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
 from rankdeck.cli.train import INTERRUPTED, Interrupts
 
@@ -107,6 +108,8 @@ def _asked(
     from rankdeck.planner.candidates import candidates_for
 
     target = target_of(config, None, None)
+    if save is not None:
+        check_file(save.expanduser())
     if save is not None and not target.like_cuda:
         raise ConfigError(
             phrase(
@@ -272,4 +275,6 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
             code="unwritable",
             path=str(file),
         ) from None
-    console.err().print(f"{file} trains under {winner.label}: rankdeck train {file}", soft_wrap=True)
+    console.err().print(
+        f"{file} trains under {winner.label}: rankdeck train {shlex.quote(str(file))}", soft_wrap=True
+    )

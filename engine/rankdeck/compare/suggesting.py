@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_count
+from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.compare.background import config_file_of
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck.run.row import RESUMABLE
+from rankdeck.rundir import is_entry
 
 _LARGE_BUBBLE, _LONG_WAIT, _WORSE = 0.15, 0.15, 1.02
 # outcome -> before the first step, and after one
@@ -97,9 +99,11 @@ def _held_out(run: ComparedRun) -> Iterator[NextStep]:
 
 def _going_on(run: ComparedRun) -> Iterator[NextStep]:
     name = run.at.path.name
-    if run.at.attempt is not None or run.is_script:
+    if run.at.attempt is not None or run.is_script or is_entry(run.at.path):
         return
     if run.outcome in RESUMABLE:
+        if not list_checkpoints(run.at.run.checkpoints_folder):
+            return
         yield NextStep(
             phrase("Go on from its newest checkpoint."),
             _ended(run),

@@ -119,7 +119,7 @@ class Racing:
         is_whole = kind is None and not self.is_stopped
         self.race.outcome = races.COMPLETED if is_whole else races.STOPPED
         self.race.ended = time.time()
-        self._write()
+        self._judge()
         self._let_go()
 
     def entries(self) -> Iterator[RaceEntry]:

@@ -26,6 +26,7 @@ from rankdeck.run.race import (
     DIFFERS,
     EXPECTED,
     REFERENCE,
+    RUNNING,
     LossAgreement,
     Race,
     RaceEntry,
@@ -70,6 +71,9 @@ def judge(race: Race) -> None:
         entry.agreement = None if reference is None else _agreement(race, entry, reference, bar)
     groups = _places(race, abs(drift or 0.0))
     best, why = _fastest(groups)
+    is_whole = race.outcome == RUNNING or race.num_raced == len(race.field)
+    if not is_whole and sum(map(len, groups)) < 2:
+        best, why = None, ""  # it was stopped before there was anything to be faster than
     race.verdicts = Verdicts(
         reference=None if reference is None else reference.number,
         bar=bar,
@@ -219,7 +223,7 @@ def _drift_notes(race: Race, drift: float | None, groups: Sequence[Sequence[Race
         ]
     return [
         phrase(
-            "The machine drifted by {drift:+.0f} % between the first entry and its repetition: places "
+            "The machine drifted by {drift:+.0f} % between the first entry and its repetition; places "
             "{places} are not told apart.",
             drift=drift * 100,
             places=listed(map(_places_in_words, tied)),

@@ -14,7 +14,7 @@ from rankdeck.rundir.listing import (
     list_folder,
     list_runs,
 )
-from rankdeck.rundir.races import FIRST_STEPS, RaceDir, create_race, find_race, is_race, list_races
+from rankdeck.rundir.races import FIRST_STEPS, RaceDir, create_race, find_race, is_entry, is_race, list_races
 from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
 from rankdeck.rundir.writing import EventWriter
 
@@ -40,6 +40,7 @@ __all__ = [
     "find_race",
     "find_run",
     "first_events",
+    "is_entry",
     "is_race",
     "is_run",
     "labels_stamp",

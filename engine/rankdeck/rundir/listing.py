@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rankdeck.base import files
@@ -89,17 +90,21 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        names = one_of(run.name for run in matching[:10])
-        advice = phrase("Use {runs}.", runs=names)
-        if len(matching) > 10:
-            advice = phrase("Use {runs}. All of them: rankdeck runs.", runs=names)
-        message = phrase('"{name}" names {count} runs.', name=text, count=len(matching))
-        raise RunNotFoundError(message, code="ambiguous-run", advice=advice)
+        raise several_named(text, [run.name for run in matching])
     known = ", ".join(run.name for run in runs[:5])
     raise RunNotFoundError(
         phrase('There is no run called "{name}".', name=text if len(text) < 200 else text[:200] + "..."),
         advice=phrase("The latest: {runs}.", runs=known) if known else phrase("There is no run yet."),
     )
+
+
+def several_named(text: str, names: Sequence[str]) -> RunNotFoundError:
+    """That a text names more runs or races than one."""
+    advice = phrase("Use {runs}.", runs=one_of(names[:10]))
+    if len(names) > 10:
+        advice = phrase("Use {runs}. All of them: rankdeck runs.", runs=one_of(names[:10]))
+    message = phrase('"{name}" names {count} runs.', name=text, count=len(names))
+    return RunNotFoundError(message, code="ambiguous-run", advice=advice)
 
 
 def _as_directory(text: str) -> Path | None:

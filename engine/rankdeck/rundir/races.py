@@ -12,6 +12,7 @@ Who deletes the folder has deleted all of it. Read directory.py before.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from pathlib import Path
@@ -20,7 +21,8 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import slug
-from rankdeck.rundir.listing import indexed_paths
+from rankdeck.rundir.labels import read_labels
+from rankdeck.rundir.listing import indexed_paths, several_named
 
 FIRST_STEPS = "first_steps"
 """In an entry's environment.json: it takes so many steps, and leaves nothing behind but its events."""
@@ -38,6 +40,14 @@ class RaceDir:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def title(self) -> str:
+        """What a person calls it, else what it was called from the start; empty where that cannot be read."""
+        try:
+            return read_labels(self.path).name or str(json.loads(files.read_text(self.file))["title"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return ""
 
     @property
     def file(self) -> Path:
@@ -99,8 +109,18 @@ def is_race(path: Path) -> bool:
     return files.is_regular(path / "race.json") and (path / "entries").is_dir()
 
 
+def is_entry(run: Path) -> bool:
+    """Whether a run is an entry of a race: no list holds it, and nothing goes on from it."""
+    return run.parent.name == "entries" and is_race(run.parent.parent)
+
+
 def find_race(text: str, folder: Path) -> RaceDir | None:
-    """The race that `text` names: its folder, its name, or a part of the name that no other has."""
+    """The race that `text` names: its folder, the folder's name, what it is called, or a part of the folder's
+    name; None where none is named so.
+
+    Raises:
+        RunNotFoundError: several are.
+    """
     try:
         path = Path(text).expanduser()
         if is_race(path):
@@ -108,7 +128,11 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
     except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
         return None
     races = list_races(folder)
-    matching = [race for race in races if race.name == text] or [
-        race for race in races if text and text in race.name
-    ]
-    return matching[0] if len(matching) == 1 else None
+    matching = (
+        [race for race in races if race.name == text]
+        or [race for race in races if text and text == race.title]
+        or [race for race in races if text and text in race.name]
+    )
+    if len(matching) > 1:
+        raise several_named(text, [race.name for race in matching])
+    return matching[0] if matching else None

@@ -17,6 +17,7 @@ from rankdeck.compare.suggesting import suggestions
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
+from rankdeck.rundir import create_race
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -57,8 +58,28 @@ def test_a_run_that_told_nothing_has_a_page_and_an_attempt_its_own(tmp_path: Pat
     empty.lose()
     write_report(tmp_path / "empty.html", read(RunAt(empty.path)), "time")
     text = Seen((tmp_path / "empty.html").read_text()).text
-    assert "lost" in text and "killed from outside" in text and f"rankdeck resume {empty.dir.name}" in text
-    assert "Go on from" not in report_of(read(RunAt(empty.path, 0)), "step")
+    assert "lost" in text and "killed from outside" in text and "rankdeck resume" not in text
+    commit_checkpoint(empty)
+    resumed = f"rankdeck resume {empty.dir.name}"
+    assert resumed in report_of(read(RunAt(empty.path)), "step")
+    assert resumed not in report_of(read(RunAt(empty.path, 0)), "step")
+
+
+def commit_checkpoint(run: WrittenRun) -> None:
+    saved = run.dir.checkpoints_folder / "5"
+    saved.mkdir(parents=True)
+    (saved / "COMMIT").write_text("{}")
+
+
+def test_nothing_goes_on_from_an_entry_of_a_race(tmp_path: Path) -> None:
+    race = create_race(tmp_path, "race", "")
+    race.file.write_text("{}")
+    entry = WrittenRun(race.entries_folder, "1-ddp")
+    entry.begin(1, device_infos(2), steps=8)
+    entry.end("stopped", 0)
+    commit_checkpoint(entry)
+    placed = entry.path.rename(race.entries_folder / "1-ddp")
+    assert "rankdeck resume" not in report_of(read(RunAt(placed)), "step")
 
 
 GIB = 2**30
@@ -91,6 +112,7 @@ def test_what_to_try_next_follows_from_a_figure(
     written = WrittenRun(tmp_path / "runs", "a run")
     written.begin(1, device_infos(3), steps=8)
     written.end()
+    commit_checkpoint(written)
     run = replace(
         read(RunAt(written.path)).figures,
         figures={key: Figure(value, 7) for key, value in figures.items()},

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rankdeck.run.race import RaceEntry, read_race, write_race
+from rankdeck.run.race import COMPLETED, STOPPED, RaceEntry, read_race, write_race
 from rankdeck.run.race_row import race_info, row_of_race
-from rankdeck.run.race_verdicts import median_interval_s
+from rankdeck.run.race_verdicts import judge, median_interval_s
 from rankdeck.rundir import create_race
 from tests.helpers.told_race import PLAIN, STEPS, entry, judged, off
 
@@ -128,3 +128,15 @@ def test_a_race_is_read_as_it_was_written_and_is_lost_without_its_racer(tmp_path
     assert folder.name[15:].startswith("-race-gpt-")
     folder.file.write_bytes(msgspec.json.encode({**msgspec.to_builtins(found), "version": 99}))
     assert read_race(folder) is None
+
+
+def test_a_race_that_was_stopped_after_one_entry_has_no_fastest() -> None:
+    race = judged(entry(1, "single"), entry(2, "ddp", None, state=STOPPED), kind="gpu")
+    assert race.verdicts.fastest is not None
+    race.outcome = STOPPED
+    judge(race)
+    assert (race.verdicts.fastest, race.verdicts.winner) == (None, None)
+    failed = judged(entry(1, "single"), entry(2, "ddp", None), kind="gpu")
+    failed.outcome = COMPLETED
+    judge(failed)
+    assert failed.verdicts.winner == 1

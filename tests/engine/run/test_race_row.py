@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from rankdeck import rundir
+from rankdeck.base.errors import RunNotFoundError
 from rankdeck.run import row_index
 from rankdeck.run.race import LOST, RUNNING, WAITING
 from rankdeck.run.race_row import race_info, row_of_race
 from rankdeck.run.row_index import RunRows
-from rankdeck.rundir import Labels, RaceDir, write_labels
+from rankdeck.rundir import Labels, RaceDir, create_race, find_race, write_labels
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.told_race import STEPS, WrittenRace, entry, off
 
@@ -126,3 +127,17 @@ def test_a_race_is_labelled_like_a_run(written: WrittenRace) -> None:
     assert [RaceDir(one.path).name for one in rundir.list_races(written.folder.path.parent)] == [name]
     told = rankdeck_here("label", name, "--name", "", "--json", code=0).json
     assert told["title"] == "Race · GPT · 2"
+
+
+def test_a_race_is_found_by_what_it_is_called(written: WrittenRace) -> None:
+    race = written.write(entry(1, "single"))
+    runs = written.folder.path.parent
+    for text in (str(written.folder.path), written.folder.name, race.title, written.folder.name[9:]):
+        assert (found := find_race(text, runs)) is not None and found.path == written.folder.path
+    write_labels(written.folder.path, Labels(name="mine"))
+    assert find_race("mine", runs) is not None and find_race(race.title, runs) is None
+    other = create_race(runs, written.folder.name[16:], "")
+    other.file.write_text("{}")
+    with pytest.raises(RunNotFoundError, match="names 2 runs"):
+        find_race(written.folder.name[16:20], runs)
+    written.lose()
