@@ -15,6 +15,7 @@ from rankdeck.cli.summary import outcome_style
 from rankdeck.cli.words import empty_table, one_line
 from rankdeck.compare.curves import LossLine
 from rankdeck.compare.differences import Difference
+from rankdeck.compare.ranking import of_two_kinds
 from rankdeck.compare.table import Comparison, FigureRow
 from rankdeck.compare.words import UNKNOWN, devices_in_words, shortened, strategy_in_words
 
@@ -89,10 +90,10 @@ def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence
     if len(reached) < 2 or end <= 0:
         return
     table = _table_of(comparison, "smoothed loss")
-    for share in range(1, _NUM_PLACES + 1):
-        place = end * share / _NUM_PLACES
-        if by != "time":
-            place = float(np.floor(place))
+    places = [end * share / _NUM_PLACES for share in range(1, _NUM_PLACES + 1)]
+    if by != "time":
+        places = sorted({max(1.0, float(np.floor(place))) for place in places})
+    for place in places:
         shown = format_duration(place) if by == "time" and end >= _NUM_PLACES else format_count(place)
         shown = f"{place:.2f} s" if by == "time" and end < _NUM_PLACES else shown
         table.add_row(_AT[by].format(shown), *(_loss_at(line, place) for line in lines))
@@ -110,7 +111,7 @@ def _print_differences(
     out: Console, comparison: Comparison, heading: str, rows: Sequence[Difference]
 ) -> None:
     if not rows:
-        if heading == "configuration":
+        if heading == "configuration" and not of_two_kinds(comparison.runs):
             out.print("\nThe configurations are the same.", style="dim", soft_wrap=True)
         return
     table = empty_table()

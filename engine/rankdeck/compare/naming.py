@@ -43,7 +43,7 @@ def find(text: str, folder: Path | None = None) -> RunAt:
     try:
         return RunAt(find_run(text, folder).path)
     except RunNotFoundError as error:
-        if not (at and name and number.isdecimal()) or error.code == "ambiguous-run":
+        if not (at and name and _is_attempt(number)) or error.code == "ambiguous-run":
             raise
     run = find_run(name, folder)
     check_attempt(run, int(number))
@@ -53,8 +53,12 @@ def find(text: str, folder: Path | None = None) -> RunAt:
 def parse(text: str) -> RunAt:
     """The opposite of `str`, of a path that is known to be one: nothing is looked up."""
     name, at, number = text.rpartition("@")
-    is_attempt = bool(at and number.isdecimal()) and not Path(text).exists()
+    is_attempt = bool(at and _is_attempt(number)) and not Path(text).exists()
     return RunAt(Path(name), int(number)) if is_attempt else RunAt(Path(text))
+
+
+def _is_attempt(text: str) -> bool:
+    return text.isdecimal() and len(text) < 100
 
 
 def ats_of(saved: object) -> list[RunAt]:

@@ -38,7 +38,7 @@ def why_not(kind: str, runs: Sequence[ComparedRun]) -> str:
 
 def _other_task(runs: Sequence[ComparedRun]) -> str:
     """Losses say the same only of the same task; its model may have other sizes."""
-    if reason := _of_two_kinds(runs):
+    if reason := of_two_kinds(runs):
         return reason
     if runs[0].is_script:
         tasks = [_seen(run, "model", "dataset", "num_samples") for run in runs]
@@ -57,7 +57,7 @@ def _other_task(runs: Sequence[ComparedRun]) -> str:
 
 def _other_model(runs: Sequence[ComparedRun], kind: str) -> str:
     """Times and bytes say something of a strategy only where the model is the same."""
-    if reason := _of_two_kinds(runs):
+    if reason := of_two_kinds(runs):
         return reason
     if runs[0].is_script:
         models = [_seen(run, "model", "num_parameters") for run in runs]
@@ -72,7 +72,8 @@ def _other_model(runs: Sequence[ComparedRun], kind: str) -> str:
     return phrase("they are times of other models")
 
 
-def _of_two_kinds(runs: Sequence[ComparedRun]) -> str:
+def of_two_kinds(runs: Sequence[ComparedRun]) -> str:
+    """Why nothing at all can be said of what they were asked to do; empty where something can."""
     if len({run.is_script for run in runs}) > 1:
         return phrase("some are scripts, of which nobody knows whether they train the same")
     if not runs[0].is_script and any(run.background.tables is None for run in runs):

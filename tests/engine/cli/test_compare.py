@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from rankdeck.rundir import create_race
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
+from tests.helpers.written_script import WrittenScript
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def test_json_has_the_same_and_the_baseline_that_was_named(runs: Path) -> None:
     assert [run["letter"] for run in told["runs"]] == ["A", "B"] and told["baseline"] == "B"
     assert [run["attempt"] for run in told["runs"]] == [0, None]
     figures = {row["key"]: row for row in told["figures"]}
-    assert figures["step_s"]["best"] == ["B"] and figures["step_s"]["difference"] == {"A": "2x", "B": None}
+    assert figures["step_s"]["best"] == ["B"] and figures["step_s"]["difference"] == {"A": "2×", "B": None}
     assert figures["peak"]["values"]["A"]["value"] == 300 * MIB
     assert told["runs"][0]["devices"][1]["peak_bytes"] == 100 * MIB
     assert told["loss"]["by"] == "time" and told["loss"]["curves"]["A"]["at"] == pytest.approx(
@@ -108,3 +111,33 @@ def test_a_report_is_written_of_a_run_or_an_attempt(runs: Path, tmp_path: Path) 
     ):
         refused = rankdeck_here("report", *words)
         assert refused.code == 2 and said in refused.err
+
+
+def test_a_race_and_a_number_that_is_none_are_told_as_what_they_are(runs: Path) -> None:
+    race = create_race(runs, "race", "")
+    race.file.write_text('{"title": "Race · MLP · 2"}')
+    for name in (race.name, f"{race.name}@0", "Race · MLP · 2"):
+        assert "is a race, and no run" in rankdeck_here("compare", name, "fast", code=2).err
+    for digits in ("9" * 30, "9" * 5000):
+        assert (
+            "has no attempt 999" in (told := rankdeck_here("compare", f"slow@{digits}", "fast", code=2).err)
+            or "There is no run called" in told
+        )
+
+
+def test_losses_of_a_few_steps_are_told_once_each(runs: Path) -> None:
+    out = rankdeck_here("compare", "slow", "fast").out
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("step ")] == ["1", "2", "3", "4"]
+
+
+def test_of_two_kinds_nobody_says_that_they_are_configured_alike(runs: Path) -> None:
+    script = WrittenScript(runs)
+    script.launch(1)
+    script.lose()
+    said = "The configurations are the same."
+    assert said not in rankdeck_here("compare", script.dir.name, "fast").out
+    (fast,) = runs.glob("*-fast-*")
+    shutil.copy(fast / "config.toml", next(runs.glob("*-slow-*")) / "config.toml")
+    assert said in rankdeck_here("compare", "slow", "fast").out
+    (fast / "config.toml").write_text("nonsense [")
+    assert said not in rankdeck_here("compare", "slow", "fast").out
