@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,11 +46,12 @@ def adopt(
         problems = [{key: getattr(problem, key) for key in keys} for problem in adopted.problems]
         console.as_json({"path": str(file.absolute()), "problems": problems})
         return 0
+    quoted = shlex.quote(str(file))
     for problem in adopted.problems:
         console.err().print(problem.headline(str(file)), soft_wrap=True)
     if adopted.problems:
-        console.err().print(f"The comments there say more. Then: rankdeck validate {file}")
+        console.err().print(f"The comments there say more. Then: rankdeck validate {quoted}")
     else:
-        console.err().print(f"Nothing is left to fill in. Train it with: rankdeck train {file}")
+        console.err().print(f"Nothing is left to fill in. Train it with: rankdeck train {quoted}")
     typer.echo(file)
     return 0

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,6 +99,9 @@ def root(
 
 def run(argv: Sequence[str]) -> int:
     """The exit code of `rankdeck ARGV`; every error that a person can cause is said in words."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what its encoding has no sign for
     try:
         code = _invoke(argv)
         sys.stdout.flush()
@@ -142,10 +146,15 @@ def _own_words(command: Any, argv: Sequence[str]) -> Sequence[str]:
 
 
 def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
-
+    """In words where JSON is not wanted, or cannot be written."""
     if as_json:
-        console.problems_json(problems)
-        return
+        try:
+            console.problems_json(problems)
+            return
+        except BrokenPipeError:
+            raise
+        except OSError:
+            _silence_stdout()
     for problem in problems:
         console.problem(problem, file)
 

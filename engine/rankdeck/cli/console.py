@@ -60,7 +60,8 @@ def problems_json(problems: Iterable[Problem]) -> None:
 
 def as_json(value: Any, *, indent: int | None = None) -> None:
     """One JSON document on stdout. What is not finite becomes null: JSON has no word for it."""
-    sys.stdout.write(json.dumps(_finite(value), indent=indent, ensure_ascii=False) + "\n")
+    has_all = "utf" in (sys.stdout.encoding or "").lower()
+    sys.stdout.write(json.dumps(_finite(value), indent=indent, ensure_ascii=not has_all) + "\n")
     sys.stdout.flush()
 
 

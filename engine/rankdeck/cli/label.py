@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 
@@ -34,6 +36,8 @@ def label(
     race = find_race(name)
     run = find_run(name) if race is None else RunDir(race.path)
     before = read_labels(run.path)
+    if not all(one.strip() for one in tag or ()):
+        raise ConfigError(phrase("A tag needs a word."), advice=phrase("As in --tag baseline."))
     tags = [one for one in (*before.tags, *(tag or ())) if one not in (untag or ())]
     after = before.changed(
         name=before.name if title is None else title,

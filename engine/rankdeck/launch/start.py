@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -278,7 +279,7 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
             advice=phrase(
                 "A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
                 "checkpoint. Begin anew with: rankdeck train {file}",
-                file=run.config_file,
+                file=shlex.quote(str(run.config_file)),
             ),
         )
     steps = config.train.known_steps

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -227,7 +228,7 @@ def _unwritable(file: Path, error: OSError) -> RankdeckError:
         advice = phrase("Make room, or name another disk.")
         return MachineError(reason, code="disk-full", path=str(file), advice=advice)
     folder = file.resolve().parent
-    advice = phrase("Make the folder first: mkdir -p {folder}", folder=folder)
+    advice = phrase("Make the folder first: mkdir -p {folder}", folder=shlex.quote(str(folder)))
     if folder.is_dir():
         advice = phrase("Name another file.")
     return ConfigError(reason, code="unwritable", path=str(file), advice=advice)

@@ -274,3 +274,34 @@ def test_a_command_began_when_it_was_started() -> None:
     before = time.time()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert before - 0.05 < float(done.stdout) < time.time()
+
+
+def test_json_that_a_full_disk_refuses_is_told_on_stderr() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "rankdeck", "validate", "digits-mlp", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (3, "No space left on device.\n")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "in_words", "in_json"),
+    [
+        ("ascii", r"\U0001f680", r"\ud83d\ude80"),
+        ("latin-1", r"\U0001f680", r"\ud83d\ude80"),
+        ("utf-8", "🚀", "🚀"),
+    ],
+)
+def test_signs_that_the_terminal_does_not_know_are_spelled_out(
+    encoding: str, in_words: str, in_json: str
+) -> None:
+    WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "🚀 up").end()
+    for args, shown in ((["runs"], in_words), (["runs", "--json"], in_json)):
+        command = [sys.executable, "-m", "rankdeck", *args]
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, capture_output=True, env=environment)
+        assert done.returncode == 0 and shown in done.stdout.decode(encoding), done.stderr
+
+
+def test_a_tag_needs_a_word() -> None:
+    WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "one").end()
+    assert spoken("label", "one", "--tag", " ")[::2] == (2, "A tag needs a word.\nAs in --tag baseline.\n")
