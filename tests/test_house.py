@@ -24,6 +24,19 @@ import pytest
 from tests.helpers.ranks import RankSet
 from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
+PARSES_BY_ITSELF = (
+    "base/parsing.py",
+    "launch/guard.py",
+    "launch/callers.py",
+    "launch/attached.py",
+    "launch/under_guard.py",
+    "launch/rank_processes.py",
+    "observer/writer.py",
+    "api/racing.py",
+    "data/bpe.py",
+    "config/presets.py",
+)
+
 
 def _pytest_with_our_conftest(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
     """The shared conftest, used by another pytest on a test of this body."""
@@ -305,6 +318,21 @@ def test_all_text_is_painted_in_one_place() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("drawText", "drawStaticText")
     }
     assert not calls
+
+
+def test_what_may_come_from_anywhere_is_parsed_in_one_place() -> None:
+    """Elsewhere only what another process of ours has just written into a pipe, and what the guard and a
+    person's own interpreter read, which import nothing."""
+    loose = {
+        f"{_name(file)}:{node.lineno}"
+        for file in _sources("engine")
+        if not _name(file).endswith(PARSES_BY_ITSELF)
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func)
+        in ("json.loads", "json.load", "tomllib.loads", "tomllib.load", "msgspec.json.decode")
+    }
+    assert not loose
 
 
 def _circles(package: str) -> list[tuple[str, ...]]:

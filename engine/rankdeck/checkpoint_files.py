@@ -19,6 +19,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.parsing import decoded, json_of
 from rankdeck.base.phrases import Phrase, phrase
 
 COMMIT = "COMMIT"
@@ -52,6 +53,9 @@ class Progress(msgspec.Struct):
     has_values_beside: bool = False
 
 
+_progress = msgspec.json.Decoder(Progress)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A committed checkpoint on disk."""
@@ -63,7 +67,7 @@ class Checkpoint:
         return int(self.path.name)
 
     def progress(self) -> Progress:
-        return msgspec.json.decode(files.read_bytes(self.path / PROGRESS), type=Progress)
+        return decoded(_progress.decode, files.read_bytes(self.path / PROGRESS))
 
     def damage(self) -> Phrase | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
@@ -114,7 +118,7 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
     Raises: ValueError when COMMIT itself is damaged.
     """
     try:
-        commit = json.loads(files.read_bytes(path / COMMIT))
+        commit = json_of(files.read_bytes(path / COMMIT))
         listed = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
         if commit["checksum"] != digest(json.dumps(listed, sort_keys=True).encode()):
             raise ValueError

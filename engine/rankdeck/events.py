@@ -15,6 +15,7 @@ import msgspec
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
+from rankdeck.base.parsing import decoded
 from rankdeck.base.phrases import marked
 
 VERSION = 1
@@ -513,9 +514,9 @@ def decode(line: bytes) -> AnyEvent | None:
         msgspec.DecodeError: the line is no event at all.
     """
     try:
-        return _decoder.decode(line)
+        return decoded(_decoder.decode, line)
     except msgspec.ValidationError:
-        loose = msgspec.json.decode(line)
+        loose = decoded(msgspec.json.decode, line)
         if not isinstance(loose, dict) or "seq" not in loose or "kind" not in loose:
             raise
         version = loose.get("v", VERSION)
@@ -532,5 +533,5 @@ def decode_lines(chunk: bytes) -> list[AnyEvent | None]:
     """
     try:
         return list(_decoder.decode_lines(chunk))
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         return [decode(line) for line in chunk.splitlines() if line]

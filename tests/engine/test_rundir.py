@@ -104,6 +104,23 @@ def test_a_torn_line_in_the_middle_is_skipped_and_counted(run: RunDir) -> None:
     assert phases(run) == ["0", "2"]
 
 
+def test_damage_inside_a_line_costs_that_line_at_most(run: RunDir) -> None:
+    writer = run.writer("rank-0")
+    for reason in ("first", "caf\xe9", "last"):
+        writer.write(events.Dropped(lines=1, reason=reason))
+    writer.close()
+    (file,) = run.events_folder.glob("rank-0.*")
+    whole = file.read_bytes()
+    deep = b'{"kind":"metrics","v":1,"seq":1,"t":1.0,"values":' + b"[" * 100_000
+    for damage, told in ((b"caf\xff", ["first", "caf\ufffd", "last"]), (deep, ["first", "last"])):
+        lines = whole.splitlines(keepends=True)
+        lines[1] = lines[1].replace("caf\xe9".encode(), damage) if damage != deep else deep + b"\n"
+        file.write_bytes(b"".join(lines))
+        reader = EventReader(run)
+        found = [event.reason for _, event in reader.read() if isinstance(event, events.Dropped)]
+        assert found == told and reader.counts().unreadable == len(lines) - len(told)
+
+
 def test_a_gap_in_seq_is_a_number_of_missing_lines(run: RunDir) -> None:
     lines = [events.encode(events.Phase(seq=seq, rank=0, phase=str(seq))) for seq in (0, 4, 5)]
     (run.events_folder / "rank-0.0.jsonl").write_bytes(b"".join(lines))
@@ -232,11 +249,23 @@ def test_the_outcome_follows_the_last_word_and_the_lock(tmp_path: Path) -> None:
     assert other.dir.outcome() == "lost"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"outcome": "completed"}'])
-def test_a_damaged_last_word_is_none(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"outcome": "completed"}',
+        b'{"outcome": ["failed"], "exit_code": 1, "ended": 1.0}',
+        b'{"outcome": "failed", "exit_code": "one", "ended": 1.0}',
+        b'{"outcome": "asleep", "exit_code": 1, "ended": 1.0}',
+        b'{"outcome": "failed", "exit_code": 1, "ended": ' + b"[" * 100_000,
+    ],
+)
+def test_a_damaged_last_word_is_none(tmp_path: Path, text: bytes) -> None:
     run = WrittenRun(tmp_path / "runs")
     run.lose()
-    (run.path / "end.json").write_text(text)
+    (run.path / "end.json").write_bytes(text)
     assert run.dir.end() is None and run.dir.outcome() == "lost"
 
 

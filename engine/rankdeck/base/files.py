@@ -6,11 +6,11 @@ import errno
 import fcntl
 import os
 import stat
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 
 
@@ -71,7 +71,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         OSError: as `read_bytes`.
         ValueError: it is not UTF-8 text, or not TOML.
     """
-    return tomllib.loads(read_bytes(path).decode("utf-8-sig"))
+    return toml_of(read_bytes(path).decode("utf-8-sig"))
 
 
 # Reading. Every file of a run is opened here, since a run's folder may come from anywhere.

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankdeck.base.parsing import decoded
+
 
 def random_states() -> dict[str, Tensor]:
     """Python's, NumPy's, torch's and every CUDA device's random state as tensors."""
@@ -46,4 +48,4 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _from_tensor(tensor: Tensor) -> Any:
-    return msgspec.json.decode(bytes(tensor.tolist()))
+    return decoded(msgspec.json.decode, bytes(tensor.tolist()))

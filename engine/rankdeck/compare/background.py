@@ -5,7 +5,6 @@ Read once, and never by the thread of a window: a disk may be slow. What is miss
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base import files
+from rankdeck.base.parsing import json_of
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
@@ -86,14 +86,14 @@ def _file_of(run: RunDir, attempt: int | None, stem: str, suffix: str) -> Path:
 def _tables(file: Path) -> dict[str, Any] | None:
     try:
         return files.read_toml(file)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(files.read_text(file))
-    except (OSError, ValueError, RecursionError):
+        told = json_of(files.read_text(file))
+    except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
 

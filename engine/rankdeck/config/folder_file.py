@@ -28,6 +28,7 @@ from tomlkit.items import Table as TomlTable
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, closest, did_you_mean, one_of
+from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.schema import Count, Table
@@ -126,7 +127,7 @@ def read(folder: Path) -> FolderFile:
     if text is None:
         return FolderFile(path)
     try:
-        tables = tomllib.loads(text)
+        tables = toml_of(text)
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(path, error) from None
     report = ProblemReport(key_lines(text), [])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
+from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
 from rankdeck.config.naming import given_name
@@ -73,7 +74,7 @@ def from_text(
     link is followed and no disk asked, which the app's editor needs at each key.
     """
     try:
-        tables = tomllib.loads(text)
+        tables = toml_of(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             phrase("This is not TOML: {why}.", why=error),
@@ -201,7 +202,7 @@ def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
             advice=phrase("Write it as --set train.steps=50."),
         )
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
+        value = toml_of(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
     table = tables

@@ -14,7 +14,6 @@ interpreters.py for how `python` is found.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +22,7 @@ from pydantic import Field, ValidationError
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Count, Table
@@ -122,7 +122,7 @@ def load(path: Path) -> ScriptConfig | None:
         ConfigError: the file cannot be read, or is no longer what was written.
     """
     try:
-        tables = tomllib.loads(files.read_text(path))
+        tables = toml_of(files.read_text(path))
     except OSError as error:
         why = error.strerror or phrase("it is no regular file")
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)

@@ -90,7 +90,7 @@ class Callers:
         try:
             request = json.loads(line)
             command = request["command"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
         if command == "stop":
             self._stop(bool(request.get("now")))

@@ -14,6 +14,7 @@ import time
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
@@ -150,7 +151,7 @@ def _ask(run: RunDir, question: dict[str, object]) -> dict[str, object]:
     finally:
         os.close(folder)
     try:
-        answer = json.loads(line)
+        answer = json_of(line)
     except ValueError:
         raise OSError("the guard hung up") from None
     return answer if isinstance(answer, dict) else {}

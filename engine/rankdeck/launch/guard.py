@@ -308,7 +308,7 @@ class Guard:
             pass
         try:
             reason = json.loads(self._words).get("reason")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return None
         return reason if isinstance(reason, str) else None
 

@@ -15,7 +15,6 @@ called.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import MachineError, ModelError
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 
 SAMPLES = 4096
@@ -89,7 +89,7 @@ def _fields(config: str) -> dict[str, Any]:
     path = Path(config).expanduser()
     path = path / "config.json" if path.is_dir() else path
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             phrase(

@@ -104,7 +104,7 @@ class RankFile:
                 if event["kind"] == "steps":
                     step = event["first"] + len(event["ended"]) - 1
                     break
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         return seq or 0, step or 0
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base.parsing import decoded
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
@@ -143,7 +144,7 @@ def decode(line: bytes) -> PlanLine:
     Raises:
         msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
     """
-    return _decoder.decode(line)
+    return decoded(_decoder.decode, line)
 
 
 def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:

@@ -15,6 +15,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
+from rankdeck.base.parsing import decoded
 from rankdeck.base.phrases import Telling
 from rankdeck.events import DeviceInfo
 from rankdeck.run.plan_lines import PlanLine
@@ -194,7 +195,7 @@ def read_race(folder: RaceDir) -> Race | None:
     """
     try:
         is_alive = folder.is_alive()
-        race = _decoder.decode(files.read_bytes(folder.file))
+        race = decoded(_decoder.decode, files.read_bytes(folder.file))
     except (OSError, msgspec.DecodeError):
         return None
     if race.version > VERSION or not race.devices:

@@ -22,9 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.parsing import decoded, json_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end
@@ -61,6 +64,9 @@ class End:
     exit_code: int
     ended: float
     reason: str | None = None
+
+
+_last_word = msgspec.json.Decoder(End)
 
 
 class RunDir:
@@ -201,10 +207,10 @@ class RunDir:
     def end(self) -> End | None:
         """The guard's last word, or None while there is none."""
         try:
-            value = json.loads(files.read_text(self.path / "end.json"))
-            return End(value["outcome"], value["exit_code"], value["ended"], value.get("reason"))
-        except (OSError, ValueError, KeyError, TypeError):
+            told = decoded(_last_word.decode, files.read_bytes(self.path / "end.json"))
+        except (OSError, msgspec.DecodeError):
             return None
+        return told if told.outcome in OUTCOMES else None
 
     def is_alive(self) -> bool:
         """Whether a guard holds the run's lock."""
@@ -226,7 +232,7 @@ class RunDir:
 
 def _read_json(file: Path) -> dict[str, Any]:
     """Raises OSError or ValueError: it cannot be read, or holds no JSON object."""
-    value = json.loads(files.read_text(file))
+    value = json_of(files.read_text(file))
     if not isinstance(value, dict):
         raise ValueError("no object")
     return value

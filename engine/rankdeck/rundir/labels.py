@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import marked, phrase
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Labels:
 def read_labels(run: Path) -> Labels:
     """What labels.json says; what it does not say, or not as it was written, is empty."""
     try:
-        told = json.loads(files.read_text(_file(run)))
-    except (OSError, ValueError, RecursionError):
+        told = json_of(files.read_text(_file(run)))
+    except (OSError, ValueError):
         return Labels()
     if not isinstance(told, dict):
         return Labels()

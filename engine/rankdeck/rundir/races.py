@@ -12,13 +12,13 @@ Who deletes the folder has deleted all of it. Read directory.py before.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import slug
 from rankdeck.rundir.labels import read_labels
@@ -45,8 +45,8 @@ class RaceDir:
     def title(self) -> str:
         """What a person calls it, else what it was called from the start; empty where that cannot be read."""
         try:
-            return read_labels(self.path).name or str(json.loads(files.read_text(self.file))["title"])
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return read_labels(self.path).name or str(json_of(files.read_text(self.file))["title"])
+        except (OSError, ValueError, LookupError, TypeError):
             return ""
 
     @property

@@ -27,6 +27,7 @@ from typing import Literal
 
 import msgspec
 
+from rankdeck.base.parsing import decoded
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.events import ProcessUse as ProcessUse
 
@@ -216,7 +217,7 @@ def encode(line: SamplerLine) -> bytes:
 def decode(line: bytes) -> AnyLine | None:
     """The line's fact, or None for one that this version does not know or that is no fact at all."""
     try:
-        return _decoder.decode(line)
+        return decoded(_decoder.decode, line)
     except msgspec.DecodeError:
         return None
 

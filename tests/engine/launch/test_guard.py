@@ -288,7 +288,8 @@ def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_ove
         caller.settimeout(with_load(5))
         caller.connect("control.sock")
         lines = caller.makefile("rb")
-        for line in (b"hello\n", b"[]\n", b'{"command": "dance"}\n', b"\xff\xfe\n"):
+        nonsense = (b"hello\n", b"[]\n", b'{"command": "dance"}\n', b"\xff\xfe\n", b"[" * 60_000 + b"\n")
+        for line in nonsense:
             caller.sendall(line)
             assert json.loads(lines.readline())["ok"] is False
         lines.close()

@@ -1,0 +1,37 @@
+"""Whatever is wrong with JSON or TOML is one sort of error."""
+
+from __future__ import annotations
+
+import tomllib
+
+import msgspec
+import pytest
+
+from rankdeck.base.parsing import decoded, json_of, toml_of
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP, "{", b"\xff", "", "9" * 5000]
+)
+def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        json_of(text)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * DEEP, "a = " + "{a=" * DEEP, "a", "a = 1\na = 2"])
+def test_toml_that_is_none_is_its_own_error(text: str) -> None:
+    with pytest.raises(tomllib.TOMLDecodeError):
+        toml_of(text)
+
+
+def test_bytes_that_are_not_utf_8_are_replaced_and_what_is_deep_is_refused() -> None:
+    decode = msgspec.json.Decoder(dict[str, object]).decode
+    assert decoded(decode, b'{"caf\xe9": "\xff\xfe", "whole": "\xc3\xa9"}') == {
+        "caf\ufffd": "\ufffd\ufffd",
+        "whole": "é",
+    }
+    for data in (b'{"a":' + b"[" * DEEP, b"\xff", b"[1]", b'{"a":"\xff"'):
+        with pytest.raises(msgspec.DecodeError):
+            decoded(decode, data)
