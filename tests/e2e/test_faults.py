@@ -53,7 +53,11 @@ def loss(outputs, targets):
     fault = os.environ["FAULT"]
     if fault == "disk" and calls in (20, 140):
         wait_for("filled" if calls == 20 else "freed")
+    if calls == 20 and fault == "leave alone":
+        os._exit(0)
     if calls == 20 and os.environ["RANK"] == "1":
+        if fault == "leave":
+            os._exit(0)
         if fault == "raise":
             raise ValueError("bad batch 17")
         if fault == "kill":
@@ -110,6 +114,7 @@ def one_problem(run: RunDir) -> dict[str, Any]:
         ("kill", "rank-killed", "SIGKILL in step 20"),
         pytest.param("crash", "rank-crashed", "SIGSEGV in step 20", marks=pytest.mark.slow),
         ("nan", "loss-not-finite", "NaN in step 20"),
+        ("leave", "rank-exited", "left in step 20"),
     ],
 )
 def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
@@ -123,6 +128,20 @@ def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
     assert (problem["code"], problem["rank"]) == (code, 1)
     assert words in problem["message"]
     launching.wait_until_gone(run)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "rank"),
+    [("single", "cpu:1", 0), pytest.param("dp", "cpu:2", 0, marks=pytest.mark.slow)],
+)
+def test_a_run_of_one_process_that_leaves_early_has_not_completed(
+    job: Path, tmp_path: Path, strategy: str, devices: str, rank: int
+) -> None:
+    told = ("--strategy", strategy, "--devices", devices)
+    done = rankdeck_here("train", job, *told, env={"FAULT": "leave alone"})
+    assert done.code == 1 and "left in step 20" in done.err, done.err
+    problem = one_problem(the_run(tmp_path))
+    assert (problem["code"], problem["rank"]) == ("rank-exited", rank)
 
 
 @pytest.mark.parametrize(("fault", "rank"), [("factory", None), ("factory of 1", 1)])

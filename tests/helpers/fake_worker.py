@@ -5,6 +5,8 @@ deaf       the same, and ignores TERM
 breeding   the same, with children that left its group, its session, or both
 raising    rank 1 raises ValueError in step 3; the others say that a connection was closed, a little before
 exiting    rank 1 leaves with 7 and without a word
+leaving    the same, with 0
+crashing   finishes, and crashes afterwards
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck import events
-from rankdeck.base.heartbeat import HeartbeatWriter
+from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.rundir import RunDir
 
@@ -89,10 +91,13 @@ def main() -> None:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             writer.write(describe(error, rank))
             sys.exit(1)
-        if step == 3 and what == "exiting" and rank == 1:
+        if step == 3 and what in ("exiting", "leaving") and rank == 1:
             print("the last thing that I say", file=sys.stderr)
-            sys.exit(7)
+            sys.exit(7 if what == "exiting" else 0)
         time.sleep(STEP_S)
+    heart.beat(steps, FINISHED)
+    if what == "crashing":
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 if __name__ == "__main__":

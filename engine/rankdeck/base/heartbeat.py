@@ -21,6 +21,8 @@ _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
 """Its number, step, time, the longest gap so far, phase, its number again."""
 _PLACES = 2
+FINISHED = "finished"
+"""The phase of the last beat of a rank that has done all its work, however its process ends then."""
 _SLOT_BYTES = _PLACES * _BEAT.size
 
 

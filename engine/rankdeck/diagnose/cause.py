@@ -38,11 +38,12 @@ class RankEvidence:
     """What is known of one rank when the run has failed.
 
     `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
-    `failure` is what the rank said itself, `frames` its stack when a hang was suspected.
+    `has_finished`: it said that its work was done; then no exit status tells anything. `failure` is what the rank said itself, `frames` its stack when a hang was suspected.
     """
 
     rank: int
     exit_code: int | None
+    has_finished: bool = False
     failure: RankFailed | None = None
     beat: Beat | None = None
     suspended: bool = False
@@ -80,7 +81,7 @@ def find_cause(
 def _is_signalled(rank: RankEvidence) -> bool:
     """Ended by a signal of its own. NCCL's watchdog aborts victims of a timeout, and a thread of C++ aborts a
     Python that was ending for a reason of its own: those do not count."""
-    if rank.exit_code is None or rank.exit_code >= 0 or _is_victim(rank):
+    if rank.exit_code is None or rank.exit_code >= 0 or rank.has_finished or _is_victim(rank):
         return False
     has_said_why = rank.failure is not None and not rank.failure.is_communication
     return not (has_said_why and rank.exit_code == -signal.SIGABRT)
@@ -93,7 +94,7 @@ def _is_victim(rank: RankEvidence) -> bool:
 
 
 def _exited_badly(rank: RankEvidence) -> bool:
-    return rank.exit_code is not None and rank.exit_code != 0
+    return rank.exit_code is not None and not rank.has_finished
 
 
 def _progress(rank: RankEvidence) -> tuple[int, float]:
@@ -153,13 +154,15 @@ def _text(problem: Problem) -> tuple[str, str]:
 
 
 def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
-    code = rank.exit_code or 1
+    code = rank.exit_code or 0
     runs_code = code if code in (1, 2, 3) else 1
     if disk_is_full:
         message = _disk_full(code, rank.beat)
         advice = phrase("Free space on the disk, then run again.")
         return Cause(Problem("disk-full", message, advice=advice, rank=rank.rank), runs_code)
     message = _wordless(code, rank.beat, rank.last_lines)
+    if code == 0:
+        message = _left(rank.beat)
     if code == EXIT_STOPPED:
         message = phrase("The process was asked to stop (SIGTERM) by something outside Rankdeck.")
     problem = Problem(
@@ -170,6 +173,15 @@ def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
         last_lines=rank.last_lines,
     )
     return Cause(problem, runs_code)
+
+
+def _left(beat: Beat | None) -> Phrase:
+    if beat is None:
+        return phrase("The process left before its work was done, with exit status 0: os._exit was called?")
+    return phrase(
+        "The process left {place}, before its work was done, with exit status 0: os._exit was called?",
+        place=place(beat),
+    )
 
 
 def _disk_full(code: int, beat: Beat | None) -> Phrase:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rankdeck.launch.children import GRACE_S, end_ranks
+from rankdeck.launch.children import GRACE_S, Child, end_ranks
 from rankdeck.launch.rank_processes import RankProcess
 from rankdeck.torch_compat.elastic import OneHostAgent
 
@@ -20,7 +20,8 @@ class RankAgent(OneHostAgent):
     """Runs ranks that wait to be released.
 
     `release` is called for each with torch's part of its environment; `watch` at every poll, and ends the run
-    by returning True; `patience_s` after a failure: for how long more may be learnt of it.
+    by returning True; `patience_s` after a failure: for how long more may be learnt of it. `has_finished`: of
+    a rank that is over, whether its work was done, which no exit status tells.
     """
 
     def __init__(
@@ -30,25 +31,27 @@ class RankAgent(OneHostAgent):
         release: Callable[[RankProcess, Mapping[str, str]], None],
         watch: Callable[[], bool],
         patience_s: Callable[[], float],
+        has_finished: Callable[[Child], bool],
     ) -> None:
         super().__init__(run, len(ranks), poll_every_s=MONITOR_S)
         self._ranks = ranks
         self._release = release
         self._watch = watch
         self._patience_s = patience_s
+        self._has_finished = has_finished
 
     def start(self, rank: int, environment: Mapping[str, str]) -> int:
         self._release(self._ranks[rank], environment)
         return self._ranks[rank].pid
 
     def poll(self) -> bool | None:
-        codes = [rank.poll() for rank in self._ranks]
-        if any(codes):
+        over = [rank for rank in self._ranks if rank.poll() is not None]
+        if not all(map(self._has_finished, over)):
             self._settle()
             return False
         if self._watch():
             return False
-        return True if all(code == 0 for code in codes) else None
+        return True if len(over) == len(self._ranks) else None
 
     def _settle(self) -> None:
         """A victim may be seen first: the cause gets a moment to be seen before the others are ended."""

@@ -154,6 +154,10 @@ class ScriptWatch(Watch):
             list(asked), lambda rank: signal_handled(asked[rank].pid, asked[rank].stack_signal or 0)
         )
 
+    def has_finished(self, rank: Child) -> bool:
+        """A person's own script says so by its exit status alone."""
+        return rank.exit_code == 0
+
     def evidence(self) -> list[RankEvidence]:
         """A rank that had not ended may have printed a traceback and gone on: that is its end only where the
         others merely lost their connections."""

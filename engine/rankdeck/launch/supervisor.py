@@ -137,7 +137,10 @@ class Supervisor(supervising.Supervising):
         one_process = self._config.strategy_card.one_process and len(self._devices) > 1
         if self._devices and not (one_process and self._devices[0].kind == "virtual"):
             self.start_sampler()
-        agent = RankAgent(self._run.name, self._ranks, self._release, self.poll, self._watch.patience_s)
+        watch = self._watch
+        agent = RankAgent(
+            self._run.name, self._ranks, self._release, self.poll, watch.patience_s, watch.has_finished
+        )
         succeeded = not agent.run().is_failed()
         self._ending = True
         return succeeded

@@ -14,7 +14,7 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.heartbeat import Beat, HeartbeatPage, HeartbeatReader
+from rankdeck.base.heartbeat import FINISHED, Beat, HeartbeatPage, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
@@ -156,6 +156,7 @@ class Watch:
             RankEvidence(
                 rank=rank.rank,
                 exit_code=None if rank.ended_at is not None else rank.exit_code,
+                has_finished=self.has_finished(rank),
                 failure=self._own_failure(rank),
                 beat=beats.get(rank.rank),
                 suspended=rank.rank in self._suspended or rank.was_suspended,
@@ -164,6 +165,14 @@ class Watch:
             )
             for rank in self.ranks
         ]
+
+    def has_finished(self, rank: Child) -> bool:
+        """Whether it said that its work was done: in its last beat, or in its events where it had no page."""
+        beat = self.beats().get(rank.rank)
+        return (beat is not None and beat.phase == FINISHED) or any(
+            isinstance(event, events.RankEnded) and event.reason == "completed"
+            for event in self._tail(rank.rank)
+        )
 
     def _own_failure(self, rank: Child) -> events.RankFailed | None:
         """What the rank said, unless it said so because we were ending it."""

@@ -23,7 +23,7 @@ from rankdeck import events
 from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import MachineError, Problem, RankdeckError
 from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent
+from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.diagnose.exceptions import describe, is_out_of_memory
@@ -110,6 +110,8 @@ def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
             rank.tell_out_of_memory(error)
             reason, code = "failed", _report_failure(error, place.rank, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
+    if code == 0:
+        rank.say_finished()
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
     rank.leave(clean=code == 0)
@@ -158,6 +160,9 @@ class Worker:
         self.step = step
         if self._heart is not None:
             self._heart.beat(step, phase)
+
+    def say_finished(self) -> None:
+        self._beat(self.step, FINISHED)
 
     def work(self) -> None:
         """Load, build, train, evaluate, save."""

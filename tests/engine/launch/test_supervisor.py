@@ -142,6 +142,26 @@ def test_an_exit_without_a_word_is_told_with_the_last_line(
     assert "the last thing that I say" in problem.message
 
 
+def test_a_rank_that_leaves_before_its_work_is_done_has_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its exit status says."""
+    monkeypatch.setenv("FAKE_WORKER", "leaving")
+    run = launch(tmp_path / "runs")
+    assert launching.ended(run).exit_code == 1
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank) == ("rank-exited", 1) and "left in step 3" in problem.message
+    assert problem.last_lines[-1] == "the last thing that I say"
+
+
+def test_a_rank_that_has_finished_may_crash_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "crashing")
+    run = launch(tmp_path / "runs")
+    assert launching.ended(run).outcome == "completed" and launching.problems(run) == []
+
+
 def test_warnings_of_the_start_are_told_after_the_runs_own_start(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs", {"strategy": {"use": "single"}, "devices": {"use": "cpu:3"}})
     assert launching.ended(run).outcome == "completed"
