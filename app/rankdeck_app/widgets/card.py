@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QBuffer, QEvent, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QFocusEvent,
@@ -165,7 +165,7 @@ class ChartCard(QWidget):
 
     def minimumSizeHint(self) -> QSize:
         body = self.made_body
-        least = _UNMADE_HEIGHT if body is None else body.minimumSizeHint().height()
+        least = _UNMADE_HEIGHT if body is None else max(body.minimumSizeHint().height(), body.minimumHeight())
         return QSize(120, HEADER_HEIGHT + 8 + least)
 
     def _header_rect(self) -> QRect:
@@ -200,12 +200,13 @@ class ChartCard(QWidget):
             paint_text(painter, room, source, colors.axis, 10, RIGHT)
 
     def fitting_words(self, room: float) -> tuple[str, str]:
-        """(subtitle, source) that fit beside each other: a short source before a long subtitle."""
+        """(subtitle, source) that fit beside each other: any source before a subtitle."""
         subtitles, sources = self._words_beside_title(), self._sources or ("",)
         of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
         wanted = [(subtitles[0], sources[0])]
         wanted += [(subtitle, sources[-1]) for subtitle in subtitles]
-        wanted += [(subtitle, "") for subtitle in subtitles] + [("", sources[-1])]
+        wanted += [("", sources[-1])] if sources[-1] else []
+        wanted += [(subtitle, "") for subtitle in subtitles]
         for subtitle, source in wanted:
             gap = 14 if subtitle and source else 1
             widths = of_subtitle.horizontalAdvance(subtitle), of_source.horizontalAdvance(source)
@@ -233,16 +234,18 @@ class ChartCard(QWidget):
             raise OSError(tr("The picture could not be written to {path}.", path=path))
 
     def export_svg(self, path: Path) -> None:
+        """Raises OSError: the file cannot be written."""
         from PySide6.QtSvg import QSvgGenerator
 
-        generator = QSvgGenerator()
-        generator.setFileName(str(path))
+        generator, written = QSvgGenerator(), QBuffer()
+        generator.setOutputDevice(written)
         generator.setSize(self.size())
         generator.setViewBox(self.rect())
         generator.setTitle(self.title)
         painter = QPainter(generator)
         self.render(painter, self.rect().topLeft())
         painter.end()
+        path.write_bytes(written.data().data())
 
     def export_csv(self, path: Path) -> None:
         """Writes the figures behind the picture.

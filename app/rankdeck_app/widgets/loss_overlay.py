@@ -5,17 +5,17 @@ What is drawn comes as windows of the runs' curves, so a million steps cost what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyqtgraph as pg
 
 from rankdeck.base.units import format_count
-from rankdeck.compare.curves import LossLine, StepAxis, loss_line
+from rankdeck.compare.curves import LossLine, loss_line
 from rankdeck.compare.drawing import LABEL_HEIGHT, LABEL_WIDTH, label_heights
 from rankdeck.compare.table import letter_of
-from rankdeck.run.fold import Fold
 from rankdeck_app.language import tr
+from rankdeck_app.state.compared_run import FollowedRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
@@ -28,13 +28,6 @@ _AVERAGE_POINTS = 240
 MOST_WITH_RAW = 3
 """Raw losses of more runs hide their averages."""
 _ROOM_FOR_LETTERS = 1.03
-
-
-class OverlaidRun:
-    """A run as the overlay reads it: its fold, and where its steps lie."""
-
-    def __init__(self, fold: Fold, axis: Callable[[str], StepAxis]) -> None:
-        self.fold, self.axis = fold, axis
 
 
 class _Items:
@@ -64,7 +57,7 @@ class LossOverlay(ZoomPlot):
         self._place_axis = CountAxis("bottom")
         self.by = "step"
         super().__init__(theme, self._place_axis, tr("Training loss of the runs"))
-        self._runs: Sequence[OverlaidRun] = ()
+        self._runs: Sequence[FollowedRun] = ()
         self._lines: list[LossLine] = []
         self._items: list[_Items] = []
         self.retheme()
@@ -76,8 +69,8 @@ class LossOverlay(ZoomPlot):
         self._place_axis.picture = None
         self.follow()
 
-    def set_runs(self, runs: Sequence[OverlaidRun]) -> None:
-        self._runs = runs
+    def set_runs(self, runs: Sequence[FollowedRun]) -> None:
+        self._runs = tuple(runs)
         while len(self._items) < len(runs):
             self._items.append(_Items(self))
         self.retheme()

@@ -16,6 +16,8 @@ from rankdeck.run.fold import Fold
 from rankdeck.run.series import Curve, Floats
 
 BY = ("step", "time", "samples")
+_MOST_KNOTS = 4096
+"""Of the rows held of an attempt; it has no more marks than that. Steps between two lie on a line."""
 
 
 class StepAxis:
@@ -60,16 +62,19 @@ def step_axis(fold: Fold, by: str) -> StepAxis:
 
 
 def _knots(one: Attempt, by: str) -> tuple[Floats, Floats]:
-    """Steps of an attempt, and how far each is from its beginning: seconds or samples."""
+    """Some steps of an attempt, and how far each is from its beginning: seconds or samples."""
     table = one.table
-    steps = np.concatenate([np.array([mark.step for mark in table.marks]), table.column("step")])
+    held = table.column("step")
+    at = np.linspace(0, len(held) - 1, min(len(held), _MOST_KNOTS)).round().astype(np.int64)
+    steps = np.concatenate([np.array([mark.step for mark in table.marks]), held[at]])
     if by == "step" or table.first is None or not len(steps):
         return steps, steps
     if by == "time":
         begun = table.first.ended - float(np.nan_to_num(table.first.step_s))
-        return steps, np.concatenate([[mark.ended for mark in table.marks], table.column("ended")]) - begun
+        ended = table.column("ended")[at]
+        return steps, np.concatenate([[mark.ended for mark in table.marks], ended]) - begun
     samples = table.column("samples")
-    counted = np.cumsum(np.where(np.isnan(samples), one.samples_of_a_step(), samples))
+    counted = np.cumsum(np.where(np.isnan(samples), one.samples_of_a_step(), samples))[at]
     return steps, np.concatenate([[mark.samples for mark in table.marks], table.samples_gone + counted])
 
 

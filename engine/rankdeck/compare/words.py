@@ -33,7 +33,7 @@ def in_words(unit: str, figure: Figure | None) -> str:
         STEP_TIME: step_time,
         DURATION: lambda seconds: format_duration(seconds) if seconds >= 99.95 else f"{seconds:.1f} s",
         BYTES: format_bytes,
-        RATIO: lambda ratio: f"{ratio:.2f}x",
+        RATIO: lambda ratio: f"{ratio:.2f}×",
         SHARE: lambda share: f"{100 * share:.1f} %",
         ACCURACY: lambda share: f"{100 * share:.2f} %",
     }[unit](value)
@@ -68,7 +68,7 @@ def are_alike(unit: str, figure: Figure, other: Figure) -> bool:
 
 
 def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
-    """'+12 %', '-0.4 %', '2.4x': from the baseline to a run; "same" where they are not told apart."""
+    """'+12 %', '-0.4 %', '2.4×': from the baseline to a run; "same" where they are not told apart."""
     if are_alike(unit, value, base):
         return SAME
     if unit in (SHARE, ACCURACY):
@@ -77,7 +77,7 @@ def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
         return ""
     ratio = value.value / base.value
     if ratio >= 2:
-        return f"{ratio:.3g}x" if ratio < 100 else f"{format_count(ratio)}x"
+        return f"{ratio:.3g}×" if ratio < 100 else f"{format_count(ratio)}×"
     percent = 100 * (ratio - 1)
     digits = 0 if abs(percent) >= 9.95 else 1 if abs(percent) >= 0.095 else 2
     return f"{percent:+.{digits}f} %"

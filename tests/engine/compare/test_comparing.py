@@ -72,7 +72,7 @@ def test_the_figures_are_those_that_show_tells(tmp_path: Path) -> None:
     [
         ("loss", (1,), "-50 %"),
         ("lowest_loss", (1,), "-50 %"),
-        ("samples_per_s", (1,), "2x"),
+        ("samples_per_s", (1,), "2×"),
         ("step_s", (1,), "-50 %"),
         ("trained_s", (1,), "-50 %"),
         ("peak", (1,), "-67 %"),
@@ -261,6 +261,25 @@ def test_an_axis_is_read_both_ways(tmp_path: Path) -> None:
     assert within.average_x.min() <= 5.0 and within.average_x.max() >= 6.0 and len(within.average_x) < 8
 
 
+@pytest.mark.parametrize("by", BY)
+def test_an_axis_of_many_steps_has_few_knots_and_their_places(tmp_path: Path, by: str) -> None:
+    run = read(RunAt(written(tmp_path / "runs", "a", [1.0] * 3).path))
+    num_steps, random = 50_000, np.random.default_rng(0)
+    steps, losses = np.arange(4.0, 4 + num_steps), np.ones((2, num_steps))
+    samples, step_s = random.integers(1, 64, num_steps), random.uniform(0.5, 1.5, num_steps)
+    table = run.fold.attempts[0].table
+    ended = float(table.column("ended")[-1]) + np.cumsum(step_s)
+    table.append(np.stack([steps, *losses, samples, step_s, ended]))
+    axis = step_axis(run.fold, by)
+    assert len(axis._steps) <= 2 * 4096
+    before = {"step": 1.0, "time": 0.5, "samples": 16.0}[by] * np.arange(1, 4)
+    then = {"step": np.ones(num_steps), "time": step_s, "samples": samples}[by]
+    exact = np.concatenate([before, before[-1] + np.cumsum(then)])
+    off = np.abs(axis.places_of(np.arange(1.0, 4 + num_steps)) - exact)
+    assert off.max() < 5e-4 * exact[-1], "steps between two knots lie on a line"
+    assert off[[0, -1]] == pytest.approx(0, abs=1e-6) and axis.end == pytest.approx(exact[-1])
+
+
 def test_scripts_take_part_with_what_they_have(tmp_path: Path) -> None:
     def script(lr: str, last: float) -> WrittenScript:
         run = WrittenScript(tmp_path / "runs", f"train {lr}", {"args": ["--lr", lr]})
@@ -288,7 +307,7 @@ def test_scripts_take_part_with_what_they_have(tmp_path: Path) -> None:
     ("unit", "value", "base", "words"),
     [
         ("bytes", 100 * MIB, 100 * MIB + 1, "same"),
-        ("bytes", 300 * MIB, 100 * MIB, "3x"),
+        ("bytes", 300 * MIB, 100 * MIB, "3×"),
         ("bytes", 90 * MIB, 100 * MIB, "-10 %"),
         ("loss", 1.003, 1.0, "+0.3 %"),
         ("loss", 1.0006, 1.0, "+0.06 %"),
@@ -296,7 +315,7 @@ def test_scripts_take_part_with_what_they_have(tmp_path: Path) -> None:
         ("loss", -1.0, 1.0, ""),
         ("loss", 1.0, 0.0, ""),
         ("share", 0.30, 0.25, "+5.0 points"),
-        ("rate", 500_000.0, 100.0, "5\u2009000x"),
+        ("rate", 500_000.0, 100.0, "5\u2009000×"),
     ],
 )
 def test_a_difference_in_words(unit: str, value: float, base: float, words: str) -> None:

@@ -18,8 +18,8 @@ from PySide6.QtWidgets import QAbstractButton, QMenu, QSizePolicy, QWidget
 from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.table import letter_of
 from rankdeck_app.language import spoken, tr
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.painting import paint_text
 from rankdeck_app.widgets.run_list import outcome_look, outcome_text
 from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter

@@ -27,11 +27,10 @@ from rankdeck_app.views.compare import compare_figures
 from rankdeck_app.views.compare.chips import ChipRow
 from rankdeck_app.widgets.card import ChartCard, CsvRows
 from rankdeck_app.widgets.layouts import column, push_button, row, scrolled, text_label
-from rankdeck_app.widgets.loss_overlay import MOST_WITH_RAW, LossOverlay, OverlaidRun
+from rankdeck_app.widgets.loss_overlay import MOST_WITH_RAW, LossOverlay
 from rankdeck_app.widgets.paired_bars import PairedBars
 from rankdeck_app.widgets.side_by_side import SideBySide
 
-PAGE_KIND = "compare"
 _LOSS_HEIGHT = 300
 _LEAST_CHARTS = 440
 """Of the width that charts need beside the table."""
@@ -77,7 +76,6 @@ class ComparePage(Page):
         self.comparing.runs_changed.connect(self._show_runs)
         self.comparing.changed.connect(self._show_figures)
         self.destroyed.connect(partial(_close, self.comparing))
-        theme.changed.connect(self.update)
         clock.subscribe(self._frame)
         self._show_runs()
 
@@ -129,7 +127,7 @@ class ComparePage(Page):
 
     def _show_runs(self) -> None:
         before, self._known = self._known, self.comparing.ats
-        self.loss.set_runs([OverlaidRun(run.fold, run.axis) for run in self.comparing.runs])
+        self.loss.set_runs(self.comparing.runs)
         self._show_figures()
         base = self.comparing.baseline
         if len(self._known) >= LEAST_RUNS:
@@ -165,6 +163,7 @@ class ComparePage(Page):
         raw = tr("raw and smoothed") if num_runs <= MOST_WITH_RAW else tr("smoothed")
         self.cards["loss"].set_subtitle(f"{raw}, {tr('◆ held-out')}", raw)
         self.cards["memory"].set_subtitle(compare_figures.memory_subtitle(comparison, memory))
+        self.cards["loss"].set_source(compare_figures.speed_source(comparison))
         self.cards["memory"].set_source(compare_figures.memory_source(comparison))
         self.cards["speed"].set_source(compare_figures.speed_source(comparison))
         self.cards["keys"].set_subtitle(tr("keys that are the same are left out"))

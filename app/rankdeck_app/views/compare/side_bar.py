@@ -45,6 +45,14 @@ class _ChosenDelegate(ListRowDelegate):
         paint_text(painter, room, text, ink("foreground"), 12, elide=_PLAIN)
 
 
+class _FoundDelegate(RunDelegate):
+    """A run; those that are compared already are dim."""
+
+    def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
+        is_enabled = bool(index.flags() & Qt.ItemFlag.ItemIsEnabled)
+        super().paint_row(painter, rect, index, ink if is_enabled else lambda _: ink("disabledForeground"))
+
+
 class _RecentDelegate(ListRowDelegate):
     """`DATA_ROLE` has the first line and the second."""
 
@@ -57,7 +65,13 @@ class _RecentDelegate(ListRowDelegate):
 
 
 class _Comparable(QSortFilterProxyModel):
-    """The runs that are looked for, without races and their entries."""
+    """The runs that are looked for, without races and their entries; those in `compared` cannot be chosen."""
+
+    compared: Sequence[RunAt] = ()
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        is_compared = RunAt(index.data(RunsModel.InfoRole).path) in self.compared
+        return Qt.ItemFlag.NoItemFlags if is_compared else super().flags(index)
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
         info = self.sourceModel().index(row, 0).data(RunsModel.InfoRole)
@@ -110,7 +124,7 @@ class CompareView(SideBarView):
         self.found.setUniformItemSizes(True)
         lists: Sequence[tuple[QListView, str, ListRowDelegate]] = (
             (self.chosen, tr("Compared runs"), _ChosenDelegate(theme, self.chosen, _CHOSEN_HEIGHT)),
-            (self.found, tr("Runs to add"), RunDelegate(theme, self.found, ())),
+            (self.found, tr("Runs to add"), _FoundDelegate(theme, self.found, ())),
             (self.recents, tr("Recent comparisons"), _RecentDelegate(theme, self.recents, _RECENT_HEIGHT)),
         )
         for one, name, delegate in lists:
@@ -155,6 +169,8 @@ class CompareView(SideBarView):
         self.chosen.setFixedHeight(_CHOSEN_HEIGHT * len(rows))
         self.chosen.setVisible(bool(rows))
         self.empty.setVisible(not rows)
+        self.proxy.compared = [run.at for run in runs]
+        self.found.viewport().update()
 
     def _show_recent(self) -> None:
         rows = []
@@ -175,7 +191,7 @@ class CompareView(SideBarView):
     # Acting on it
 
     def _add(self, path: Any) -> None:
-        if self._comparing is None or RunAt(path) not in self._comparing.ats:
+        if RunAt(path) not in self.proxy.compared:
             self._acts["add"]([RunAt(path)])
 
     def _make_baseline(self, place: int) -> None:
