@@ -6,7 +6,6 @@ the app, may be closed meanwhile.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +35,6 @@ class RaceTabs(QObject):
         self._tabs = tabs
         self._launching = launching
         self._watches: dict[Path, RaceWatch] = {}
-        self._num_shown: Counter[Path] = Counter()
         window.editor.register_page_kind(RACE_KIND, self._make_page)
         window.editor.active_page_changed.connect(self._set_facts)
         session.runs.changed.connect(self._follow_names)
@@ -71,12 +69,9 @@ class RaceTabs(QObject):
             raise PageUnavailable(tr("The race's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.race.page import RacePage
 
-        if path not in self._watches:
-            self._watches[path] = RaceWatch(path, self)
-            self._watches[path].changed.connect(self._set_facts)
-        self._num_shown[path] += 1
-        watch = self._watches[path]
-        page = RacePage(page_id, watch, self._window.theme, closed=partial(self._leave, path))
+        watch = self._watches[path] = RaceWatch(path, self)
+        watch.changed.connect(self._set_facts)
+        page = RacePage(page_id, watch, self._window.theme, closed=partial(self._leave, watch))
         page.stop_asked.connect(partial(self._stop, watch))
         page.entry_opened.connect(partial(self._open_entry, watch))
         page.winner_used.connect(self.use)
@@ -123,13 +118,12 @@ class RaceTabs(QObject):
             if info is not None and watch.race is not None and watch.race.title != info.title:
                 watch.look()
 
-    def _leave(self, path: Path) -> None:
-        """A tab of a race is gone; the last one of it takes its watch along."""
-        self._num_shown[path] -= 1
-        watch = None if self._num_shown[path] else self._watches.pop(path, None)
-        if watch is not None:
-            watch.close()
-            watch.deleteLater()
+    def _leave(self, watch: RaceWatch) -> None:
+        """A tab of a race is gone; another of it may have been opened since."""
+        if self._watches.get(watch.folder.path) is watch:
+            del self._watches[watch.folder.path]
+        watch.close()
+        watch.deleteLater()
 
     def _close(self) -> None:
         for watch in self._watches.values():

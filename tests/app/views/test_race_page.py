@@ -19,8 +19,8 @@ from rankdeck_app.state.race import RaceSeen
 from rankdeck_app.views.plan.page import PlanPage
 from rankdeck_app.views.race import race_figures
 from rankdeck_app.views.race.page import RacePage
-from rankdeck_app.views.race.row_delegate import RaceColumns
-from tests.helpers.app_window import open_run
+from rankdeck_app.views.race.row_delegate import ROW_HEIGHT, RaceColumns
+from tests.helpers.app_window import open_run, settle
 from tests.helpers.told_race import WrittenRace, entry, judged, off
 
 WAIT_MS = 10_000
@@ -92,9 +92,10 @@ def test_losses_are_told_in_words_and_what_differs_says_why(
     assert any("not those of single" in said for said in race_figures.notes(race)) is (words == "differ")
 
 
+@pytest.mark.parametrize("widest_name", [40, 400])
 @pytest.mark.parametrize("width", [230, 300, 439, 519, 560, 619, 660, 699, 700, 899, 900, 1300, 2000])
-def test_columns_stand_beside_each_other_at_every_width(width: int) -> None:
-    columns = RaceColumns(width)
+def test_columns_stand_beside_each_other_at_every_width(qapp: object, width: int, widest_name: int) -> None:
+    columns = RaceColumns(width, widest_name)
     parts = [
         (columns.place, columns.place_width),
         (columns.icon, 16),
@@ -143,6 +144,17 @@ def test_a_running_race_is_shown_as_it_goes_on_and_stopped_from_its_tab(
     )
     qtbot.waitUntil(lambda: not page.stop_button.isVisible(), timeout=WAIT_MS)
     assert page.notes.text().startswith("Stopped: what was measured until then is kept.")
+
+
+def test_in_a_low_window_the_page_scrolls_and_three_rows_are_seen(
+    qtbot: QtBot, app: App, written: WrittenRace
+) -> None:
+    written.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING), kind="virtual")
+    page = opened(qtbot, app, written)
+    app.window.resize(800, 420)
+    settle()
+    assert page.height() < 300 and page.table.viewport().height() >= 3 * ROW_HEIGHT
+    assert page.strip.height() == page.strip.minimumHeight() and page._card.height() > 200
 
 
 def test_the_key_that_stops_a_run_stops_the_race_that_is_on_show(

@@ -19,7 +19,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.views.race import race_figures
 from rankdeck_app.views.race.table import RaceHead, RaceTable
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
+from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, scrolled, text_label
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 
@@ -29,6 +29,7 @@ class RacePage(Page):
     stop_asked = Signal()
     entry_opened = Signal(object)
     winner_used = Signal(object)
+    can_split = False
 
     def __init__(self, page_id: str, watch: RaceWatch, theme: Theme, closed: Callable[[], object]) -> None:
         super().__init__(page_id, title=tr("Race"), icon="versions")
@@ -37,7 +38,7 @@ class RacePage(Page):
         self.strip.setAccessibleName(tr("The race in figures"))
         self.table = RaceTable(theme)
         self.table.picked.connect(self._open)
-        self._head = RaceHead(theme, lambda: self.table.viewport().width())
+        self._head = RaceHead(theme, self.table)
         body = QWidget()
         column(self._head, (self.table, 1), on=body, spacing=4)
         self._card = ChartCard(tr("Strategies by step time"), theme, body, self._csv_rows)
@@ -47,7 +48,9 @@ class RacePage(Page):
         uses = tr("Make its strategy the configuration's")
         self.winner_button = push_button(tr("Use the Winner"), uses, self._use_winner, kind="primary")
         bar = row((self.strip, 1), self.stop_button, self.winner_button, spacing=8, align=MIDDLE)
-        column(bar, (self._card, 1), self.notes, on=self, margins=(16, 2, 16, 12), spacing=10)
+        inside = QWidget()
+        column(bar, (self._card, 1), self.notes, on=inside, margins=(16, 2, 16, 12), spacing=10)
+        column(scrolled(inside, tr("Race")), on=self)
         self.setFocusProxy(self.table)
         watch.changed.connect(self.refresh)
         self.destroyed.connect(lambda: closed())

@@ -17,7 +17,7 @@ from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
 
 NOT_OF_GPUS = marked("These are times of this CPU, not of GPUs: they rank nothing but a rehearsal.")
-_LOSSES = {
+LOSSES = {
     races.REFERENCE: ("circle", marked("reference"), "muted"),
     races.AGREES: ("pass", marked("agree"), "ok"),
     races.EXPECTED: ("info", marked("as expected"), "muted"),
@@ -147,7 +147,7 @@ def _losses(entry: RaceEntry) -> tuple[str, str, str, str]:
     agreement = entry.agreement
     if agreement is None:
         return "", "", "", "muted"
-    icon, words, tone = _LOSSES[agreement.verdict]
+    icon, words, tone = LOSSES[agreement.verdict]
     difference = agreement.difference
     if difference is None:
         return icon, tr(words), "", tone

@@ -1,54 +1,110 @@
 """How an entry of a race is painted: place, name, a bar of its step time, memory, bytes, losses.
 
 The bar is as long as the median step on a scale that all share, with a line over the times of eight of ten
-steps and, below it, the range that was predicted. Read race_figures.py before.
+steps; below it the prediction is drawn alike, with its range. Read race_figures.py before.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter
+from PySide6.QtGui import QColor, QFontMetrics, QPainter
 from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
+from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.views.race.race_figures import RaceRow
+from rankdeck_app.views.race.race_figures import LOSSES, RaceRow
 from rankdeck_app.widgets.figure_list import FigureDelegate
-from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, paint_text, paint_words
+from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, chart_font, paint_text, paint_words
 
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
 _LINE = 16
-_ICON_WIDTH, _LEAST_BAR = 21, 40
+ICON_WIDTH, _LEAST_BAR = 21, 40
+_EDGE = 12
 _SELECTED = QStyle.StateFlag.State_Selected
+HEADS = {
+    "name": marked("Strategy"),
+    "bar": marked("Step time, and where 8 of 10 lie"),
+    "planned": marked("Measured; below: predicted"),
+    "step": marked("Step"),
+    "peak": marked("Fullest device"),
+    "sent": marked("Sent a step"),
+    "losses": marked("Losses"),
+}
+"""The names of the columns; "planned" is that of the bar where times were predicted."""
+
+
+@cache
+def _text_width(text: str, px: int = 11, *, bold: bool = False, mono: bool = False) -> int:
+    return QFontMetrics(chart_font(px, bold, mono)).horizontalAdvance(text) + 2
+
+
+def name_width(figure: RaceRow) -> int:
+    """What the title and the options of a row take, in pixels."""
+    return max(_text_width(figure.title, 12, bold=True), _text_width(figure.options))
 
 
 class RaceColumns:
-    """Left edges and widths for a row of some width, in pixels. A column that has no room is 0 wide: what is
+    """Left edges and widths for a row of some width, in pixels, each column as wide as what it may hold and
+    the bar taking the rest; `widest_name` is that of the rows. A column that has no room is 0 wide: what is
     sent goes first, then the peak, the words of the losses beside their icon, the bar and the time in the
     end; all of it is in the tooltip.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, widest_name: int) -> None:
         is_narrow = width < 900
-        gap = 12 if is_narrow else 18
+        self._gap = 12 if is_narrow else 18
+        head = {key: _text_width(tr(name)) for key, name in HEADS.items()}
+        size = _text_width("888.8 MiB", 12, mono=True)
+        apart = (tr("{share} apart", share="8e-08"), tr("to the last bit"))
+        words = max(
+            *(_text_width(tr(one), 12, bold=True) for _, one, _ in LOSSES.values()), *map(_text_width, apart)
+        )
+        self.step_width = max(head["step"], _text_width(tr("{rate} samples/s", rate="88 888")))
+        self.peak_width = max(head["peak"], size, _text_width(tr("plan {size}", size="888.8 MiB")))
+        self.sent_width = max(head["sent"], size)
+        self.losses_width = ICON_WIDTH + max(head["losses"], words)
+        self.has_loss_words = True
         self.place, self.place_width = 8, 30
         self.icon = self.place + self.place_width + 8
         self.name = self.icon + 24
-        self.name_width = 110 if width < 440 else 150 if is_narrow else 196
-        self.losses_width = _ICON_WIDTH if width < 520 else 106 if is_narrow else 138
-        self.losses = width - 12 - self.losses_width
-        self.sent_width = 0 if width < 700 else 78
-        self.sent = self.losses - gap - self.sent_width
-        self.peak_width = 0 if width < 620 else 96 if is_narrow else 122
-        self.peak = self.sent - (gap if self.sent_width else 0) - self.peak_width
-        self.step_width = 0 if width < 360 else 76 if width < 440 else 92 if is_narrow else 108
-        self.step = self.peak - (gap if self.peak_width else 0) - self.step_width
-        self.bar = self.name + self.name_width + gap
-        bar_width = self.step - gap - self.bar
-        self.bar_width = bar_width if bar_width >= _LEAST_BAR else 0
+        most = 110 if width < 440 else 150 if is_narrow else 196
+        self.name_width = min(max(widest_name, head["name"] - 24), most)
+        self.bar = self.name + self.name_width + self._gap
+        room = width - _EDGE - self.bar
+        wanted = max(head["bar"], head["planned"])
+        if self._left_of(room) < wanted:
+            self.sent_width = 0
+        if self._left_of(room) < wanted:
+            self.peak_width = 0
+        if self._left_of(room) < wanted:
+            self.losses_width, self.has_loss_words = max(ICON_WIDTH, head["losses"]), False
+        self.bar_width = self._left_of(room)
+        if self.bar_width < _LEAST_BAR:
+            self.bar_width = 0
+            if self._left_of(room) + self._gap < 0:
+                self.step_width = 0
+        self.losses = width - _EDGE - self.losses_width
+        self.sent = self._before(self.losses, self.sent_width)
+        self.peak = self._before(self.sent, self.peak_width)
+        self.step = self._before(self.peak, self.step_width)
+        # The name of the bar may reach over that of the step, which stands at the right.
+        beyond = self._gap + self.step_width - head["step"] - 8 if self.step_width else 0
+        self.bar_head_width = self.bar_width + max(0, beyond) if self.bar_width else 0
+        self.name_width = min(self.name_width, self.step - self._gap - self.name)
         if not self.bar_width:
             self.bar = min(self.bar, self.step)
+
+    def _left_of(self, room: int) -> int:
+        """What the other columns leave of it."""
+        widths = (self.step_width, self.peak_width, self.sent_width, self.losses_width)
+        return room - sum(width + self._gap for width in widths if width)
+
+    def _before(self, column: int, width: int) -> int:
+        return column - (self._gap + width if width else 0)
 
 
 class RaceRowDelegate(FigureDelegate):
@@ -57,6 +113,11 @@ class RaceRowDelegate(FigureDelegate):
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme)
         self.end_s = 1.0
+        self.widest_name = 0
+
+    def columns(self, width: int) -> RaceColumns:
+        """Of a row that is so wide."""
+        return RaceColumns(width, self.widest_name)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         return QSize(300, ROW_HEIGHT)
@@ -64,7 +125,7 @@ class RaceRowDelegate(FigureDelegate):
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         figure: RaceRow = index.data(DATA_ROLE)
         rect: QRect = option.rect
-        columns = RaceColumns(rect.width())
+        columns = self.columns(rect.width())
         painter.save()
         painter.setClipRect(rect)
         painter.translate(rect.topLeft())
@@ -121,13 +182,14 @@ class RaceRowDelegate(FigureDelegate):
         scale = box.width() / self.end_s
         painter.fillRect(QRectF(box.x(), box.y(), figure.step_s * scale, box.height()), colors.rest)
         if figure.low_s is not None and figure.high_s is not None:
-            left = box.x() + figure.low_s * scale
-            width = max(1.0, (figure.high_s - figure.low_s) * scale)
-            painter.fillRect(QRectF(left, box.center().y() - 1, width, 2), colors.foreground)
+            left, width = box.x() + figure.low_s * scale, (figure.high_s - figure.low_s) * scale
+            if width >= 2:  # less looks like dirt
+                painter.fillRect(QRectF(left, box.center().y() - 1, width, 2), colors.foreground)
         if figure.predicted_s is not None:
-            low, high = (box.x() + min(1.0, time / self.end_s) * box.width() for time in figure.predicted_s)
-            band = QRectF(low, box.bottom() + 2, max(2.0, high - low), _BAND_HEIGHT)
+            low, high = (min(1.0, time / self.end_s) * box.width() for time in figure.predicted_s)
+            band = QRectF(box.x(), box.bottom() + 2, (low + high) / 2, _BAND_HEIGHT)
             painter.fillRect(band, colors.axis)
+            painter.fillRect(QRectF(box.x() + low, band.y() + 1, high - low, 1), colors.foreground)
 
     def _paint_numbers(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         colors = self.colors
@@ -149,11 +211,11 @@ class RaceRowDelegate(FigureDelegate):
         if not figure.losses:
             return
         ink, elide = self._ink(figure.tone), Qt.TextElideMode.ElideRight
-        words_width = columns.losses_width - _ICON_WIDTH
-        num_lines = 1 + bool(figure.losses_note and words_width)
-        room = _lines(rect, columns.losses + _ICON_WIDTH, words_width, num_lines)
+        words_width = columns.losses_width - ICON_WIDTH
+        num_lines = 1 + bool(figure.losses_note and columns.has_loss_words)
+        room = _lines(rect, columns.losses + ICON_WIDTH, words_width, num_lines)
         draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE), ink)
-        if not words_width:
+        if not columns.has_loss_words:
             return
         is_bold = figure.tone == "error"
         paint_text(painter, room, figure.losses, ink, 12, bold=is_bold, elide=elide)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from PySide6.QtCore import QModelIndex, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent, QResizeEvent, QWheelEvent
@@ -11,9 +11,18 @@ from PySide6.QtWidgets import QWidget
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.race.race_figures import RaceRow, slowest_s
-from rankdeck_app.views.race.row_delegate import RaceColumns, RaceRowDelegate
+from rankdeck_app.views.race.row_delegate import (
+    HEADS,
+    ICON_WIDTH,
+    ROW_HEIGHT,
+    RaceColumns,
+    RaceRowDelegate,
+    name_width,
+)
 from rankdeck_app.widgets.figure_list import HEAD_HEIGHT, FigureList, paint_head
 from rankdeck_app.widgets.painting import LEFT, RIGHT
+
+_LEAST_ROWS = 3
 
 
 class RaceTable(FigureList):
@@ -25,14 +34,17 @@ class RaceTable(FigureList):
         self._delegate = RaceRowDelegate(theme)
         super().__init__(theme, self._delegate, tr("Strategies and how fast each was"))
         self.activated.connect(self._pick)
+        self.setMinimumHeight(_LEAST_ROWS * ROW_HEIGHT)
 
     def set_rows(self, figures: Sequence[RaceRow]) -> None:
         """The current row and the place on show stay, also where rows change their order; until a key or a
         click has moved it, the entry that runs is the current one."""
         number, top = self.current_key(), self.verticalScrollBar().value()
         end_s = slowest_s(figures)
-        has_new_scale, self._delegate.end_s = end_s != self._delegate.end_s, end_s
-        self.rows.set_rows(figures, repaint=has_new_scale)
+        drawn = end_s, max(map(name_width, figures), default=0)
+        is_other = drawn != (self._delegate.end_s, self._delegate.widest_name)
+        self._delegate.end_s, self._delegate.widest_name = drawn
+        self.rows.set_rows(figures, repaint=is_other)
         numbers = [figure.key for figure in figures]
         running = next((figure.key for figure in figures if figure.share is not None), None)
         if running is not None and not self.has_moved:
@@ -42,6 +54,10 @@ class RaceTable(FigureList):
             kept = numbers.index(number) if self.has_moved and number in numbers else 0
             self.setCurrentIndex(self.rows.index(kept))
             self.verticalScrollBar().setValue(top if self.has_moved else 0)
+
+    def columns(self) -> RaceColumns:
+        """Where they stand now, beside a scroll bar."""
+        return self._delegate.columns(self.viewport().width())
 
     def _show_current(self) -> None:
         if not self.has_moved:
@@ -64,33 +80,32 @@ class RaceTable(FigureList):
 
 
 class RaceHead(QWidget):
-    """The names of the columns. `width_of` tells how wide rows are beside a scroll bar."""
+    """The names of the columns of a table."""
 
-    def __init__(self, theme: Theme, width_of: Callable[[], int]) -> None:
+    def __init__(self, theme: Theme, table: RaceTable) -> None:
         super().__init__()
         self._theme = theme
-        self._width_of = width_of
+        self._table = table
         self._with_plan = False
         self.setFixedHeight(HEAD_HEIGHT)
         theme.changed.connect(self.update)
 
     def show_plan(self, wanted: bool) -> None:
         """Whether times were predicted, too."""
-        if wanted != self._with_plan:
-            self._with_plan = wanted
-            self.update()
+        self._with_plan = wanted
+        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        columns = RaceColumns(self._width_of())
-        predicted, times = tr("Measured; below: predicted"), tr("Step time, and where 8 of 10 lie")
+        columns, name = self._table.columns(), {key: tr(name) for key, name in HEADS.items()}
+        sign = ICON_WIDTH if columns.has_loss_words else 0
         names = (
-            (columns.icon, columns.name_width + 24, tr("Strategy"), LEFT),
-            (columns.bar, columns.bar_width, predicted if self._with_plan else times, LEFT),
-            (columns.step, columns.step_width, tr("Step"), RIGHT),
-            (columns.peak, columns.peak_width, tr("Fullest device"), RIGHT),
-            (columns.sent, columns.sent_width, tr("Sent a step"), RIGHT),
-            (columns.losses + 21, columns.losses_width - 21, tr("Losses"), LEFT),
+            (columns.icon, columns.name_width + 24, name["name"], LEFT),
+            (columns.bar, columns.bar_head_width, name["planned" if self._with_plan else "bar"], LEFT),
+            (columns.step, columns.step_width, name["step"], RIGHT),
+            (columns.peak, columns.peak_width, name["peak"], RIGHT),
+            (columns.sent, columns.sent_width, name["sent"], RIGHT),
+            (columns.losses + sign, columns.losses_width - sign, name["losses"], LEFT),
         )
         paint_head(painter, self._theme, names)
         painter.end()
