@@ -14,10 +14,10 @@ from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QListView, QMenu, QW
 
 from rankdeck.run.row import RunInfo
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.state.runs import Runs, RunsModel
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import MIDDLE, column, row, text_label
 from rankdeck_app.widgets.painting import Index
 from rankdeck_app.widgets.run_list import INDENT, RunDelegate
@@ -116,7 +116,7 @@ class RunsView(QWidget):
 
     def _click(self, index: Index) -> None:
         info: RunInfo = index.data(RunsModel.InfoRole)
-        if info.race is not None and self.list.viewport().mapFromGlobal(QCursor.pos()).x() < INDENT:
+        if info.race is not None and self.list.viewport().mapFromGlobal(QCursor.pos()).x() < 10 + INDENT:
             self.proxy.unfold(info.path, is_open=info.path not in self.proxy.unfolded)
         elif len(self.selected_runs()) == 1:
             self.looked_at.emit(info)

@@ -49,6 +49,7 @@ class RunColumn:
     key: str
     title: str
     width: int
+    """In pixels, for what it holds as a rule; that of the names is the least."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     bucket: Callable[[RunInfo], Bucket] | None = None
@@ -78,7 +79,7 @@ def imbalance_text(info: RunInfo) -> str:
         return ""
     if not found.is_notable:
         return phrase(BALANCED)
-    return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}x"
+    return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}×"
 
 
 def lasted_s(info: RunInfo) -> float | None:
@@ -152,10 +153,10 @@ def _imbalance_group(info: RunInfo) -> Bucket:
 _SHARES = ((0.25, "0 – 25 %"), (0.5, "25 – 50 %"), (0.75, "50 – 75 %"), (1.0, "75 – 100 %"))
 _RATIOS = (
     (1.1, phrase(BALANCED)),
-    (1.5, "1.1x – 1.5x"),
-    (2.0, "1.5x – 2x"),
-    (4.0, "2x – 4x"),
-    (math.inf, phrase("over 4x")),
+    (1.5, "1.1× – 1.5×"),
+    (2.0, "1.5× – 2×"),
+    (4.0, "2× – 4×"),
+    (math.inf, phrase("over 4×")),
 )
 _TIMES = (
     (60, phrase("under a minute")),
@@ -195,7 +196,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "name",
         marked("Name"),
-        208,
+        152,
         title_text,
         lambda info: info.title.casefold(),
         bucket=lambda info: (info.title[:1].casefold(), info.title[:1].upper()),
@@ -203,16 +204,16 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "state",
         marked("State"),
-        104,
+        95,
         lambda info: outcome_text(info.outcome),
         _state_order,
     ),
-    RunColumn("strategy", marked("Strategy"), 108, strategy_text, _or_none(strategy_text)),
-    RunColumn("devices", marked("Devices"), 78, devices_text, _devices),
+    RunColumn("strategy", marked("Strategy"), 100, strategy_text, _or_none(strategy_text)),
+    RunColumn("devices", marked("Devices"), 70, devices_text, _devices),
     RunColumn(
         "step",
         marked("Step"),
-        96,
+        104,
         steps_text,
         lambda info: info.step or (0 if info.steps else None),
         bucket=lambda info: (
@@ -225,14 +226,14 @@ COLUMNS: tuple[RunColumn, ...] = (
         is_number=True,
         meaning=marked("The last step that is done, of those that were planned; of a race its entries"),
     ),
-    _number("loss", marked("Loss"), 68, "loss", format_loss, _OF_LOSS, text=loss_text),
+    _number("loss", marked("Loss"), 62, "loss", format_loss, _OF_LOSS, text=loss_text),
     _number(
-        "held_out", marked("Held-out"), 72, "held_out", format_loss, marked("Loss of the latest evaluation")
+        "held_out", marked("Held-out"), 70, "held_out", format_loss, marked("Loss of the latest evaluation")
     ),
     _number(
         "peak",
         marked("Peak"),
-        92,
+        78,
         "peak_bytes",
         format_bytes,
         marked("Most memory that a device held in a step, of the fullest device"),
@@ -269,7 +270,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "began",
         marked("Began"),
-        118,
+        108,
         _text_of(lambda info: info.started, ago),
         lambda info: info.started,
         bucket=_day,
@@ -278,7 +279,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "lasted",
         marked("Lasted"),
-        80,
+        78,
         _text_of(lasted_s, format_duration),
         lasted_s,
         bucket=_by_limits(lasted_s, *_TIMES),
@@ -287,7 +288,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "tags",
         marked("Tags"),
-        120,
+        100,
         _tags,
         _or_none(_tags),
         buckets=lambda info: tuple((tag.casefold(), tag) for tag in info.labels.tags),
@@ -298,3 +299,5 @@ COLUMNS: tuple[RunColumn, ...] = (
     ),
 )
 BY_KEY = {column.key: column for column in COLUMNS}
+PLACES = {column.key: at for at, column in enumerate(COLUMNS)}
+NAME = PLACES["name"]

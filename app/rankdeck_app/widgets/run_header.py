@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QMenu
 
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.run_columns import COLUMNS
+from rankdeck_app.widgets.run_columns import COLUMNS, NAME, PLACES
 
 HEAD_HEIGHT = 28
 _LEAST_WIDTH, _MOST_WIDTH = 40, 2000
 _BESIDE_TITLE = 23
-_NAME = next(at for at, column in enumerate(COLUMNS) if column.key == "name")
 
 
 class RunHeader(QHeaderView):
     """`sort_asked` and `group_asked` carry a column's key ("" for no groups); `layout_changed` comes when a
-    person has changed the columns."""
+    person has changed the columns. Until one has stretched a column, names take the room that others leave.
+    """
 
     sort_asked = Signal(str)
     group_asked = Signal(str)
@@ -34,6 +34,7 @@ class RunHeader(QHeaderView):
         self.setFont(theme.font(11))
         self._widths = {at: self._usual_width(at) for at in range(len(COLUMNS))}
         """Of those that are hidden, too."""
+        self._is_stretched = False
         self.setFixedHeight(HEAD_HEIGHT)
         self.setSectionsMovable(True)
         self.setSectionsClickable(True)
@@ -53,14 +54,28 @@ class RunHeader(QHeaderView):
         title = self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
         return max(COLUMNS[at].width, title + _BESIDE_TITLE)
 
-    def _resized(self, at: int, _before: int, width: int) -> None:
+    def _resized(self, at: int, before: int, width: int) -> None:
         if width:
             self._widths[at] = width
+        if before and width and not self._is_restoring:
+            self._is_stretched = True
         self._changed()
 
     def _changed(self, *_: int) -> None:
         if not self._is_restoring:
+            self._fit_names()
             self.layout_changed.emit()
+
+    def _fit_names(self) -> None:
+        if not self._is_stretched:
+            self._is_restoring = True
+            rest = self.viewport().width() - self.length() + self.sectionSize(NAME)
+            self.resizeSection(NAME, max(rest, self._usual_width(NAME)))
+            self._is_restoring = False
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_names()
 
     def show_sort(self, key: str, *, is_descending: bool) -> None:
         """Which column the rows are sorted by."""
@@ -74,16 +89,19 @@ class RunHeader(QHeaderView):
         """Of the names, while the table is scrolled sidewards; 0 where it is not, or another column was moved
         in front of them.
         """
-        is_frozen = self.offset() > 0 and self.logicalIndex(0) == _NAME
-        return self.sectionSize(_NAME) if is_frozen else 0
+        is_frozen = self.offset() > 0 and self.logicalIndex(0) == NAME
+        return self.sectionSize(NAME) if is_frozen else 0
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
+        painter, height = QPainter(self.viewport()), self.height()
         if width := self.frozen_width:
-            painter, box = QPainter(self.viewport()), QRect(0, 0, width, self.height())
+            box = QRect(0, 0, width, height)
             painter.fillRect(box, self._theme.color("editor.background"))
-            self.paintSection(painter, box, _NAME)
-            painter.end()
+            self.paintSection(painter, box, NAME)
+        # One line over all of it: those of the sections have gaps on some screens, and end with the last.
+        painter.fillRect(0, height - 1, self.width(), 1, self._theme.color("sideBar.border"))
+        painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         """On the names: nothing of what is scrolled below them is pressed."""
@@ -94,7 +112,7 @@ class RunHeader(QHeaderView):
         if not self._is_on_names(event):
             super().mouseReleaseEvent(event)
         elif event.button() == Qt.MouseButton.LeftButton:
-            self.sort_asked.emit(COLUMNS[_NAME].key)
+            self.sort_asked.emit(COLUMNS[NAME].key)
 
     def _is_on_names(self, event: QMouseEvent) -> bool:
         return event.position().x() < self.frozen_width
@@ -113,19 +131,20 @@ class RunHeader(QHeaderView):
 
     def columns_state(self) -> list[dict[str, Any]]:
         """The columns from left to right, as JSON values."""
+        widths = self._widths if self._is_stretched else self._widths | {NAME: None}
         return [
-            {"key": COLUMNS[at].key, "width": self._widths[at], "shown": not self.isSectionHidden(at)}
+            {"key": COLUMNS[at].key, "width": widths[at], "shown": not self.isSectionHidden(at)}
             for at in sorted(range(len(COLUMNS)), key=self.visualIndex)
         ]
 
     def restore(self, state: object = None) -> None:
         """As `columns_state` told; what is new is at the end, what makes no sense as on the first day."""
-        places = {column.key: at for at, column in enumerate(COLUMNS)}
         told = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
-        records = {record["key"]: record for record in told if record.get("key") in places}
+        records = {record["key"]: record for record in told if record.get("key") in PLACES}
         self._is_restoring = True
-        for visual, key in enumerate([*records, *(key for key in places if key not in records)]):
-            at, record = places[key], records.get(key, {})
+        self._is_stretched = isinstance(records.get("name", {}).get("width"), int)
+        for visual, key in enumerate([*records, *(key for key in PLACES if key not in records)]):
+            at, record = PLACES[key], records.get(key, {})
             width, is_shown = record.get("width"), record.get("shown", COLUMNS[at].is_shown)
             if not isinstance(width, int) or not _LEAST_WIDTH <= width <= _MOST_WIDTH:
                 width = self._usual_width(at)
@@ -134,6 +153,7 @@ class RunHeader(QHeaderView):
             self.resizeSection(at, width)
             self.setSectionHidden(at, not is_shown and key != "name")
         self._is_restoring = False
+        self._fit_names()
 
     def reset_columns(self) -> None:
         self.restore()

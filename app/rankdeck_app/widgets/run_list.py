@@ -25,7 +25,7 @@ from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_t
 
 ROW_HEIGHT = 42
 INDENT = 16
-"""How much further in an entry stands than its race."""
+"""How much further in an entry stands than its race, and that than a run: its sign stands there."""
 
 # outcome -> icon, colour id, word
 OUTCOMES: dict[str, tuple[str, str, str]] = {
@@ -201,9 +201,10 @@ class RunDelegate(ListRowDelegate):
         info: RunInfo = index.data(RunsModel.InfoRole)
         if info.race is not None:
             sign = fold_icon(is_open=info.path in self._unfolded)
-            draw_icon(painter, sign, QRectF(rect.x() - 1, rect.y() + 6, 13, 13), ink("icon.foreground"))
-        elif info.entry_of is not None:
+            draw_icon(painter, sign, QRectF(rect.x() + 9, rect.y() + 6, 13, 13), ink("icon.foreground"))
             rect = rect.adjusted(INDENT, 0, 0, 0)
+        elif info.entry_of is not None:
+            rect = rect.adjusted(2 * INDENT, 0, 0, 0)
         icon, tone, _ = outcome_look(info.outcome)
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
         room = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20)

@@ -8,9 +8,10 @@ from PySide6.QtGui import QColor, QPainter, QPen
 from rankdeck.compare.drawing import DASHES
 from rankdeck.compare.table import letter_of
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.painting import CENTER, paint_text
+from rankdeck_app.widgets.painting import CENTER, paint_plate, paint_text
 
 LETTER_WIDTH, LETTER_HEIGHT = 20, 18
+_CURVE_WIDTH = 2.0
 _TINTS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rankdeck.kind.optimizer")
 
 
@@ -22,12 +23,12 @@ def tint_of(theme: Theme, place: int) -> QColor:
     return theme.color(key)
 
 
-def pen_of(theme: Theme, place: int, width: float = 2.0) -> QPen:
+def pen_of(theme: Theme, place: int) -> QPen:
     """The pen of a run's curve."""
-    pen = QPen(tint_of(theme, place), width)
+    pen = QPen(tint_of(theme, place), _CURVE_WIDTH)
     pen.setCosmetic(True)
     if DASHES[place]:
-        pen.setDashPattern([length / width for length in DASHES[place]])
+        pen.setDashPattern([length / _CURVE_WIDTH for length in DASHES[place]])
         pen.setCapStyle(Qt.PenCapStyle.FlatCap)
     return pen
 
@@ -35,9 +36,7 @@ def pen_of(theme: Theme, place: int, width: float = 2.0) -> QPen:
 def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is_baseline: bool) -> None:
     """The letter on its plate; the baseline's is filled."""
     color = theme.color
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(color("badge.background" if is_baseline else "rankdeck.track"))
-    painter.drawRoundedRect(box, 4, 4)
+    paint_plate(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
     ink = color("badge.foreground" if is_baseline else "foreground")
     paint_text(painter, box, letter_of(place), ink, 11, CENTER, bold=True)
 

@@ -18,19 +18,16 @@ from PySide6.QtWidgets import (
     QStyle,
     QStyleOptionViewItem,
     QTableView,
-    QWidget,
 )
 
 from rankdeck.run.row import RunInfo
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_cells import ROW_HEIGHT, RunCellDelegate
-from rankdeck_app.widgets.run_columns import COLUMNS
+from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME
 from rankdeck_app.widgets.run_header import RunHeader
 from rankdeck_app.widgets.run_list import INDENT
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
-
-_NAME = next(at for at, column in enumerate(COLUMNS) if column.key == "name")
 
 
 class RunTable(QTableView):
@@ -65,7 +62,6 @@ class RunTable(QTableView):
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setShowGrid(False)
-        self.setCornerWidget(QWidget())  # between the scroll bars; the style draws a frame there
         self.setWordWrap(False)
         self.setTabKeyNavigation(False)
         self.setMouseTracking(True)
@@ -94,7 +90,7 @@ class RunTable(QTableView):
 
     def sort_by(self, key: str) -> None:
         """Sort by a column; the other way round if it is sorted by already."""
-        now, column = self.runs.arrangement, COLUMNS[_place(key)]
+        now, column = self.runs.arrangement, BY_KEY[key]
         turned = not now.is_descending if now.sort == key else column.is_number
         self.runs.arrange(replace(now, sort=key, is_descending=turned))
         self.show_sort()
@@ -113,7 +109,7 @@ class RunTable(QTableView):
 
     def selected_runs(self) -> list[RunInfo]:
         """The runs that are chosen, from top to bottom."""
-        chosen = sorted(index.row() for index in self.selectionModel().selectedRows(_NAME))
+        chosen = sorted(index.row() for index in self.selectionModel().selectedRows(NAME))
         runs = [row for at in chosen if isinstance(row := self.runs.rows[at], RunInfo)]
         return list({info.path: info for info in runs}.values())  # one may stand in several groups
 
@@ -149,7 +145,7 @@ class RunTable(QTableView):
         )
         if at is not None:
             self.selectionModel().setCurrentIndex(
-                self.runs.index(at, _NAME), QItemSelectionModel.SelectionFlag.NoUpdate
+                self.runs.index(at, NAME), QItemSelectionModel.SelectionFlag.NoUpdate
             )
         selection = QItemSelection()
         for row in sorted(places[path] for path in self._chosen if path in places):
@@ -164,7 +160,7 @@ class RunTable(QTableView):
         """Make a run the chosen one, and show it."""
         at = self.runs.row_of(path)
         if at is not None:
-            self.setCurrentIndex(self.runs.index(at, _NAME))
+            self.setCurrentIndex(self.runs.index(at, NAME))
             self.scrollTo(self.currentIndex())
 
     # Hands
@@ -173,7 +169,7 @@ class RunTable(QTableView):
         """Let the person write another name into the current row."""
         current = self.current_run()
         if current is not None and current.entry_of is None:
-            index = self.runs.index(self.currentIndex().row(), _NAME)
+            index = self.runs.index(self.currentIndex().row(), NAME)
             self.setCurrentIndex(index)
             self.scrollTo(index)
             self.edit(index)
@@ -198,7 +194,7 @@ class RunTable(QTableView):
         return row.race is not None or row.entry_of is not None
 
     def _is_on_sign(self, row: RunInfo | RunGroup | None, x: float) -> bool:
-        left = 0 if self.header.frozen_width else self.columnViewportPosition(_NAME)
+        left = 0 if self.header.frozen_width else self.columnViewportPosition(NAME)
         return isinstance(row, RunInfo) and row.race is not None and left <= x < left + INDENT + 6
 
     def _row_at(self, at: int) -> RunInfo | RunGroup | None:
@@ -221,7 +217,7 @@ class RunTable(QTableView):
         for at in range(first, (last if last >= 0 else len(self.runs.rows) - 1) + 1):
             option.rect = QRect(0, self.rowViewportPosition(at), width, ROW_HEIGHT)
             painter.fillRect(option.rect, self._theme.color("editor.background"))
-            index = self.runs.index(at, _NAME)
+            index = self.runs.index(at, NAME)
             option.state = QStyle.StateFlag.State_Enabled
             if self.selectionModel().isSelected(index):
                 option.state |= QStyle.StateFlag.State_Selected
@@ -305,7 +301,3 @@ class RunTable(QTableView):
         super().focusOutEvent(event)
         self.viewport().update()
         self.focus_changed.emit()
-
-
-def _place(key: str) -> int:
-    return next((at for at, column in enumerate(COLUMNS) if column.key == key), _NAME)

@@ -38,6 +38,9 @@ def test_exports_are_real_files(card: ChartCard, tmp_path: Path) -> None:
 def test_an_export_that_cannot_be_written_says_so(card: ChartCard, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="could not be written"):
         card.export_png(tmp_path / "no" / "card.png")
+    for export in (card.export_svg, card.export_csv):
+        with pytest.raises(OSError, match="No such file"):
+            export(tmp_path / "no" / "card")
 
 
 def test_copy_puts_a_picture_on_the_clipboard(card: ChartCard) -> None:
@@ -52,11 +55,18 @@ def test_the_menu_offers_what_works(card: ChartCard) -> None:
     menu.deleteLater()
 
 
+def test_a_card_is_as_high_as_its_body_has_to_be(card: ChartCard) -> None:
+    before = card.minimumSizeHint().height()
+    card.body.setMinimumHeight(300)
+    assert before < 300 < card.minimumSizeHint().height()
+
+
 @pytest.mark.parametrize(("width", "expected"), [(600, "tensor bytes"), (340, "CPU rehearsal"), (160, "")])
 def test_the_source_is_shortened_and_never_half_a_word(card: ChartCard, width: int, expected: str) -> None:
     card.resize(width, 200)
     _, shown = card.fitting_words(card.width() - 24 - 110)
     assert shown.startswith(expected) and (shown == "") == (expected == "")
+    assert card.fitting_words(100) == ("", "CPU rehearsal"), "before any subtitle"
     assert card.toolTip() == "peak of step 3, of 80 GiB\ntensor bytes on virtual devices (CPU rehearsal)"
 
 

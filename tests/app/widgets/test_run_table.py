@@ -19,7 +19,7 @@ from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.row import RaceFacts, RunFigures, RunInfo
 from rankdeck.rundir import Labels
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS
+from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
 
@@ -111,12 +111,12 @@ def test_names_stay_while_the_table_is_scrolled_sidewards(qtbot: QtBot) -> None:
     qtbot.addWidget(table)
     table.resize(500, 300)
     table.show()
-    at_rest = table.viewport().grab(QRect(0, 0, 180, 100)).toImage()
+    at_rest = table.viewport().grab(QRect(0, 0, 150, 100)).toImage()
     assert table.header.frozen_width == 0
     table.horizontalScrollBar().setValue(300)
     width = table.header.sectionSize(0)
     assert table.header.frozen_width == width
-    assert table.viewport().grab(QRect(0, 0, 180, 100)).toImage() == at_rest
+    assert table.viewport().grab(QRect(0, 0, 150, 100)).toImage() == at_rest
     asked: list[str] = []
     table.header.sort_asked.connect(asked.append)
     qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(30, 10))
@@ -165,7 +165,7 @@ def test_rows_are_sorted_and_what_is_not_known_comes_last(
     [
         ("strategy", ["[DDP 2]", "alpha", "beta", "[DP 1]", "delta", "[Pipeline 1]", "gamma"]),
         ("state", ["[completed 2]", "alpha", "beta", "[failed 1]", "delta", "[lost 1]", "gamma"]),
-        ("imbalance", ["[balanced 1]", "beta", "[2x – 4x 1]", "alpha", "[unknown 2]", "delta", "gamma"]),
+        ("imbalance", ["[balanced 1]", "beta", "[2× – 4× 1]", "alpha", "[unknown 2]", "delta", "gamma"]),
         ("step", ["[0 – 25 % 1]", "delta", "[all steps done 2]", "alpha", "beta", "[unknown 1]", "gamma"]),
         ("lasted", ["[10 – 60 minutes 1]", "alpha", "[unknown 3]", "delta", "beta", "gamma"]),
         ("tags", ["[paper 1]", "beta", "[no tags 3]", "delta", "alpha", "gamma"]),
@@ -212,7 +212,7 @@ def test_what_cells_say() -> None:
     model = made(sort="name", is_descending=False)
     texts = {column.key: [model.text_at(row, at) for row in range(4)] for at, column in enumerate(COLUMNS)}
     assert texts["step"] == ["10 / 10", "10 / 10", "3 / 150", ""]
-    assert texts["imbalance"] == ["3.2x", "balanced", "", ""]
+    assert texts["imbalance"] == ["3.2×", "balanced", "", ""]
     assert (texts["peak"][0], texts["samples_per_s"][0], texts["bubble"][0]) == (
         "300.0 MiB",
         "1\u2009234",
@@ -363,6 +363,21 @@ def test_columns_come_back_as_they_were(qtbot: QtBot, table: RunTable, theme: Th
     for odd in (None, {}, [3, {"key": "no"}, {"key": "loss", "width": -4, "shown": 0}], [{"width": 3}]):
         other.header.restore(odd)
         assert len(other.header.columns_state()) == len(COLUMNS) and not other.isColumnHidden(0)
+
+
+def test_names_take_the_room_that_is_left_until_a_person_stretches_a_column(
+    qtbot: QtBot, table: RunTable, theme: Theme
+) -> None:
+    header = table.header
+    table.resize(1900, 300)
+    assert header.length() == header.viewport().width() and header.columns_state()[0]["width"] is None
+    table.resize(600, 300)
+    assert header.sectionSize(NAME) == COLUMNS[NAME].width < header.length()
+    header.resizeSection(1, 300)
+    table.resize(1900, 300)
+    assert header.sectionSize(NAME) == COLUMNS[NAME].width == header.columns_state()[0]["width"]
+    header.reset_columns()
+    assert header.length() == header.viewport().width()
 
 
 def test_the_header_sorts_groups_and_hides(qtbot: QtBot, table: RunTable) -> None:
