@@ -153,6 +153,8 @@ class TimeMachine(QObject):
             self.go_to_start()
         self.is_playing = not self.is_playing and self.moment is not None
         self._played_at = time.monotonic()
+        if self.is_playing:
+            self._timer.start()
         self.moved.emit()
 
     @property

@@ -183,6 +183,21 @@ def test_it_plays_to_the_end(
     assert live.time.moment is not None and not live.time.is_playing, "a pause stays where it is"
 
 
+def test_play_goes_on_from_a_moment_that_was_reached_and_after_a_pause(
+    qtbot: QtBot, written: WrittenRun, live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankdeck_app.state.time_machine._WHOLE_PLAY_S", 2.0)
+    machine = live.time
+    at(qtbot, machine, written.started + 5)
+    for _ in range(2):
+        qtbot.waitUntil(lambda: not machine._timer.isActive())
+        began = machine.moment or 0.0
+        machine.toggle_play()
+        qtbot.waitUntil(lambda began=began: machine.moment is None or machine.moment > began)
+        machine.toggle_play()
+        assert machine.moment is not None and not machine.is_playing
+
+
 @pytest.mark.parametrize("has_word", [True, False], ids=["ended", "killed"])
 def test_a_run_that_is_over_has_a_past_and_an_end(qtbot: QtBot, tmp_path: Path, has_word: bool) -> None:
     written = write_resumed(tmp_path / "runs")
