@@ -158,11 +158,13 @@ def _step_line(event: events.Steps) -> OutputLine | None:
 
 
 class OutputTail(threading.Thread):
-    """Follows one run until `stop`. `batches` is safe to pop from elsewhere."""
+    """Follows one run until `stop`. `lines` is safe to pop from elsewhere; of more than the model keeps the
+    oldest go.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(name=f"output {path.name}", daemon=True)
-        self.batches: deque[list[OutputLine]] = deque()
+        self.lines: deque[OutputLine] = deque(maxlen=MAX_LINES)
         self._run = RunDir(path)
         self._reader = EventReader(self._run)
         self._offsets: dict[Path, int] = {}
@@ -186,10 +188,8 @@ class OutputTail(threading.Thread):
             lines = [*self._new_log_lines(first), *self._new_event_lines()]
             if first:
                 lines.sort(key=lambda line: line.t or 0.0)
-                lines = lines[-MAX_LINES:]
             first = False
-            if lines:
-                self.batches.append(lines)
+            self.lines.extend(lines)
             self._stopping.wait(POLL_S)
 
     def _new_event_lines(self) -> Iterator[OutputLine]:

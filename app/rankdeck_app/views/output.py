@@ -23,10 +23,9 @@ from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem
 from rankdeck.base.phrases import marked
 from rankdeck.rundir import RunDir
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.controls import ComboBox, WholeLabel, tool_button
 from rankdeck_app.widgets.find_bar import FindBar
 from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.line_search import LineSearch, text_before
@@ -46,6 +45,9 @@ class HasRunDir(Protocol):
     """What is shown of a run comes from its directory."""
 
     run: RunDir
+
+    @property
+    def title(self) -> str: ...
 
 
 class _LineDelegate(ListRowDelegate):
@@ -102,9 +104,12 @@ class OutputView(QWidget):
     """`show_run` follows a run while the view is visible; None shows nothing."""
 
     follow_changed = Signal(bool)
+    named = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
+        self.name = ""
+        """Of the run on show, as a person knows it."""
         self.model = OutputModel(self)
         self._path: Path | None = None
         self._tail: OutputTail | None = None
@@ -149,6 +154,8 @@ class OutputView(QWidget):
     def follow(self, run: HasRunDir | None) -> None:
         """Show the run that is current now."""
         self.show_run(None if run is None else run.run.path)
+        self.name = "" if run is None else run.title
+        self.named.emit(self.name)
 
     def set_until(self, moment: float | None) -> None:
         """What was said until then (Unix seconds), of the lines that are kept; None is now."""
@@ -179,16 +186,14 @@ class OutputView(QWidget):
 
     def take(self) -> None:
         """Move what the thread has read into the model; at most so much that a click is never late."""
-        num = 0
-        while self._tail is not None and self._tail.batches and num < MAX_LINES_PER_TAKE:
-            lines = self._tail.batches.popleft()
-            num += len(lines)
-            self._moving = True
-            self.model.append(lines)
-            self._moving = False
-        if num:
-            self._say_empty()
-            self._to_end()
+        if self._tail is None or not self._tail.lines:
+            return
+        waiting = self._tail.lines
+        self._moving = True
+        self.model.append([waiting.popleft() for _ in range(min(len(waiting), MAX_LINES_PER_TAKE))])
+        self._moving = False
+        self._say_empty()
+        self._to_end()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -228,7 +233,7 @@ class OutputView(QWidget):
 
 
 class OutputTools(QWidget):
-    """At the right of the panel's header: which rank, a filter, the follow lock, and clear."""
+    """At the right of the panel's header: whose run, a filter, which rank, the follow lock, and clear."""
 
     def __init__(self, theme: Theme, view: OutputView) -> None:
         super().__init__()
@@ -252,7 +257,12 @@ class OutputTools(QWidget):
         self.lock.setChecked(view.follows)
         view.follow_changed.connect(self.lock.setChecked)
         self.clear = tool_button(theme, "clear-all", tr("Clear Output"), view.model.clear)
-        row(None, self.filter, self.ranks, self.lock, self.clear, on=self, spacing=4)
+        whose = WholeLabel()
+        whose.setProperty("tone", "small")
+        whose.setText(view.name)
+        whose.setContentsMargins(0, 0, 6, 0)
+        view.named.connect(whose.setText)
+        row((whose, 1), self.filter, self.ranks, self.lock, self.clear, on=self, spacing=4)
         view.model.rowsInserted.connect(self._list_ranks)
         view.model.modelReset.connect(self._list_ranks)
 

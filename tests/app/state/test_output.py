@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.rundir import RunDir
-from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail, line_of
+from rankdeck_app.state.output import MAX_LINES, OutputLine, OutputModel, OutputTail, line_of
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_script import WrittenScript
 
@@ -62,8 +62,8 @@ def test_logs_and_steps_of_all_ranks_arrive_as_they_are_written(run: RunDir) -> 
     found: list[OutputLine] = []
 
     def has(num: int) -> bool:
-        while tail.batches:
-            found.extend(tail.batches.popleft())
+        while tail.lines:
+            found.append(tail.lines.popleft())
         return len(found) >= num
 
     try:
@@ -89,12 +89,26 @@ def test_a_long_log_is_read_from_near_its_end(run: RunDir) -> None:
     tail = OutputTail(run.path)
     tail.start()
     try:
-        wait_until(lambda: bool(tail.batches), deadline_s=5)
+        wait_until(lambda: bool(tail.lines), deadline_s=5)
     finally:
         tail.stop()
-    lines = tail.batches.popleft()
-    assert lines[-1].text == "line 199999" and len(lines) <= 20_000
+    lines = tail.lines
+    assert lines[-1].text == "line 199999" and len(lines) <= MAX_LINES
     assert all(line.text.startswith("line ") for line in lines)
+
+
+def test_what_nobody_takes_is_bounded_and_its_newest_lines_stay(run: RunDir) -> None:
+    tail = OutputTail(run.path)
+    tail.start()
+    try:
+        for begin in range(0, 2 * MAX_LINES, MAX_LINES // 2):
+            with (run.logs_folder / "rank-0.0.out").open("a") as log:
+                log.writelines(f"line {index}\n" for index in range(begin, begin + MAX_LINES // 2))
+            last = f"line {begin + MAX_LINES // 2 - 1}"
+            wait_until(lambda last=last: bool(tail.lines) and tail.lines[-1].text == last, deadline_s=5)
+    finally:
+        tail.stop()
+    assert len(tail.lines) == MAX_LINES
 
 
 def test_the_model_is_bounded_and_filters_by_rank_and_text(qtbot: QtBot) -> None:
@@ -120,8 +134,8 @@ def test_a_script_speaks_for_itself_and_its_progress_bar_is_no_flood(tmp_path: P
     found: list[str] = []
 
     def has(text: str) -> bool:
-        while tail.batches:
-            found.extend(line.text for line in tail.batches.popleft())
+        while tail.lines:
+            found.append(tail.lines.popleft().text)
         return text in found
 
     try:
