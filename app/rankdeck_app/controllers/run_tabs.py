@@ -118,21 +118,12 @@ class RunTabs(QObject):
         if kind not in (RUN, SCRIPT):
             raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
+        from rankdeck_app.views.dashboard.script_page import ScriptPage
 
         run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.title_of(path))
         self._session.predictions.follow(run)
-        if kind == SCRIPT:
-            from rankdeck_app.views.dashboard.script_page import ScriptPage
-
-            return ScriptPage(
-                run,
-                self._window.theme,
-                self._window.clock,
-                run_command=self._window.commands.run,
-                closed=lambda: self.open_runs.release(path),
-                layouts=self._session.layouts,
-            )
-        return RunPage(
+        make = ScriptPage if kind == SCRIPT else RunPage
+        return make(
             run,
             self._window.theme,
             self._window.clock,
@@ -177,6 +168,8 @@ class RunTabs(QObject):
         )
         if run is not None and run is not self.current:
             self._set_current(run)
+        else:
+            self._show_figures()
 
     def _set_current(self, run: LiveRun | None) -> None:
         self.current = run
@@ -197,15 +190,14 @@ class RunTabs(QObject):
     def stop(self, path: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to end; a toast says where that could not be asked."""
         call = self._session.engine.stop(path, now=now)
-        asked = [run for run in self.open_runs.all() if run.run.path == path]
-        for run in asked:
+        if (run := self.open_runs.of(path)) is not None:
             run.expect_stop()
         self._show_figures()
 
         def answered(code: int, out: str, err: str) -> None:
             if code:
                 self._window.toasts.error(refusal_of(out, err) or tr("The run could not be stopped."))
-                for run in asked:
+                if (run := self.open_runs.of(path)) is not None:  # its tab may be closed by now
                     run.expect_no_stop()
 
         call.answered.connect(answered)
@@ -317,8 +309,9 @@ class RunTabs(QObject):
             for item in (state, devices, loss, rate):
                 item.show_text("")
         else:
+            name = "" if self.active() is run else run.title
             state.show_text(
-                " · ".join(filter(None, (run_words.state(run), *run_words.progress(run)))),
+                " · ".join(filter(None, (name, run_words.state(run), *run_words.progress(run)))),
                 outcome_look(run.outcome or "running")[0],
                 tooltip=f"{run.title}\n{run.run.path}",
                 command="view.panel.output",
@@ -328,7 +321,7 @@ class RunTabs(QObject):
             devices.show_text(
                 run_words.devices(run) if shown else "", tooltip=tr(run.source) if run.source else ""
             )
-            loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
+            loss_text = "" if run.loss is None else tr("loss (EMA) {loss}", loss=format_loss(run.loss))
             loss.show_text(loss_text, tooltip=tr("Training loss, smoothed"))
             rate.show_text(run_words.rate(run), tooltip=tr("Of all devices together"))
         self.figures_changed.emit()

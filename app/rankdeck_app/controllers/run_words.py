@@ -12,21 +12,16 @@ from rankdeck_app.widgets.run_list import strategy_title
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
-_STATES = {
-    "running": marked("Running"),
-    "stopping": marked("Stopping"),
-    "ending": marked("Ending"),
-    "completed": marked("Completed"),
-    "failed": marked("Failed"),
-    "stopped": marked("Stopped"),
-    "lost": marked("Lost"),
-}
+_STATES = (
+    marked("Running"), marked("Stopping"), marked("Ending"),
+    marked("Completed"), marked("Failed"), marked("Stopped"), marked("Lost"),
+)  # fmt: skip
+"""What a run does, and how it ended, where a text begins with it; a summary does, too."""
 
 
 def state(run: LiveRun) -> str:
     """'Running', or what it does between that and its end."""
-    known = run.ending or run.outcome or "running"
-    return tr(_STATES.get(known, known))
+    return tr((run.ending or run.outcome or "running").capitalize())
 
 
 def progress(run: LiveRun) -> list[str]:

@@ -44,12 +44,13 @@ class AnatomyRow:
 
 @dataclass(frozen=True)
 class AnatomyFigure:
-    """The step from `start_s` to `end_s`. `is_pipeline`: gaps are a bubble."""
+    """The step from `start_s` to `end_s`. `is_pipeline`: gaps are a bubble. `is_over`: no step will come."""
 
     rows: Sequence[AnatomyRow] = ()
     start_s: float = 0.0
     end_s: float = 0.0
     is_pipeline: bool = False
+    is_over: bool = False
 
     @property
     def phases(self) -> list[str]:
@@ -179,11 +180,9 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
                 [line] = place_entries(self._legend(), self.width())
                 paint_entries(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
-            words, room = tr("No step sampled yet"), QRectF(self.rect())
-            width = QFontMetricsF(chart_font(11)).horizontalAdvance(words)
-            if (room.width() - width) / 2 < layout.rows.plot.left():
-                room.setTop(room.bottom() - AXIS_HEIGHT)  # off the names of the rows
-            paint_text(painter, room, words, muted, 11, CENTER)
+            words = tr("No step was sampled") if self.figure.is_over else tr("No step sampled yet")
+            below = QRectF(0, layout.rows.plot.bottom(), self.width(), AXIS_HEIGHT)
+            paint_text(painter, below, words, muted, 11, CENTER)
 
     def _paint_box(self, painter: QPainter, box: _Box) -> None:
         color = phase_color(self._colors, box.span.name)

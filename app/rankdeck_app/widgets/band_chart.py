@@ -28,6 +28,8 @@ _LABEL_HEIGHT = 15.0
 _LABEL_PADDING = 8
 # With fewer samples than this in sight each one is marked: a straight line is no reading.
 _FEW = 40
+_AIR = 0.012
+"""Before the first sample and behind the last one, so that a dot on it is whole."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class BandChart(ZoomPlot):
         self._label_metrics = QFontMetrics(chart_font(11, bold=True))
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
-        self._dots = pg.ScatterPlotItem(symbol="o", size=4, pxMode=True)
+        self._dots, self._rest_dots = (pg.ScatterPlotItem(symbol="o", size=4, pxMode=True) for _ in range(2))
         self._held, self._held_rest = (pg.PlotCurveItem(connect="finite") for _ in range(2))
         self._band = pg.FillBetweenItem(self._low, self._high)
         self._gap = pg.FillBetweenItem(self._high, self._gap_top)
@@ -83,8 +85,8 @@ class BandChart(ZoomPlot):
         self._limit_labels: list[pg.TextItem] = []
         self._lead_label, self._rest_label = pg.TextItem(anchor=(1, 0.5)), pg.TextItem(anchor=(1, 0.5))
         self._gap_top.hide()
-        lines = (self._low, self._high, self._gap_top, self._held, self._held_rest, self._lead, self._dots)
-        for item in (self._gap, self._band, *lines):
+        lines = (self._low, self._high, self._gap_top, self._held, self._held_rest, self._lead)
+        for item in (self._gap, self._band, *lines, self._rest_dots, self._dots):
             self.addItem(item, ignoreBounds=True)
         for label in (self._lead_label, self._rest_label):
             label.setZValue(10)
@@ -115,8 +117,9 @@ class BandChart(ZoomPlot):
     def recolor(self, colors: ChartColors) -> None:
         lead = colors.lead if self.figure.is_notable else colors.foreground
         self._lead.setPen(pg.mkPen(lead))
-        self._dots.setPen(pg.mkPen(None))
-        self._dots.setBrush(pg.mkBrush(lead))
+        for dots, color in ((self._dots, lead), (self._rest_dots, colors.rest)):
+            dots.setPen(pg.mkPen(None))
+            dots.setBrush(pg.mkBrush(color))
         for held, color in ((self._held, lead), (self._held_rest, colors.rest)):
             pen = dashed_line(color)
             pen.setCosmetic(True)
@@ -142,7 +145,7 @@ class BandChart(ZoomPlot):
 
     def draw(self) -> None:
         figure = self.figure
-        x0, x1 = figure.x_range if self.follows else self.visible_x()
+        x0, x1 = self._followed_x() if self.follows else self.visible_x()
         self.getPlotItem().getAxis("bottom").now_s = (
             figure.x_range[1] if self.follows and figure.is_live else None
         )
@@ -163,6 +166,8 @@ class BandChart(ZoomPlot):
         grid, low, high = _band(rest, x0, x1)
         for edge, y in ((self._low, low), (self._high, high)):
             edge.setData(grid, y)
+        is_point = len(grid) > 0 and grid[-1] - grid[0] < _AIR * (x1 - x0)
+        self._rest_dots.setData(*((grid[[0, 0]], [low.min(), high.max()]) if is_point else ([], [])))
         self._gap_top.setData(
             grid, np.maximum(high, _interpolated(lead, grid, x0, x1)[1]) if len(grid) else high
         )
@@ -183,6 +188,11 @@ class BandChart(ZoomPlot):
         held = [_last(series) for series in rest]
         band = (np.append(low, min(held)), np.append(high, max(held))) if rest else None
         self._name_devices(np.append(window.high, _last(lead)), band)
+
+    def _followed_x(self) -> tuple[float, float]:
+        x0, x1 = self.figure.x_range
+        air = 0.0 if self.figure.is_live else _AIR * (x1 - x0)
+        return x0 - air, x1 + air
 
     def _hold(self, lead: Curve | Series, rest: Sequence[Curve | Series]) -> None:
         """The last values go on to now, dashed: nothing newer was measured."""

@@ -59,10 +59,10 @@ class DeviceRows:
         paint_text(painter, at_right, *number, px, RIGHT, bold=bold, mono=True)
 
 
-def natural_height(num_rows: int, least: int = 18) -> int:
+def natural_height(num_rows: int) -> int:
     """What rows of devices like to have together, in pixels: few of them are higher."""
     steps = ((1, 56), (2, 46), (4, 34), (8, 26))
-    return num_rows * next((height for most, height in steps if num_rows <= most), least)
+    return num_rows * next((height for most, height in steps if num_rows <= most), 18)
 
 
 def label_width(labels: Sequence[str], px: int) -> float:

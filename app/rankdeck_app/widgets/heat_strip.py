@@ -27,6 +27,7 @@ from rankdeck_app.widgets.time_words import ago_label, elapsed_label
 from rankdeck_app.widgets.tracks import image_of
 
 AXIS_HEIGHT = 16
+COLUMNS = 240
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class HeatFigure:
     def moment(self, share: float) -> str:
         """'-30 s', 'now'; or '0:42' since the start of the run."""
         if self.began_s is not None:
-            return elapsed_label(self.began_s + share * self.span_s)
+            return elapsed_label(self.began_s + share * self.span_s, self.span_s / 2)
         return ago_label(round((share - 1) * self.span_s, 1 if self.span_s < 10 else 0))
 
 

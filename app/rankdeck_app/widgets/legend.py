@@ -1,6 +1,7 @@
 """The one legend: a sign and a name for each thing that a chart draws, side by side.
 
-Where there is no room the least of them goes unnamed, or a further line is begun; the pointer still tells.
+Where there is no room the least of them goes unnamed behind a "+2", or a further line is begun; the pointer
+still tells.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ class LegendEntry:
     sign: QPen | Sequence[QBrush | QColor]
     weight: float | None = None
 
+    @property
+    def text_left(self) -> int:
+        """Where the name begins, in pixels."""
+        return _TEXT_LEFT if isinstance(self.sign, QPen) or self.sign else 0
+
 
 PlacedEntry = tuple[LegendEntry, float]
 """An entry and its left edge in pixels."""
@@ -38,22 +44,28 @@ PlacedEntry = tuple[LegendEntry, float]
 def place_entries(
     entries: Sequence[LegendEntry], width: float, *, px: int = 11, one_line: bool = True
 ) -> list[list[PlacedEntry]]:
-    """The lines of a legend. With `one_line` entries of the least weight are left out until the rest fits."""
+    """The lines of a legend. With `one_line` entries of the least weight are left out until the rest and how
+    many they were fit.
+    """
     metrics = QFontMetricsF(chart_font(px))
-    widths = {entry.text: metrics.horizontalAdvance(entry.text) + _TEXT_LEFT + _GAP for entry in entries}
-    shown = list(entries)
-    while one_line and sum(widths[entry.text] for entry in shown) - _GAP > width:
+
+    def taken(entry: LegendEntry) -> float:
+        return metrics.horizontalAdvance(entry.text) + entry.text_left + _GAP
+
+    shown, counted = list(entries), list[LegendEntry]()
+    while one_line and shown and sum(map(taken, [*shown, *counted])) - _GAP > width:
         # What has no weight goes last, from the end.
         weighed = [entry for entry in shown if entry.weight is not None] or shown[-1:]
         shown.remove(min(weighed, key=lambda entry: entry.weight or 0))
+        counted = [LegendEntry(f"+{len(entries) - len(shown)}", ())]
     lines: list[list[PlacedEntry]] = [[]]
     left = 0.0
-    for entry in shown:
-        if not one_line and left + widths[entry.text] - _GAP > width and lines[-1]:
+    for entry in [*shown, *counted]:
+        if not one_line and left + taken(entry) - _GAP > width and lines[-1]:
             lines.append([])
             left = 0.0
         lines[-1].append((entry, left))
-        left += widths[entry.text]
+        left += taken(entry)
     return lines
 
 
@@ -71,4 +83,4 @@ def paint_entries(
                 painter.fillRect(QRectF(left, middle - SIGN_PX / 2, SIGN_PX, SIGN_PX), brush)
         # Not its advance: ď reaches out of it.
         width = QFontMetricsF(chart_font(px)).size(_ONE_LINE, entry.text).width()
-        paint_text(painter, QRectF(left + _TEXT_LEFT, middle - 9, width, 18), entry.text, ink, px)
+        paint_text(painter, QRectF(left + entry.text_left, middle - 9, width, 18), entry.text, ink, px)

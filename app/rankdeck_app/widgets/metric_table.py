@@ -2,7 +2,7 @@
 beside what it was over the last while.
 
 A cell says why it has no number (n/a, error, old), and never a 0 for it. Amber is trouble. Rows are chosen by
-click or arrow keys; `activated` is a double click or Enter.
+click or arrow keys.
 """
 
 from __future__ import annotations
@@ -80,10 +80,9 @@ class TableFigure:
 
 
 class MetricTable(Chart[TableFigure]):
-    """`chosen` carries the UUID of a row, "" for none; `activated` that of a row that is to be opened."""
+    """`chosen` carries the UUID of a row, "" for none."""
 
     chosen = Signal(str)
-    activated = Signal(str)
 
     def __init__(self, theme: Theme, columns: Sequence[MetricColumn]) -> None:
         self._columns = tuple(columns)
@@ -256,7 +255,6 @@ class MetricTable(Chart[TableFigure]):
         index = self.row_at(event.position().y())
         if index is not None:
             self.select(self.figure.rows[index].uuid)
-            self.activated.emit(self.selected)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         uuids = [row.uuid for row in self.figure.rows]
@@ -266,8 +264,6 @@ class MetricTable(Chart[TableFigure]):
             step = 1 if key == Qt.Key.Key_Down else -1
             start = -1 if step > 0 else len(uuids)
             self.select(uuids[max(0, min(len(uuids) - 1, (start if at is None else at) + step))])
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and at is not None:
-            self.activated.emit(self.selected)
         elif key == Qt.Key.Key_Escape and at is not None:
             self.select("")
         else:

@@ -1,6 +1,7 @@
 """The axes of plots: where they end, where their ticks stand, and what is written there.
 
-Every axis with data has at least three ticks that are wholly in sight: one alone tells no scale.
+Every axis with data has at least three ticks that are wholly in sight, as long as their labels are apart: one
+alone tells no scale.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import pyqtgraph as pg
+from PySide6.QtCore import QRectF
 
 from rankdeck.base.units import format_count
 from rankdeck_app.widgets.time_words import ago_label, elapsed_label
@@ -17,9 +19,10 @@ _TIME_STEPS_S = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
     21600, 43200, 86400,
 )  # fmt: skip
-_LEAST_TICKS = 3
+_LEAST_TICKS, _MOST_VALUES = 3, 8
 # Half of a label: a tick that is nearer to an end is not written.
 _EDGE_PX = 16.0
+_HALF_LINE_PX, _LEAST_PITCH_PX = 7.0, 13.0
 
 
 def step_up(value: float, limit: float | None = None) -> float:
@@ -140,14 +143,26 @@ class ValueAxis(pg.AxisItem):
     is_log = False
     """Whether values are powers of ten."""
 
+    def boundingRect(self) -> QRectF:
+        """The label of a tick where the axis begins stands half below it."""
+        return QRectF(super().boundingRect()).adjusted(0, 0, 0, _HALF_LINE_PX)
+
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
         if not self.is_log:
             return list(super().tickValues(minVal, maxVal, size))
         return [(1.0, log_ticks(minVal, maxVal, size))]
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        wanted = (maxVal - minVal) / max(2.0, size / 24)
-        return [(round_up(wanted) if wanted > 0 else 1.0, 0.0)]
+        span = maxVal - minVal
+        if span <= 0:
+            return [(1.0, 0.0)]
+
+        def finer(spacing: float) -> float | None:
+            smaller = round_up(spacing / 2.6)
+            return smaller if size * smaller / span >= _LEAST_PITCH_PX else None
+
+        spacing = round_up(span / min(_MOST_VALUES, max(2.0, size / 24)))
+        return [(enough_ticks(spacing, minVal, maxVal, size, finer), 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         if self.is_log:

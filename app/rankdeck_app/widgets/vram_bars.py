@@ -26,7 +26,7 @@ from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries,
 from rankdeck_app.widgets.painting import RIGHT, chart_font, dashed_line, paint_segments, paint_text
 
 LEGEND_HEIGHT = 18
-TALL_ROW = 18
+TALL_ROW = 11
 _LEAST_BAR = 84.0
 MEDIAN, PREDICTED = marked("median, others"), marked("predicted")
 _MEDIAN_DASHES = (3, 2)
@@ -258,14 +258,14 @@ class VramBars(Chart[BarsFigure]):
         painter.drawLine(QPointF(round(x) + 0.5, columns.top - 1), QPointF(round(x) + 0.5, bottom))
 
     def _is_tight(self) -> bool:
-        return self.height() - 2 * LEGEND_HEIGHT < TALL_ROW * max(1, len(self.figure.bars))
+        return self.height() - 2 * LEGEND_HEIGHT - 6 < TALL_ROW * max(1, len(self.figure.bars))
 
     def _legend_px(self) -> int:
         return 10 if self._is_tight() else 11
 
     def _legend_lines(self) -> list[list[PlacedEntry]]:
-        """A second line is taken only from rows that are tall; else, and where three would be needed, the
-        smallest kinds go unnamed.
+        """A second line is taken only from rows that stay tall enough for their names; else, and where three
+        would be needed, the smallest kinds go unnamed.
         """
         entries, px = self._legend(), self._legend_px()
         lines = [] if self._is_tight() else place_entries(entries, self.width(), px=px, one_line=False)
@@ -292,7 +292,9 @@ class VramBars(Chart[BarsFigure]):
 
     def tooltip_at(self, x: float, y: float) -> str:
         index = self._columns().row_at(y)
-        return self.tooltip_of(index) if 0 <= index < len(self.figure.bars) else ""
+        if index >= len(self.figure.bars):
+            return ", ".join(entry.text for entry in self._legend())
+        return self.tooltip_of(index) if index >= 0 else ""
 
     def tooltip_of(self, index: int) -> str:
         """What one device holds, by kind, for the pointer that rests on its bar."""

@@ -38,7 +38,8 @@ class RankEvidence:
     """What is known of one rank when the run has failed.
 
     `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
-    `has_finished`: it said that its work was done; then no exit status tells anything. `failure` is what the rank said itself, `frames` its stack when a hang was suspected.
+    `has_finished`: it said that its work was done; then no exit status tells anything. `failure` is what the
+    rank said itself, `frames` its stack when a hang was suspected.
     """
 
     rank: int

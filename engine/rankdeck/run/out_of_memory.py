@@ -184,7 +184,7 @@ _HELD = (
 
 
 def _room(told: Allocation) -> str:
-    """'Of 14.6 GiB 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
+    """'Of 14.6 GiB, 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
     known = [
         (format_bytes(size), within, first) for name, within, first in _HELD if (size := getattr(told, name))
     ]
@@ -194,8 +194,8 @@ def _room(told: Allocation) -> str:
     held = listed([phrase(within, size=size) for size, within, _ in known])
     capacity, free = format_bytes(told.capacity_bytes), format_bytes(told.free_bytes)
     if not held:
-        return phrase("Of {capacity} {free} were free.", capacity=capacity, free=free)
-    return phrase("Of {capacity} {free} were free: {held}.", capacity=capacity, free=free, held=held)
+        return phrase("Of {capacity}, {free} were free.", capacity=capacity, free=free)
+    return phrase("Of {capacity}, {free} were free: {held}.", capacity=capacity, free=free, held=held)
 
 
 def moment(ran: RanOut) -> str:

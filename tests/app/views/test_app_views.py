@@ -205,6 +205,21 @@ def test_a_living_run_is_saved_and_stopped_by_the_buttons_beside_its_tab(
     qtbot.waitUntil(lambda: wanted <= {name.split(" (")[0] for name in names()})
 
 
+def test_beside_a_page_of_no_run_the_status_bar_and_output_name_theirs(
+    qtbot: QtBot, written: WrittenRun, app: App
+) -> None:
+    written.begin()
+    open_run(app, written.path)
+    qtbot.waitUntil(lambda: app.tabs.current is not None and app.tabs.current.is_live)
+    assert app.tabs.current is not None
+    name, item = app.tabs.current.title, app.window.status.item("run")
+    assert name not in item.text()
+    app.window.editor.open("welcome:")
+    assert item.text().startswith(f"{name} · ")
+    output = app.window.show_panel("output")
+    assert isinstance(output, OutputView) and output.name == name
+
+
 def test_runs_that_are_alive_are_named_at_the_start(
     qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
 ) -> None:

@@ -248,6 +248,19 @@ def test_other_ends_are_said_in_words(
     qtbot.waitUntil(lambda: page.run.outcome == outcome and expected in page._banner.text)
 
 
+def test_a_run_that_ended_before_a_reading_shows_all_of_its_time_and_waits_for_nothing(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    written.begin(devices=device_infos(2))
+    written.steps(0, 1, [1.0, 2.0])
+    written.end("failed", 1)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.outcome == "failed" and page._heat.figure.began_s == 0.0)
+    assert "whole run" in page.cards["heat"].subtitle and page._heat.figure.shares is None
+    assert page._anatomy.figure.is_over
+    assert page.time_bar.scrubber.figure.words[-1] == "end"
+
+
 def test_a_completed_run_shows_its_final_evaluation(
     qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
 ) -> None:
@@ -432,7 +445,7 @@ def test_a_closed_page_leaves_nothing(
     qapp.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
     gc.collect()
     assert closed == [True]
-    qtbot.waitUntil(lambda: not clock.running)
+    qtbot.waitUntil(lambda: not clock._timer.isActive())
     assert gone() is None
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPixmap
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QStyle
 
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.figure_list import FigureDelegate
 from rankdeck_app.widgets.painting import Overflow, paint_text, paint_words, watch_overflows
 
+BOX = QRect(0, 0, 120, 41)
 INK = QColor("white")
 WORDS = "seven words that need a wide place"
 
@@ -59,3 +62,19 @@ def test_nobody_watches_afterwards(qapp: QApplication) -> None:
         pass
     overflows(QRectF(0, 0, 10, 20), WORDS)
     assert not found
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_a_chosen_row_is_outlined_all_around_in_high_contrast(qapp: QApplication, scale: float) -> None:
+    theme = Theme()
+    theme.load("Dark High Contrast")
+    pixmap = QPixmap(round(BOX.width() * scale), round(BOX.height() * scale))
+    pixmap.setDevicePixelRatio(scale)
+    painter = QPainter(pixmap)
+    FigureDelegate(theme).paint_ground(
+        painter, BOX, QStyle.StateFlag.State_None, is_chosen=True, mark="rankdeck.ok"
+    )
+    painter.end()
+    image, right, bottom = pixmap.toImage(), pixmap.width() - 1, pixmap.height() - 1
+    edges = [(0, bottom // 2), (right, bottom // 2), (right // 2, 0), (right // 2, bottom)]
+    assert {image.pixelColor(x, y).name() for x, y in edges} == {theme.color("contrastActiveBorder").name()}

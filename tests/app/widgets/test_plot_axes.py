@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.widgets.plot_axes import CountAxis, TimeAxis, log_ticks, num_inside
+from rankdeck_app.widgets.plot_axes import CountAxis, TimeAxis, ValueAxis, log_ticks, num_inside
 from rankdeck_app.widgets.time_words import age_words, ago_label, elapsed_label
 
 
@@ -18,6 +18,19 @@ def test_every_axis_has_three_ticks_in_sight(qtbot: QtBot, size: float, span: fl
         if spacing > 1 or type(axis) is TimeAxis:
             assert num_inside(spacing, begin, begin + span, size) >= 3
         assert type(axis) is TimeAxis or spacing == int(spacing)
+
+
+@pytest.mark.parametrize("size", [48, 65, 110, 240, 600])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1650.0), (0.9, 4.3), (0.0, 350.0), (0.0, 1.0), (1.98, 2.01)])
+def test_values_have_two_labels_that_are_apart_and_no_crowd(
+    qtbot: QtBot, size: float, low: float, high: float
+) -> None:
+    axis = ValueAxis("left")
+    [(spacing, values)] = axis.tickValues(low, high, size)
+    pixels = [size * (value - low) / (high - low) for value in values]
+    written = [at for at in pixels if at <= size - 7]
+    assert 2 <= len(written) <= 10
+    assert size * spacing / (high - low) >= 13
 
 
 def test_ticks_count_back_from_now_where_the_plot_ends_now(qtbot: QtBot) -> None:

@@ -199,6 +199,20 @@ def test_the_last_value_is_held_to_now_while_the_run_lives(qtbot: QtBot) -> None
     assert not chart._held.isVisible() and not chart._held_rest.isVisible()
 
 
+def test_one_sample_is_marked_whole_for_the_lead_and_for_the_others(qtbot: QtBot) -> None:
+    chart, histories = band(qtbot), []
+    for index in range(3):
+        histories.append(Series(4096, 1024))
+        histories[-1].append_many(np.array([0.0]), np.array([(100 - 20 * index) * MIB]))
+    labels = [f"Virtual {index}" for index in range(3)]
+    chart.set_figure(BandFigure(labels, histories, 0, (), (0.0, 1.0)))
+    chart.request_draw(now=True)
+    assert [list(y) for _, y in (chart._dots.getData(), chart._rest_dots.getData())] == [
+        [100 * MIB], [60 * MIB, 80 * MIB],
+    ]  # fmt: skip
+    assert chart.visible_x()[0] < -2 * chart.getViewBox().viewPixelSize()[0]
+
+
 def test_a_window_before_the_first_reading_is_drawn_empty(qtbot: QtBot) -> None:
     chart = band(qtbot)
     chart.getViewBox().setXRange(-200, -100, padding=0)

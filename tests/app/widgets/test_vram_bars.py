@@ -103,6 +103,16 @@ def test_the_tooltip_tells_bytes_by_kind(shown: VramBars) -> None:
     assert "285.0 MiB" in text and "gathered outputs" in text and "162.0 MiB" in text
 
 
+def test_every_colour_has_its_name_or_is_counted(shown: VramBars) -> None:
+    shown.set_figure(figure(4))
+    for width, height in ((505, 210), (270, 110), (270, 60)):
+        shown.resize(width, height)
+        names = [entry.text for line in shown._legend_lines() for entry, _ in line]
+        left_out = len(shown._legend()) - len(names) + (height == 60)
+        assert names[-1] == f"+{left_out}" if height == 60 else left_out == 0
+    assert "parameters, " in shown.tooltip_at(20, shown.height() - 4)
+
+
 def test_unknown_is_a_dash_and_not_a_zero(shown: VramBars) -> None:
     shown.set_figure(BarsFigure((DeviceBar("GPU 0", None), DeviceBar("GPU 1", None))))
     assert "not known" in shown.tooltip_of(0)

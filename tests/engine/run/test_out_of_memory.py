@@ -62,7 +62,7 @@ def test_what_a_rank_counted_at_that_moment_is_told(run: WrittenRun) -> None:
     assert ran.held == {"activations": 42 * MIB, "parameters": 8 * MIB} and ran.held_bytes == 50 * MIB
     assert out_of_memory.headline(ran) == "Virtual 1 ran out of memory in step 4."
     assert out_of_memory.tipped(ran) == (
-        "An allocation of 2.0 GiB failed in blocks.2 (Block). Of 16.0 GiB 1.0 GiB were free."
+        "An allocation of 2.0 GiB failed in blocks.2 (Block). Of 16.0 GiB, 1.0 GiB were free."
     )
     assert out_of_memory.moment(ran) == "when it failed, in step 4"
 
@@ -81,7 +81,7 @@ def test_a_script_tells_in_the_words_of_its_exception_alone(run: WrittenRun) -> 
     raised(run, NO_ROOM)
     ran = found(run)
     assert ran.allocation.asked_bytes == int(1.95 * GIB) and ran.place == 1 and ran.age_s is None
-    assert out_of_memory.tipped(ran).startswith("An allocation of 1.9 GiB failed. Of 14.6 GiB 1.6 GiB were")
+    assert out_of_memory.tipped(ran).startswith("An allocation of 1.9 GiB failed. Of 14.6 GiB, 1.6 GiB were")
     assert out_of_memory.moment(ran) == "peak of step 3, the last one that was sampled"
 
 

@@ -25,9 +25,7 @@ from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import LOSS_WORDS, CurvePlot
-from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.stat_strip import Stat
-from rankdeck_app.widgets.vram_bars import VramBars
 
 RunRows = Callable[[RunAnswers], Iterable[Sequence[object]]]
 
@@ -37,7 +35,6 @@ class RunPage(RunTab):
 
     def _make_cards(self, theme: Theme) -> ArrangedGrid:
         """Every chart in its card, and the cards in their grid."""
-        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._anatomy = StepAnatomyChart(theme)
         make = partial(partial, self._make_curve, theme)
         bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget], RunRows]] = {
@@ -77,6 +74,10 @@ class RunPage(RunTab):
             "norm": (norms, norms, None),
         }
 
+    @property
+    def _busy_words(self) -> str:
+        return tr("thread busy") if self.shown.is_rehearsal else tr("% SM")
+
     def _stats(self) -> tuple[Stat, ...]:
         return run_figures.stats(self.shown)
 
@@ -102,7 +103,7 @@ class RunPage(RunTab):
         if pending & (Changed.STATE | Changed.EVALUATION):
             self._show_devices()
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
-            self._show_memory(pending)
+            self._show_memory()
         if pending & (Changed.READINGS | Changed.STATE):
             self._show_heat()
         if pending & (Changed.ANATOMY | Changed.STATE):
@@ -127,19 +128,6 @@ class RunPage(RunTab):
         card.set_subtitle(*(held_out if len(run.held_out) else (tr("raw and EMA"),)))
         if isinstance(plot := card.made_body, CurvePlot):
             plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)
-
-    def _show_memory(self, pending: Changed) -> None:
-        run = self.shown
-        bars = run_figures.bars(run)
-        if pending & (Changed.MEMORY | Changed.STATE):
-            self._bars.set_figure(bars)
-        self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
-        self._show_band()
-
-    def _show_heat(self) -> None:
-        self._heat.set_figure(run_figures.heat(self.shown, self._seen_moments()))
-        what = tr("thread busy") if self.shown.is_rehearsal else tr("% SM")
-        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.shown, what))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""

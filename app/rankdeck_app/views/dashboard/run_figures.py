@@ -24,7 +24,7 @@ from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
-from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
+from rankdeck_app.widgets.heat_strip import COLUMNS, HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.time_words import age_words
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
@@ -33,7 +33,6 @@ REHEARSAL_BYTES = marked("tensor bytes on virtual devices (CPU rehearsal)")
 REHEARSAL = marked("CPU rehearsal")
 
 _SPAN_S = 60.0
-_HEAT_COLUMNS = 240
 _STALE_S = 3.0
 
 Moments = tuple[float, float]
@@ -233,17 +232,17 @@ def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
     histories = [device.utilisation_history for device in run.devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
     labels = [run.label_of(device) for device in run.devices]
+    x0, x1 = seen or moments(run)
+    began_s = x0 if seen is not None or _shows_all(run) else None
     if newest is None:
-        return HeatFigure(labels, None, [None] * len(labels))
+        return HeatFigure(labels, None, [None] * len(labels), x1 - x0, None, began_s)
     readings = [
         (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.charted.devices
     ]
-    x0, x1 = seen or moments(run)
-    column_s = (x1 - x0) / _HEAT_COLUMNS
+    column_s = (x1 - x0) / COLUMNS
     readings = [(history, max(reach_s, 2.5 * column_s)) for history, reach_s in readings]
     shares = shares_of(readings, x1, x1 - x0, column_s)
     values = [_value_now(device, newest) for device in run.devices]
-    began_s = x0 if seen is not None or _shows_all(run) else None
     lead, at_s = lead_of(run.imbalance), run.looked_back_at
     return HeatFigure(labels, shares, values, x1 - x0, lead, began_s, at_s)
 
@@ -266,7 +265,7 @@ def anatomy(run: RunAnswers) -> AnatomyFigure:
     labels = [run.label_of(device) for device in run.devices]
     sampled = run.anatomy
     if sampled is None:
-        return AnatomyFigure([AnatomyRow(label) for label in labels])
+        return AnatomyFigure([AnatomyRow(label) for label in labels], is_over=run.is_over)
     spans = {row.device: row.spans for row in sampled.rows}
     rows = [AnatomyRow(run.label_of(device), spans.get(device.device, ())) for device in run.devices]
     window = sampled.pipeline_window if _flushes(run) else None

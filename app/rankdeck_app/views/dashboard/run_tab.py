@@ -34,9 +34,11 @@ from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.layouts import Part, column
 from rankdeck_app.widgets.run_list import OUTCOME_TONES
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip
+from rankdeck_app.widgets.vram_bars import VramBars
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 PAGE_KIND = "run"
@@ -44,13 +46,6 @@ Curves = tuple[Curve, Curve, Curve | None]
 """Raw, their average, and single points."""
 PACE_WORDS = (marked("now"), marked("smoothed"), "")
 LR_WORDS, NORM_WORDS = (marked("lr"), "", ""), (marked("norm"), "", "")
-# outcome -> heading of the summary
-_ENDED = {
-    "completed": marked("Completed"),
-    "failed": marked("Failed"),
-    "stopped": marked("Stopped"),
-    "lost": marked("Lost"),
-}
 # Figures that change faster cannot be read.
 _STATS_EVERY_S = 0.25
 _DRAWN_READING_S = 0.25
@@ -90,12 +85,15 @@ class RunTab(Page):
         if run_command is not None:
             self._banner.acted.connect(run_command)
             self._summary.acted.connect(run_command)
+        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self.cards: dict[str, ChartCard] = {}
         self.grid = self._make_cards(theme)
         self.time_bar = TimeBar(run, theme)
         self._layouts, self._layout_kind = layouts, ""
         self.grid.arranged.connect(self._keep_layout)
-        column(*self._parts(theme), on=self, margins=(16, 0, 16, 2), spacing=4)
+        below = column(self._banner, self._summary, (self.grid, 1), spacing=10)
+        parts = (self._strip, *self._facts_parts(theme), (below, 1), self.time_bar)
+        column(*parts, on=self, margins=(16, 0, 16, 2), spacing=4)
         for card in self.cards.values():
             card.made.connect(partial(self._take_body, card))
         run.changed.connect(self._note)
@@ -121,9 +119,14 @@ class RunTab(Page):
         """What the plots of curves show of a run, by card."""
         raise NotImplementedError
 
-    def _parts(self, theme: Theme) -> Sequence[Part]:
-        """What stands under each other."""
-        return (self._strip, self._banner, self._summary, (self.grid, 1), self.time_bar)
+    def _facts_parts(self, theme: Theme) -> Sequence[Part]:
+        """What stands below the strip of figures."""
+        return ()
+
+    @property
+    def _busy_words(self) -> str:
+        """What utilisation is of."""
+        raise NotImplementedError
 
     def _plot(self, name: str) -> ZoomPlot | None:
         """The plot of a card, once it is made."""
@@ -189,7 +192,7 @@ class RunTab(Page):
 
     def _show_summary(self) -> None:
         run = self.run
-        title = tr(_ENDED.get(run.outcome or "", ""))
+        title = tr((run.outcome or "").capitalize())
         is_usually_open = run.outcome == "completed"
         actions = self._summary_actions()
         report = self._ended.report if run.time.moment is None else None
@@ -283,9 +286,17 @@ class RunTab(Page):
         band = self._plot("band")
         return None if band is None or band.follows else band.visible_x()
 
+    def _show_memory(self) -> None:
+        run = self.shown
+        bars = run_figures.bars(run)
+        self._bars.set_figure(bars)
+        self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
+        self._show_band()
+
     def _show_heat(self) -> None:
         """The strip of utilisation shows the time that memory does."""
-        raise NotImplementedError
+        self._heat.set_figure(run_figures.heat(self.shown, self._seen_moments()))
+        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.shown, self._busy_words))
 
     def _take_body(self, card: ChartCard, body: object) -> None:
         self._pending = ~Changed.NOTHING

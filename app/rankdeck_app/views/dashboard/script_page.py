@@ -17,7 +17,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures, script_figures
+from rankdeck_app.views.dashboard import script_figures
 from rankdeck_app.views.dashboard.logged_card import LoggedCard
 from rankdeck_app.views.dashboard.run_tab import LR_WORDS, NORM_WORDS, PACE_WORDS, Curves, RunTab
 from rankdeck_app.widgets.band_chart import BandChart
@@ -25,10 +25,8 @@ from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.facts_line import FactsLine
-from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.layouts import Part
 from rankdeck_app.widgets.stat_strip import Stat
-from rankdeck_app.widgets.vram_bars import VramBars
 
 _LOSS_WORDS = (marked("sampled"), marked("EMA"), "")
 
@@ -37,7 +35,6 @@ class ScriptPage(RunTab):
     """A tab that shows a run of a script."""
 
     def _make_cards(self, theme: Theme) -> ArrangedGrid:
-        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         make = partial(partial, self._make_curve, theme)
         share = make("wait", words=("%", "", ""), from_zero=True, digits=1, scale=100.0)
         bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget]]] = {
@@ -73,9 +70,13 @@ class ScriptPage(RunTab):
             "norm": (script.grad_norms, script.grad_norms, None),
         }
 
-    def _parts(self, theme: Theme) -> Sequence[Part]:
+    def _facts_parts(self, theme: Theme) -> Sequence[Part]:
         self._facts = FactsLine(theme, tr("What runs"))
-        return (self._strip, self._facts, self._banner, self._summary, (self.grid, 1), self.time_bar)
+        return (self._facts,)
+
+    @property
+    def _busy_words(self) -> str:
+        return tr("% SM") if self.shown.has_gpus else tr("CPU busy")
 
     def _stats(self) -> tuple[Stat, ...]:
         return script_figures.stats(self.shown)
@@ -111,18 +112,6 @@ class ScriptPage(RunTab):
         self._facts.set_figure(script_figures.facts(run))
         for name in ("bars", "band"):
             self.cards[name].set_source(tr(run.source or ""))
-
-    def _show_memory(self) -> None:
-        run = self.shown
-        bars = run_figures.bars(run)
-        self._bars.set_figure(bars)
-        self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
-        self._show_band()
-
-    def _show_heat(self) -> None:
-        self._heat.set_figure(run_figures.heat(self.shown, self._seen_moments()))
-        what = tr("% SM") if self.shown.has_gpus else tr("CPU busy")
-        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.shown, what))
 
     def _show_curves(self) -> None:
         """Loss, pace and waiting; samples instead of steps once they are seen."""

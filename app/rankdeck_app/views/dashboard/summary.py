@@ -66,14 +66,15 @@ class SummaryPanel(QWidget):
         self.title.setFont(chart_font(12, bold=True))
         self.line.setProperty("tone", "small")
         head = row(self.fold_button, self.title, (self.line, 1), spacing=8, align=MIDDLE)
-        head.setContentsMargins(8, 6, 8, 6)
+        head.setContentsMargins(8, 6, 11, 6)
         self._actions = ActionButtons(head, self.acted)
         self._inside = QWidget()
         self._flow = FlowLayout(self._inside, gap=24)
         self._body = scrolled(self._inside, tr("Summary"))
         self._body.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        below = row((self._body, 1), margins=(14, 0, 6, 0))
-        column(head, (below, 1), on=self, margins=(1, 0, 1, 8), spacing=0)
+        self._below = QWidget()
+        row((self._body, 1), on=self._below, margins=(14, 0, 6, 8))
+        column(head, (self._below, 1), on=self, margins=(1, 0, 1, 0), spacing=0)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(tr("Summary of the run"))
         theme.changed.connect(self.update)
@@ -123,7 +124,7 @@ class SummaryPanel(QWidget):
 
     def _fit(self) -> None:
         is_open = self.is_open
-        self._body.setVisible(is_open)
+        self._below.setVisible(is_open)
         self.fold_button.setIcon(self._theme.icon("chevron-down" if is_open else "chevron-right"))
         words = tr("Fold the summary") if is_open else tr("Unfold the summary")
         self.fold_button.setToolTip(words)

@@ -43,7 +43,7 @@ def _words(run: LiveRun) -> tuple[str, ...]:
     machine, bounds = run.time, run.time.bounds
     assert bounds is not None
     if machine.moment is None:
-        now = tr("now")
+        now = tr("end") if run.is_over else tr("now")
         return f"{now} · {elapsed_label(bounds[1] - bounds[0])}", now
     at = elapsed_label(machine.moment - bounds[0])
     if machine.is_waiting:

@@ -25,11 +25,10 @@ from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_tracks import span_words
-from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
+from rankdeck_app.widgets.heat_strip import COLUMNS, HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
-_HEAT_COLUMNS = 240
 _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 
@@ -125,7 +124,7 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         and _was_read(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
     ]
     # In steps: an axis that is laid out anew in every frame costs more than its curves.
-    step_s = max(1.0, span_s / _HEAT_COLUMNS)
+    step_s = max(1.0, span_s / COLUMNS)
     end_s = math.ceil(now_s / step_s) * step_s
     lead, places = lead_of(gpus.imbalance()), [place for place, _ in known]
     totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
@@ -153,7 +152,7 @@ def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> 
     end_s = gpus.now_s if seen is None else seen[1]
     span_s = span_s if seen is None else seen[1] - seen[0]
     labels, lead = [gpu.label for gpu in gpus.whole], lead_of(gpus.imbalance())
-    column_s = span_s / _HEAT_COLUMNS
+    column_s = span_s / COLUMNS
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
     readings = [(series_of(gpus, gpu.uuid, "utilisation"), reach_s) for gpu in gpus.whole]
     shares = shares_of(readings, end_s, span_s, column_s) if gpus.history is not None else None
