@@ -67,8 +67,8 @@ class Setting:
         ):
             return self._no_choice(repr(value))
         if isinstance(value, int | float) and not isinstance(value, bool):
-            low = self.minimum is not None and value < self.minimum
-            high = self.maximum is not None and value > self.maximum
+            low = self.minimum is not None and not value >= self.minimum  # as nan is
+            high = self.maximum is not None and not value <= self.maximum
             if low or high:
                 return phrase(
                     "{key} must lie between {low:g} and {high:g}, not {value:g}.",
@@ -220,17 +220,10 @@ class Settings(QObject):
     changed = Signal(str)
     failed = Signal(str)
 
-    def __init__(
-        self,
-        path: Path,
-        options: tuple[Setting, ...] = OPTIONS,
-        parent: QObject | None = None,
-        *,
-        disk: Disk | None = None,
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, path: Path, options: tuple[Setting, ...] = OPTIONS) -> None:
+        super().__init__()
         self.path = path
-        self.disk = disk or Disk(self)
+        self.disk = Disk(self)
         self.options: dict[str, Setting] = {option.key: option for option in options}
         self.problems: list[str] = []
         self._values: dict[str, Value] = {}
@@ -299,9 +292,6 @@ class Settings(QObject):
         self.disk.do(partial(self._write, key, value), failed=self.tell)
         self.changed.emit(key)
 
-    def reset(self, key: str) -> None:
-        self.set(key, self.options[key].default)
-
     def tell(self, error: OSError) -> None:
         """That something of the settings could not be written."""
         text = tr(
@@ -325,7 +315,8 @@ class Settings(QObject):
         *path, leaf = key.split(".")
         table: Any = document
         for name in path:
-            if name not in table:
+            if not isinstance(table.get(name), dict):
+                table.pop(name, None)
                 table[name] = tomlkit.table()
             table = table[name]
         if value == self.options[key].default:

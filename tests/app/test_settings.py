@@ -39,7 +39,7 @@ def test_a_change_is_kept_and_told(path: Path) -> None:
 def test_a_reset_takes_the_line_out_of_the_file(path: Path) -> None:
     settings = Settings(path)
     settings.set("theme.name", "Light Modern")
-    settings.reset("theme.name")
+    settings.set("theme.name", settings.options["theme.name"].default)
     assert tomllib.loads(path.read_text()) == {"theme": {}}
 
 
@@ -61,6 +61,20 @@ def test_a_value_of_the_wrong_kind_is_told_and_the_default_used(path: Path) -> N
         f"{path}, line 2: window.frame_rate must be a whole number, not 'fast'. The default 30 is used."
     )
     assert "line 5: theme.name must be text" in settings.problems[1]
+
+
+@pytest.mark.parametrize("text", ['theme = "Dark"\nmine = 1\n', "mine = 1\n[[theme]]\nname = 'x'\n"])
+def test_what_stands_where_a_table_belongs_makes_way_for_it(path: Path, text: str) -> None:
+    path.write_text(text)
+    Settings(path).set("theme.name", "Light Modern")
+    assert tomllib.loads(path.read_text()) == {"mine": 1, "theme": {"name": "Light Modern"}}
+
+
+def test_a_number_that_is_none_is_within_no_bounds(path: Path) -> None:
+    path.write_text("[window]\nzoom = nan\n[plan]\ntimeout_s = inf\n")
+    settings = Settings(path)
+    assert [settings.value("window.zoom"), settings.value("plan.timeout_s")] == [1.0, 180.0]
+    assert "must lie between 0.5 and 3, not nan" in settings.problems[0] and len(settings.problems) == 2
 
 
 def test_a_file_that_is_no_toml_is_told_and_set_aside_at_the_next_change(path: Path) -> None:

@@ -71,11 +71,19 @@ class OptionRow(QWidget):
     def _make_editor(self, theme: Theme) -> QWidget:
         option = self.option
         if option.kind is bool:
-            box = CheckBox(theme, tr("On"))
-            box.clicked.connect(self._set)
-            self._show: Callable[[Value], object] = lambda value: box.setChecked(bool(value))
-            return box
+            return self._make_box(theme)
         return self._make_combo(theme) if option.choices else self._make_line()
+
+    def _make_box(self, theme: Theme) -> CheckBox:
+        box = CheckBox(theme)
+        box.clicked.connect(self._set)
+
+        def show(value: Value) -> None:
+            box.setChecked(bool(value))
+            box.setText(tr("On") if value else tr("Off"))
+
+        self._show: Callable[[Value], object] = show
+        return box
 
     def _make_combo(self, theme: Theme) -> ComboBox:
         combo = ComboBox(theme)

@@ -73,6 +73,10 @@ def test_each_sort_of_setting_has_its_field_and_says_what_is_allowed(app: App) -
         wanted = ComboBox if option.choices else CheckBox if option.kind is bool else QLineEdit
         assert type(row.editor) is wanted, option.key
         assert not row.reset.isVisible() or option.key == "plan.automatic"
+        if isinstance(row.editor, CheckBox):
+            for expected in (not row.editor.isChecked(), row.editor.isChecked()):
+                row.editor.click()
+                assert row.editor.isChecked() is expected and row.editor.text() == ("Off", "On")[expected]
         if isinstance(row.editor, ComboBox):
             shown = [row.editor.itemText(at) for at in range(row.editor.count())]
             assert shown == list(option.choices)
@@ -111,8 +115,8 @@ def test_choices_are_shown_in_the_windows_language_and_kept_in_english(made_up: 
         line.editingFinished.emit()
         kept = settings.get("theme.name", str)
         assert line.text() == pseudo(kept) and typed in (kept, pseudo(kept))
-    settings.reset("theme.name")
-    settings.reset("window.density")
+    settings.set("theme.name", "Dark Modern")
+    settings.set("window.density", "comfortable")
 
 
 def test_a_theme_s_path_may_be_typed_and_a_wrong_one_is_told(app: App, tmp_path: Path) -> None:
