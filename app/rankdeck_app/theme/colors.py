@@ -74,7 +74,6 @@ COLORS: dict[str, Color] = {
     "sideBarSectionHeader.foreground": Color("#CCCCCC", "#3B3B3B", "sideBar.foreground"),
     "editor.background": Color("#1F1F1F", "#FFFFFF"),
     "editor.lineHighlightBackground": Color("#FFFFFF0B", "#0000000A", Mix("editor.background", 0.05)),
-    "editor.findMatchBackground": Color("#6E4A02", "#FFD33D", Mix("editor.background", 0.4, "rankdeck.lead")),
     "editor.findMatchHighlightBackground": Color(
         "#F2CC6050", "#FFDF5D90", Mix("editor.background", 0.2, "rankdeck.lead")
     ),
@@ -107,8 +106,6 @@ COLORS: dict[str, Color] = {
     "statusBar.foreground": Color("#CCCCCC", "#3B3B3B", "foreground"),
     "statusBar.border": Color("#2B2B2B", "#E5E5E5", "sideBar.border"),
     "statusBarItem.hoverBackground": Color("#F1F1F133", "#00000014"),
-    "statusBarItem.prominentBackground": Color("#0078D4", "#005FB8", "button.background"),
-    "statusBarItem.prominentForeground": Color("#FFFFFF", "#FFFFFF", "button.foreground"),
     "button.background": Color("#0078D4", "#005FB8"),
     "button.foreground": Color("#FFFFFF", "#FFFFFF"),
     "button.hoverBackground": Color("#026EC1", "#0258A8", Mix("button.background", 0.15)),

@@ -27,8 +27,7 @@ _ROLES = (
         " editorWidget.background editorHoverWidget.background tab.activeBackground tab.inactiveBackground"
         " button.secondaryBackground checkbox.background input.background dropdown.background"
         " dropdown.listBackground quickInput.background commandCenter.background rankdeck.card.background"
-        " badge.foreground activityBarBadge.foreground button.foreground"
-        " statusBarItem.prominentForeground",
+        " badge.foreground activityBarBadge.foreground button.foreground",
     ),
     Role(
         "#FFFFFF",
@@ -46,7 +45,7 @@ _ROLES = (
         "#3B3B3B",
         "descriptionForeground editorLineNumber.foreground input.placeholderForeground rankdeck.axis",
     ),
-    Role("#8C8C8C", "#767676", "disabledForeground scrollbarSlider.background"),
+    Role("#8C8C8C", "#767676", "disabledForeground scrollbarSlider.background rankdeck.grid"),
     Role(
         "#6FC3DF",
         "#0F4A85",
@@ -61,7 +60,7 @@ _ROLES = (
         "contrastActiveBorder focusBorder inputOption.activeBorder activityBar.activeBorder"
         " tab.activeBorderTop panelTitle.activeBorder",
     ),
-    Role("#6FD0FF", "#0F4A85", "button.background statusBarItem.prominentBackground"),
+    Role("#6FD0FF", "#0F4A85", "button.background"),
     Role("#A6E1FF", "#083763", "button.hoverBackground activityBarBadge.background"),
     Role(
         "#0E2E47",
@@ -75,7 +74,6 @@ _ROLES = (
         " toolbar.hoverBackground statusBarItem.hoverBackground commandCenter.activeBackground"
         " tab.hoverBackground button.secondaryHoverBackground editor.lineHighlightBackground",
     ),
-    Role("#6B4700", "#FFD97A", "editor.findMatchBackground"),
     Role("#453300", "#FFEFC2", "editor.findMatchHighlightBackground"),
     Role("#F385184D", "#006BBD3D", "editorGroup.dropBackground"),
     Role("#00000000", "#00000000", "widget.shadow"),
@@ -94,7 +92,6 @@ _ROLES = (
     Role("#5FD970", "#0B5420", "rankdeck.ok"),
     Role("#CDE8BE", "#06553A", "rankdeck.number"),
     Role("#1C1C1C", "#EBEBEB", "rankdeck.track"),
-    Role("#3A3A3A", "#CFCFCF", "rankdeck.grid"),
     Role("#10151C", "#F1F5FB", "rankdeck.heat.0"),
     Role("#1F3B57", "#B9D4EE", "rankdeck.heat.1"),
     Role("#2E70A6", "#5FA3CF", "rankdeck.heat.2"),

@@ -22,6 +22,9 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
+MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
+"""Faces of code and numbers, the first that is there."""
+
 _SHEET = """
 QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.foreground;
   border: 1px solid @editorHoverWidget.border; padding: 4px; }
@@ -72,8 +75,7 @@ QLabel[tone="title"] { font-size: 17px; font-weight: 700; }
 QLabel[tone="section"] { font-size: 11px; font-weight: 700; color: @sideBarSectionHeader.foreground; }
 QLabel[tone="error"] { color: @errorForeground; }
 QLabel[tone="warning"] { color: @rankdeck.leadText; }
-QLabel[tone="mono"] { font-family: "Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono",
-  monospace; }
+QLabel[tone="mono"] { font-family: @mono; }
 QFrame[kind="card"] { background: @rankdeck.card.background; border: 1px solid @rankdeck.card.border;
   border-radius: 6px; }
 QFrame[kind="floating"] { background: @quickInput.background; border: 1px solid @widget.border; border-radius:
@@ -83,13 +85,13 @@ QLineEdit, QAbstractSpinBox { background: @input.background; color: @input.foreg
   selection-background-color: @selection.background; selection-color: @foreground;
   placeholder-text-color: @input.placeholderForeground; }
 QComboBox { background: @dropdown.background; color: @dropdown.foreground; border: 1px solid @dropdown.border;
-  border-radius: 3px; padding: 3px 6px; min-height: 20px; }
+  border-radius: 3px; padding: 3px 4px; min-height: 20px; }
 QLineEdit:focus, QAbstractSpinBox:focus, QComboBox:focus { border-color: @focusBorder; }
 QLineEdit { padding: 3px 4px; }
 QLineEdit[invalid="true"], QAbstractSpinBox[invalid="true"], QComboBox[invalid="true"] {
   border-color: @inputValidation.errorBorder; }
 QLineEdit:disabled, QAbstractSpinBox:disabled, QComboBox:disabled { color: @disabledForeground; }
-QComboBox[compact="true"], QLineEdit[compact="true"] { min-height: 16px; padding: 1px 6px; font-size: 11px; }
+QComboBox[compact="true"], QLineEdit[compact="true"] { min-height: 18px; padding: 1px 4px; font-size: 11px; }
 QAbstractSpinBox QLineEdit, QComboBox QLineEdit { border: 0; padding: 0; min-height: 0; background:
   transparent; }
 QComboBox::drop-down { border: 0; width: 20px; }
@@ -100,14 +102,18 @@ QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { border: 0; width: 1
 QAbstractSpinBox::up-arrow { image: url(@images/chevron-up.png); width: 10px; height: 10px; }
 QAbstractSpinBox::down-arrow { image: url(@images/chevron-down.png); width: 10px; height: 10px; }
 QTabBar::scroller { width: 40px; }
-QTabBar QToolButton { background: @editorGroupHeader.tabsBackground; border: 0; }
+QTabBar QToolButton { background: @editorGroupHeader.tabsBackground; border: 0;
+  border-bottom: 1px solid @editorGroupHeader.tabsBorder; }
 QTabBar QToolButton::left-arrow { image: url(@images/chevron-left.png); width: 12px; height: 12px; }
 QTabBar QToolButton::right-arrow { image: url(@images/chevron-right.png); width: 12px; height: 12px; }
+QTabBar QToolButton::left-arrow:disabled, QTabBar QToolButton::right-arrow:disabled { image: none; }
 QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @dropdown.foreground;
   border: 1px solid @dropdown.border; selection-background-color: @list.activeSelectionBackground;
   selection-color: @list.activeSelectionForeground; outline: 0; }
 QAbstractItemView { border: 0; outline: 0; background: transparent; }
 QListView[roomy="true"]::item { padding: 4px 2px; }
+QTreeView::item { padding: 0 5px; }
+QAbstractScrollArea::corner { background: transparent; }
 QHeaderView { background: @sideBar.background; border: 0; }
 QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
   border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
@@ -156,7 +162,7 @@ QPushButton[kind="segment"] { padding: 1px 8px; }
 QPushButton[kind="field"] { padding: 1px 6px; }
 QPushButton#commandCenter { padding: 2px 12px; }
 QLineEdit, QAbstractSpinBox, QComboBox { min-height: 18px; padding: 1px 6px; }
-QLineEdit { padding: 1px 4px; }
+QLineEdit, QComboBox { padding: 1px 4px; }
 QAbstractSpinBox { padding-right: 20px; }
 QAbstractSpinBox QLineEdit, QComboBox QLineEdit { padding: 0; min-height: 0; }
 QListView[roomy="true"]::item { padding: 2px; }
@@ -179,20 +185,28 @@ QPushButton:disabled { border: 1px dashed @disabledForeground; }
 QMenuBar::item:selected { background: transparent; color: @contrastActiveBorder; text-decoration: underline; }
 QMenu::item { border: 1px solid transparent; }
 QMenu::item:selected { border-color: @contrastActiveBorder; }
-QComboBox QAbstractItemView::item:selected, QTreeView::item:selected, QListView[roomy="true"]::item:selected {
+QTreeView::item { border: 1px solid transparent; border-width: 1px 0; padding: 0 5px; }
+QComboBox QAbstractItemView::item:selected, QListView[roomy="true"]::item:selected {
   border: 1px solid @contrastActiveBorder; color: @list.activeSelectionForeground;
   background: @list.activeSelectionBackground; }
+QTreeView::item:selected { border-color: @contrastActiveBorder;
+  color: @list.activeSelectionForeground; background: @list.activeSelectionBackground; }
+QTreeView::item:selected:first { border-left-width: 1px; padding-left: 4px; }
+QTreeView::item:selected:last { border-right-width: 1px; padding-right: 4px; }
 QWidget#problemRow[chosen="true"] { border: 1px solid @contrastActiveBorder; }
 QSplitter::handle:hover { background: @contrastActiveBorder; }
 """
 
 _IMAGES = (Path(__file__).parent / "images").as_posix()
+_UNQUOTABLE = re.compile(r'["\\\n]')
 _COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
 def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
     """The style sheet with every @id replaced by the colour that `hex_of` gives for it."""
-    parts = (_SHEET.replace("@images", _IMAGES), compact and _COMPACT, high_contrast and _CONTRAST)
+    mono = ", ".join(f'"{_UNQUOTABLE.sub("", name)}"' for name in MONO_FAMILIES)
+    sheet = _SHEET.replace("@images", _IMAGES).replace("@mono", mono)
+    parts = (sheet, compact and _COMPACT, high_contrast and _CONTRAST)
     return _COLOR.sub(lambda match: hex_of(match[1]), "".join(part for part in parts if part))
 
 

@@ -7,7 +7,7 @@ themselves ask `color` and repaint on `changed`. Changing a theme repolishes eve
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal
@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
 from rankdeck_app.theme.icons import CODEPOINTS, CodiconEngine
-from rankdeck_app.theme.qss import style_sheet
+from rankdeck_app.theme.qss import MONO_FAMILIES, style_sheet
 from rankdeck_app.theme.vscode import BASES, ColorTable, ThemeError, channels, load_vscode_theme
 
 BUILT_IN: dict[str, ColorTable] = {
@@ -32,7 +32,6 @@ BUILT_IN: dict[str, ColorTable] = {
 SYSTEM = marked("System")
 """The name that stands for whichever of ours is like what the desktop prefers."""
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
-MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
 
 
 def prefer_families(ui: str, mono: str) -> None:
@@ -80,8 +79,8 @@ class Theme(QObject):
 
     changed = Signal()
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self._table = BUILT_IN["Dark Modern"]
         self._cache: dict[str, QColor] = {}
         self._is_compact = False
@@ -167,12 +166,17 @@ class Theme(QObject):
         red, green, blue, alpha = channels(self._table.colors[key])
         return f"#{red:02x}{green:02x}{blue:02x}" if alpha == 255 else f"rgba({red},{green},{blue},{alpha})"
 
-    def font(self, px: int = 12, *, bold: bool = False, mono: bool = False) -> QFont:
-        """Text 12, secondary 11. `mono` for numbers and output."""
+    @staticmethod
+    @cache
+    def font(px: int = 12, bold: bool = False, mono: bool = False) -> QFont:
+        """Text 12, secondary 11. `mono` for numbers and output; digits of one width, so that numbers do not
+        jump. The object is shared.
+        """
         font = QFont()
         font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)
         font.setPixelSize(px)
         font.setBold(bold)
+        font.setFeature(QFont.Tag("tnum"), 1)
         return font
 
     def icon(self, name: str, color: str = "icon.foreground") -> QIcon:

@@ -217,10 +217,12 @@ class ComboBox(QComboBox):
         return self.fontMetrics().horizontalAdvance(self._shown) > self._text_box().width()
 
     def _text_box(self) -> QRect:
+        """Text begins where that of a line edit does."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
         part = QStyle.SubControl.SC_ComboBoxEditField
-        return self.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, self)
+        box = self.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, self)
+        return box.adjusted(2, 0, 0, 0)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         if self.hasFocus():

@@ -79,13 +79,13 @@ class FigureDelegate(QStyledItemDelegate):
         color = self.theme.color
         if is_chosen:
             painter.fillRect(rect, color("list.inactiveSelectionBackground"))
-            paint_outline(painter, rect, color("contrastActiveBorder"))
         elif state & QStyle.StateFlag.State_MouseOver:
             painter.fillRect(rect, color("list.hoverBackground"))
         if mark:
             painter.fillRect(QRect(rect.x(), rect.y(), 3, rect.height()), color(mark))
-        painter.setPen(self.colors.border)
-        painter.drawLine(rect.bottomLeft(), rect.bottomRight())
+        painter.fillRect(QRect(rect.x(), rect.bottom(), rect.width(), 1), self.colors.border)
+        if is_chosen:
+            paint_outline(painter, rect, color("contrastActiveBorder"))
         if state & QStyle.StateFlag.State_HasFocus:
             paint_outline(painter, rect, color("focusBorder"))
 

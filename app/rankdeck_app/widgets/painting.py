@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.theme.theme import MONO_FAMILIES, UI_FAMILIES
 
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -27,6 +25,7 @@ DATA_ROLE = int(Qt.ItemDataRole.UserRole)
 """Under which a model gives the object of a row, for delegates."""
 
 Index = QModelIndex | QPersistentModelIndex
+chart_font = Theme.font
 
 
 @dataclass(frozen=True)
@@ -85,22 +84,6 @@ def _measure(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None
         _watchers[-1](Overflow(text, (painted.width(), height), (box.width(), box.height())))
 
 
-def _tell_readers(text: str) -> None:
-    for tell in _readers:
-        tell(text)
-
-
-@cache
-def chart_font(px: int, bold: bool = False, mono: bool = False) -> QFont:
-    """The faces of the theme; digits of one width, so that numbers do not jump."""
-    font = QFont()
-    font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)
-    font.setPixelSize(px)
-    font.setBold(bold)
-    font.setFeature(QFont.Tag("tnum"), 1)
-    return font
-
-
 def paint_text(
     painter: QPainter,
     box: QRectF | QRect,
@@ -118,7 +101,8 @@ def paint_text(
 
     `font` stands for the face that the size names: that of the widget that asks for its room by it.
     """
-    _tell_readers(text)
+    for tell in _readers:
+        tell(text)
     painter.setFont(font or chart_font(px, bold, mono))
     painter.setPen(ink)
     if elide != Qt.TextElideMode.ElideNone:
@@ -132,7 +116,8 @@ def paint_text(
 
 def paint_words(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
     """Text over as many lines as a box has, from its left; … where words are left out."""
-    _tell_readers(text)
+    for tell in _readers:
+        tell(text)
     painter.setFont(chart_font(px))
     painter.setPen(ink)
     flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
@@ -167,9 +152,22 @@ def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
 def paint_outline(painter: QPainter, rect: QRect, color: QColor) -> None:
     """A line of one pixel just inside a box: what is chosen in a high-contrast theme, or has the keyboard."""
     if color.alpha():
-        painter.setPen(color)
-        painter.setBrush(Qt.BrushStyle.NoBrush)
-        painter.drawRect(rect.adjusted(0, 0, -1, -1))
+        # Filled: half of a pen would be cut off where a pixel is no whole number of the screen's.
+        for side in (
+            QRect(rect.left(), rect.top(), rect.width(), 1),
+            QRect(rect.left(), rect.bottom(), rect.width(), 1),
+            QRect(rect.left(), rect.top(), 1, rect.height()),
+            QRect(rect.right(), rect.top(), 1, rect.height()),
+        ):
+            painter.fillRect(side, color)
+
+
+def paint_plate(painter: QPainter, theme: Theme, box: QRectF, radius: float, color: QColor) -> None:
+    """A rounded box; high-contrast themes have a line around it."""
+    line = theme.color("contrastBorder")
+    painter.setPen(line if line.alpha() else Qt.PenStyle.NoPen)
+    painter.setBrush(color)
+    painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5) if line.alpha() else box, radius, radius)
 
 
 def paint_segments(

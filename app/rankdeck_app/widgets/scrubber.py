@@ -24,7 +24,7 @@ from PySide6.QtWidgets import QAbstractSlider, QSizePolicy
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_plate, paint_text
 
 _HEIGHT = 18
 _KNOB = 5.0
@@ -124,8 +124,9 @@ class Scrubber(QAbstractSlider):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         left, right = self.line
         middle = self.height() / 2
+        track = QRectF(left, middle - _AGAIN / 2, right - left, _AGAIN)
+        paint_plate(painter, self._theme, track, _AGAIN / 2, ink.track)
         painter.setPen(Qt.PenStyle.NoPen)
-        self._bar(painter, left, right, _AGAIN, ink.track)
         for one in figure.stretches:
             self._bar(painter, self.x_of(one.began_s), self.x_of(one.kept_s), _BAR, ink.rest_fill)
             if one.ended_s > one.kept_s:

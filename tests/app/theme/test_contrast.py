@@ -25,7 +25,6 @@ TEXT: dict[str, str] = {
     "editor.background": f"{SAID_ANYWHERE} editorLineNumber.foreground breadcrumb.foreground rankdeck.number"
     " rankdeck.axis",
     "editor.lineHighlightBackground": "foreground editorLineNumber.foreground",
-    "editor.findMatchBackground": "foreground",
     "editor.findMatchHighlightBackground": "foreground",
     "rankdeck.card.background": f"{SAID_ANYWHERE} rankdeck.axis",
     "sideBar.background": f"{SAID_ANYWHERE} sideBar.foreground sideBarSectionHeader.foreground",
@@ -46,7 +45,7 @@ TEXT: dict[str, str] = {
     "tab.hoverBackground": "tab.inactiveForeground",
     "statusBar.background": "statusBar.foreground errorForeground",
     "statusBarItem.hoverBackground": "statusBar.foreground",
-    "statusBarItem.prominentBackground": "statusBarItem.prominentForeground",
+    "errorForeground": "panel.background",
     "button.background": "button.foreground",
     "button.hoverBackground": "button.foreground",
     "button.secondaryBackground": "button.secondaryForeground",
@@ -138,6 +137,7 @@ def test_lines_symbols_and_charts_of_high_contrast_stand_off_too(name: str) -> N
         "rankdeck.rest",
     ]
     marks += ["rankdeck.lossRaw", "rankdeck.capacity", "rankdeck.median", "scrollbarSlider.background"]
+    marks.append("rankdeck.grid")
     ground = rgb(colors, "editor.background")
     weak = {key: ratio for key in marks if (ratio := contrast(rgb(colors, key), ground)) < 3}
     assert not weak

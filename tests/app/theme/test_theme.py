@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QIcon, QImage, QPalette
-from PySide6.QtWidgets import QApplication, QPushButton
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import BUILT_IN, Theme, ThemeError, set_look
 from rankdeck_app.theme.icons import CODEPOINTS, FONT_FILE, _family
 from rankdeck_app.theme.qss import style_sheet
+from rankdeck_app.theme.theme import prefer_families
 
 
 def pixels(icon: QIcon, side: int = 24) -> QImage:
@@ -59,6 +60,20 @@ def test_the_style_sheet_knows_every_id_that_it_names(qapp: QApplication, name: 
     theme = Theme()
     theme.load(name)
     assert "@" not in style_sheet(theme.hex)
+
+
+def test_labels_of_code_have_the_face_that_is_preferred(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankdeck_app.theme.qss.MONO_FAMILIES", families := ["monospace"])
+    monkeypatch.setattr("rankdeck_app.theme.theme.MONO_FAMILIES", families)
+    label = QLabel("x = 1")
+    label.setProperty("tone", "mono")
+    qtbot.addWidget(label)
+    prefer_families("", ' Cascadia "Code" ')
+    Theme().apply()
+    label.ensurePolished()
+    assert label.font().families() == ["Cascadia Code", "monospace"]
 
 
 def test_the_lead_is_amber_in_both_themes(qapp: QApplication) -> None:

@@ -48,3 +48,16 @@ def test_a_combo_box_without_room_elides_and_tells_the_whole(
     QApplication.sendEvent(box, QHelpEvent(QEvent.Type.ToolTip, QPoint(5, 5), QPoint(5, 5)))
     assert told == (["interleaved-zero-bubble\nIn which order stages run"] if is_cut else [])
     box.grab()
+
+
+def test_what_can_be_typed_in_begins_where_the_other_text_does(qtbot: QtBot) -> None:
+    theme, pictures = Theme(), []
+    theme.apply()
+    for is_editable in (True, False):
+        box = ComboBox(theme)
+        qtbot.addWidget(box)
+        box.setEditable(is_editable)
+        box.addItem("gpt")
+        box.resize(120, 28)
+        pictures.append(box.grab().toImage())
+    assert pictures[0] == pictures[1]

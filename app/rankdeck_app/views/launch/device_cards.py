@@ -19,7 +19,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
 from rankdeck_app.widgets.layouts import clear
-from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_plate, paint_text
 
 MAX_CARDS = 8
 CARD_HEIGHT = 46
@@ -152,9 +152,8 @@ class DeviceCard(QAbstractButton):
         if top is None:
             top = self.height() - height - (7 if self._chip else 9)
         track = QRectF(8, top, self.width() - 16, height)
+        paint_plate(painter, self._theme, track, height / 2, color("rankdeck.track"))
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(color("rankdeck.track"))
-        painter.drawRoundedRect(track, height / 2, height / 2)
         if figure.share is not None:
             fill = QRectF(track)
             fill.setWidth(max(height, track.width() * min(1.0, figure.share)))
