@@ -56,10 +56,8 @@ class Keymap(QObject):
     changed = Signal()
     failed = Signal(str)
 
-    def __init__(
-        self, commands: CommandTable, path: Path, parent: QObject | None = None, *, disk: Disk | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, commands: CommandTable, path: Path, *, disk: Disk | None = None) -> None:
+        super().__init__()
         self._disk = disk or Disk(self)
         self._commands = commands
         self._path = path

@@ -72,8 +72,8 @@ class Context(QObject):
 
     changed = Signal(set)
 
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.facts: dict[str, object] = {}
 
     def set(self, key: str, value: object) -> None:
@@ -107,8 +107,8 @@ class CommandTable(QObject):
     changed = Signal()
     ran = Signal(str)
 
-    def __init__(self, context: Context, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, context: Context) -> None:
+        super().__init__()
         self.context = context
         self._rows: dict[str, Command] = {}
 

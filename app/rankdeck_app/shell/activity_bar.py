@@ -82,8 +82,8 @@ class ActivityButton(QAbstractButton):
 class ActivityBar(QWidget):
     """One button per activity, and the gear."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self.setObjectName("activityBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedWidth(WIDTH)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.shell.services import Services
-from rankdeck_app.widgets.controls import ToolButton, tool_button
-
-__all__ = ["CommandButton", "tool_button", "with_keys"]
+from rankdeck_app.widgets.controls import ToolButton
 
 
 def with_keys(text: str, keys: str) -> str:

@@ -32,8 +32,8 @@ class EditorArea(QWidget):
     active_page_changed = Signal(object)
     layout_changed = Signal()
 
-    def __init__(self, services: Services, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, services: Services) -> None:
+        super().__init__()
         self.setObjectName("editorArea")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName(tr("Editor"))

@@ -34,8 +34,8 @@ class FrameClock(QObject):
     measured = Signal(object)
     _frame = Signal()
 
-    def __init__(self, rate_hz: int = 30, parent: QObject | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, rate_hz: int = 30) -> None:
+        super().__init__()
         self._rate_hz = rate_hz
         self._slow = False
         self._began_s = 0.0
@@ -58,15 +58,6 @@ class FrameClock(QObject):
     def set_rate(self, rate_hz: int) -> None:
         self._rate_hz = rate_hz
         self._adjust()
-
-    @property
-    def interval_ms(self) -> int:
-        """From one frame to the next."""
-        return self._timer.interval()
-
-    @property
-    def running(self) -> bool:
-        return self._timer.isActive()
 
     def stop(self) -> None:
         """Drop every subscriber; the window closes."""

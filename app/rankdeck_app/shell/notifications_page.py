@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QSize, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
 from rankdeck_app.language import tr
@@ -15,11 +16,15 @@ from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
+_LEFT, _RIGHT = 28, 4
+"""Of a row of buttons, so that they begin where text does."""
 _PADDING = 8
 """Above and below what stands in a row of a roomy list (theme/qss.py)."""
 
 
 class NotificationsPage(Page):
+    can_split = False
+
     def __init__(self, page_id: str, window: MainWindow) -> None:
         super().__init__(page_id, title=tr("Notifications"), icon="bell")
         self._toasts = window.toasts
@@ -59,8 +64,9 @@ class NotificationsPage(Page):
     def _add_buttons(self, notice: Notification) -> None:
         """Below what was said, in a row of the list that is nothing but buttons."""
         buttons = QWidget()
-        row = action_buttons(notice.actions, lambda callback: callback(), suggests=False)
-        row.setContentsMargins(28, 0, 4, 6)
+        room = self._list.viewport().width() - _LEFT - _RIGHT
+        row = action_buttons(notice.actions, lambda callback: callback(), room, suggests=False)
+        row.setContentsMargins(_LEFT, 0, _RIGHT, 6)
         buttons.setLayout(row)
         item = QListWidgetItem()
         item.setFlags(Qt.ItemFlag.NoItemFlags)
@@ -70,6 +76,10 @@ class NotificationsPage(Page):
             button.ensurePolished()  # How high it is, the theme says.
         row.invalidate()
         item.setSizeHint(QSize(0, row.sizeHint().height() + _PADDING))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        if event.size().width() != event.oldSize().width():
+            self._fill()
 
     def showEvent(self, event: QEvent) -> None:
         self._toasts.is_read_elsewhere = True

@@ -41,10 +41,8 @@ class Page(QWidget):
     can_split = True
     """Whether a second copy of the page may be opened beside the first (Ctrl+\\)."""
 
-    def __init__(
-        self, page_id: str, title: str = "", icon: str = "file", parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, page_id: str, title: str = "", icon: str = "file") -> None:
+        super().__init__()
         self.page_id = page_id
         self.title = title
         self.icon = icon

@@ -106,7 +106,7 @@ class PanelTabBar(QTabBar):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(self._theme.color("errorForeground" if hot else "badge.background"))
         painter.drawRoundedRect(box, 8, 8)
-        ink = self._theme.color("statusBarItem.prominentForeground" if hot else "badge.foreground")
+        ink = self._theme.color("panel.background" if hot else "badge.foreground")
         paint_text(painter, box, str(count), ink, 11, CENTER, font=self.font())
 
 
@@ -115,8 +115,8 @@ class Panel(QWidget):
 
     shown_changed = Signal()
 
-    def __init__(self, services: Services, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, services: Services) -> None:
+        super().__init__()
         self.setObjectName("panel")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName(tr("Panel"))

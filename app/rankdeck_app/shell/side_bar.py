@@ -147,8 +147,8 @@ class SideBarView(QWidget):
     Which sections are folded is restored after a restart.
     """
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.sections: list[SideBarSection] = []
         column = QVBoxLayout(self)
@@ -195,8 +195,8 @@ class SideBarView(QWidget):
 class SideBar(QWidget):
     """Shows one activity's view; `shown` is its id, '' while there is none."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self) -> None:
+        super().__init__()
         self.setObjectName("sideBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setMinimumWidth(MIN_WIDTH)

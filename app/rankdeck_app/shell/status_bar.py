@@ -94,8 +94,8 @@ class StatusItem(QAbstractButton):
 class StatusBar(QWidget):
     """Items stand by falling priority from the outer edge inwards."""
 
-    def __init__(self, theme: Theme, commands: CommandTable, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, commands: CommandTable) -> None:
+        super().__init__()
         self.setObjectName("statusBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedHeight(HEIGHT)
@@ -130,10 +130,6 @@ class StatusBar(QWidget):
             self._rows[side].insertWidget(items.index(status_item), status_item)
             status_item.resized.connect(self._fit)
         return status_item
-
-    def items(self) -> list[StatusItem]:
-        """Left to right."""
-        return [*self._sides["left"], *self._sides["right"]]
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._fit()

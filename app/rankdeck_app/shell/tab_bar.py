@@ -8,8 +8,8 @@ further than a few pixels leaves as a QDrag: dropping it is the business of tab_
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QDrag, QFont, QMouseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QApplication, QTabBar, QWidget
+from PySide6.QtGui import QColor, QDrag, QFont, QLinearGradient, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QApplication, QTabBar, QToolButton
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.tab import Tab
@@ -20,6 +20,7 @@ HEIGHT = 36
 ACCENT = 2
 MIME = "application/x-rankdeck-tab"
 _MAX_TEXT_WIDTH = 220
+_FADE = 20
 
 
 class EditorTabBar(QTabBar):
@@ -31,8 +32,8 @@ class EditorTabBar(QTabBar):
     menu_requested = Signal(object, QPoint)
     dragged = Signal(object)
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self.tabs: list[Tab] = []
         self.focused_group = True
@@ -171,7 +172,21 @@ class EditorTabBar(QTabBar):
             is_last = self._drop_at == self.count()
             at = self.tabRect(self._drop_at - 1).right() if is_last else self.tabRect(self._drop_at).left()
             painter.fillRect(QRect(at - 1, 0, 2, HEIGHT), self._theme.color("tab.activeBorderTop"))
+        self._paint_fades(painter)
         painter.end()
+
+    def _paint_fades(self, painter: QPainter) -> None:
+        """A tab that is scrolled out of sight in part fades there."""
+        arrows = [arrow.x() for arrow in self.findChildren(QToolButton) if arrow.isVisible()]
+        end = min(arrows, default=self.width())
+        for edge, inner in ((0, _FADE), (end, end - _FADE)):
+            if any(rect.left() < edge < rect.right() for rect in map(self.tabRect, range(self.count()))):
+                ground = QColor(self._theme.color("editorGroupHeader.tabsBackground"))
+                fade = QLinearGradient(edge, 0, inner, 0)
+                fade.setColorAt(0, ground)
+                ground.setAlpha(0)
+                fade.setColorAt(1, ground)
+                painter.fillRect(QRect(min(edge, inner), 0, _FADE, HEIGHT - 1), fade)
 
     def _paint_tab(self, painter: QPainter, index: int, rect: QRect) -> None:
         color = self._theme.color

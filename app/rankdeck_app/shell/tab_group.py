@@ -15,12 +15,13 @@ from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDragMoveEvent, QDro
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QToolButton, QVBoxLayout, QWidget
 
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import CommandButton, tool_button, with_keys
+from rankdeck_app.shell.controls import CommandButton, with_keys
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_bar import HEIGHT, MIME, EditorTabBar
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.painting import paint_text
 
 Zone = Literal["center", "left", "right", "top", "bottom"]

@@ -41,8 +41,8 @@ def fill_menu(menu: QMenu, commands: list[Command], services: Services) -> None:
 
 
 class TitleBar(QWidget):
-    def __init__(self, services: Services, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, services: Services) -> None:
+        super().__init__()
         self.setObjectName("titleBar")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setFixedHeight(HEIGHT)

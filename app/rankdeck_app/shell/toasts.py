@@ -27,9 +27,9 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
+from rankdeck_app.widgets.controls import tool_button
 
 ToastTone = Literal["info", "warning", "error"]
 Action = tuple[str, Callable[[], object]]
@@ -60,10 +60,14 @@ class Notification:
 
 
 def action_buttons(
-    actions: Sequence[Action], run: Callable[[Callable[[], object]], object], *, suggests: bool = True
+    actions: Sequence[Action],
+    run: Callable[[Callable[[], object]], object],
+    room: int,
+    *,
+    suggests: bool = True,
 ) -> QBoxLayout:
-    """A row of buttons at the right; the first is the suggested one, where one is suggested. Where a row has
-    no room for them they stand under each other.
+    """A row of buttons at the right; the first is the suggested one, where one is suggested. Where `room`
+    pixels are too few for a row they stand under each other.
     """
     row = QBoxLayout(QBoxLayout.Direction.LeftToRight)
     row.setSpacing(_GAP)
@@ -74,9 +78,9 @@ def action_buttons(
         if at == 0 and suggests:
             button.setProperty("kind", "primary")
         button.clicked.connect(lambda _checked=False, callback=callback: run(callback))
-        row.addWidget(button)
+        row.addWidget(button, 0, Qt.AlignmentFlag.AlignRight)
         width += button.fontMetrics().horizontalAdvance(label) + _AROUND_LABEL + _GAP
-    if width > WIDTH - 24:
+    if width > room:
         row.setDirection(QBoxLayout.Direction.TopToBottom)
     return row
 
@@ -107,7 +111,7 @@ class Toast(QFrame):
         column.setSpacing(8)
         column.addLayout(row)
         if notice.actions:
-            column.addLayout(action_buttons(notice.actions, self._answer))
+            column.addLayout(action_buttons(notice.actions, self._answer, WIDTH - 24))
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._expire)
         self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))

@@ -92,7 +92,7 @@ class MainWindow(QWidget):
         workspace = self.services.workspace
         self.title_bar.set_center_text(workspace.absolute().name if workspace else APP_NAME)
         self.activity_bar = ActivityBar(self.theme)
-        self.side_bar = SideBar(self.theme)
+        self.side_bar = SideBar()
         self.editor = EditorArea(self.services)
         self.panel = Panel(self.services)
         self.status = StatusBar(self.theme, self.commands)

@@ -266,7 +266,7 @@ def test_opening_and_closing_splits_never_grows_the_tree(editor: EditorArea) -> 
     assert editor._tree.root.widget(0) is editor.groups()[0]
 
 
-def test_the_layout_comes_back_from_its_state(window: MainWindow, editor: EditorArea) -> None:
+def test_the_layout_comes_back_from_its_state(qtbot: QtBot, window: MainWindow, editor: EditorArea) -> None:
     note(editor, "a").field.setText("text of a")
     editor.toggle_pin()
     note(editor, "b")
@@ -274,7 +274,8 @@ def test_the_layout_comes_back_from_its_state(window: MainWindow, editor: Editor
     note(editor, "c")
     editor.split("bottom")
     state = json.loads(json.dumps(editor.save_state()))
-    fresh = EditorArea(window.services, window)
+    fresh = EditorArea(window.services)
+    qtbot.addWidget(fresh)
     fresh._kinds = editor._kinds
     fresh.restore_state(state)
     fresh.resize(900, 600)

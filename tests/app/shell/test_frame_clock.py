@@ -19,12 +19,12 @@ class Counter(QObject):
 
 def test_the_clock_runs_only_while_somebody_wants_frames(qtbot: QtBot) -> None:
     clock, counter = FrameClock(60), Counter()
-    assert not clock.running
+    assert not clock._timer.isActive()
     clock.subscribe(counter.on_frame)
     qtbot.waitUntil(lambda: counter.frames >= 3)
     clock.stop()
     clock.stop()
-    assert not clock.running
+    assert not clock._timer.isActive()
     seen = counter.frames
     QApplication.processEvents()
     assert counter.frames == seen
@@ -34,14 +34,14 @@ def test_a_subscriber_that_is_gone_leaves_the_clock(qtbot: QtBot) -> None:
     clock, counter = FrameClock(60), Counter()
     clock.subscribe(counter.on_frame)
     del counter
-    qtbot.waitUntil(lambda: not clock.running)
+    qtbot.waitUntil(lambda: not clock._timer.isActive())
 
 
 def test_a_deleted_widget_leaves_the_clock(qtbot: QtBot) -> None:
     clock, counter = FrameClock(60), Counter()
     clock.subscribe(counter.on_frame)
     counter.deleteLater()
-    qtbot.waitUntil(lambda: not clock.running)
+    qtbot.waitUntil(lambda: not clock._timer.isActive())
 
 
 def test_a_hidden_window_gets_ten_frames_a_second(qtbot: QtBot) -> None:

@@ -206,7 +206,8 @@ def test_status_items_stand_by_side_and_priority_and_hide_while_empty(window: Ma
     status = window.status
     for name, side, priority in (("a", "left", 1), ("b", "left", 9), ("c", "right", 99), ("d", "right", 1)):
         status.item(name, side, priority).show_text(name)  # type: ignore[arg-type]
-    shown = [item.text() for item in status.items() if not item.isHidden()]
+    items = (*status._sides["left"], *status._sides["right"])
+    shown = [item.text() for item in items if not item.isHidden()]
     assert shown == ["b", "a", "d", "Dark Modern", "c"]
     status.item("b").show_text("")
     assert status.item("b").isHidden()

@@ -10,6 +10,7 @@ from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
+from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.side_bar import Activity, SideBarView
@@ -269,6 +270,32 @@ def test_the_page_of_notifications_has_their_buttons_and_no_toast_beside_it(
     assert len(window.toasts.all_shown) == 1
 
 
+def test_notifications_have_one_page_whose_buttons_stand_beside_each_other_where_there_is_room(
+    qtbot: QtBot, window: MainWindow
+) -> None:
+    add_frame_pages(window)
+    window.resize(800, 600)
+    names = ("Open train.py", "Open Race · GPT · 2", "Open what is alive")
+    window.toasts.show("before", actions=[(name, lambda: None) for name in names], key="said")
+    for page_id in ("keys:", "notifications:"):
+        window.editor.open(page_id)
+    window.editor.split("right")
+    (page,) = (page for page in window.editor.pages() if isinstance(page, NotificationsPage))
+
+    def places() -> tuple[set[int], set[int]]:
+        """(tops, right edges) of the buttons that are on show."""
+        boxes = [button.geometry() for button in page.findChildren(QPushButton) if button.text() in names]
+        return {box.y() for box in boxes}, {box.right() for box in boxes}
+
+    qtbot.waitUntil(lambda: (len(places()[0]), len(places()[1])) == (3, 1))
+    window.editor.close_page("keys:")
+    qtbot.waitUntil(lambda: (len(places()[0]), len(places()[1])) == (1, 3))
+    window.toasts.clear_history()
+    window.toasts.show("again", key="said")
+    window.toasts.restate("said", "anew")
+    assert [notice.text for notice in window.toasts.history] == ["again"]
+
+
 def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -> None:
     item = window.status.item("frames")
     window.clock.subscribe(lambda: None)
@@ -285,7 +312,7 @@ def test_closing_the_window_stops_the_clock_and_tells_views(qtbot: QtBot, window
     window.closing.connect(lambda: told.append("closing"))
     window.clock.subscribe(lambda: None)
     window.close()
-    assert told == ["closing"] and not window.clock.running
+    assert told == ["closing"] and not window.clock._timer.isActive()
 
 
 def test_a_closed_window_is_freed(qtbot: QtBot, services: Services, make_window: Make) -> None:
