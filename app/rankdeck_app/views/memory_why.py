@@ -27,7 +27,6 @@ from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.holder_list import Holder, HolderList, HoldersFigure
 from rankdeck_app.widgets.layouts import MIDDLE, TOP, clear, column, push_button, row, text_label
 
-PAGE_KIND = "why"
 _WIDE = 760
 _OWN_ALONE = (
     marked("when it failed: weights, gradients and optimizer; activations belong to no module"),
@@ -40,10 +39,6 @@ _FRAME, _LINE, _WAY = 100, 18, 32
 
 Acts = Mapping[str, Callable[..., Any]]
 """label (of a cure), take (a cure), open_code (a line of a file), save (the page) and closed."""
-
-
-def page_id(run: Path) -> str:
-    return f"{PAGE_KIND}:{run}"
 
 
 class MemoryWhyPage(Page):
@@ -208,7 +203,7 @@ class WayList(QWidget):
             self._acts["take"](way.cure)
 
         figure = ", ".join(filter(None, (spoken(way.headroom), way.verdict and tr(way.verdict))))
-        name, told = ElidedLabel(spoken(way.words)), text_label(figure, "mono", wrap=False)
+        name, told = ElidedLabel(spoken(way.words)), text_label(figure, wrap=False)
         button = push_button(label, tr("{act}: predicted {figure}", act=label, figure=figure), take)
         button.setAccessibleName(tr("{act}: {figure}, predicted", act=label, figure=figure))
         self.buttons.append(button)

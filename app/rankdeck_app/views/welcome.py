@@ -24,7 +24,8 @@ from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 PAGE_ID = "welcome:"
 MAX_RECENT = 6
-MAX_WIDTH = 1000
+MAX_WIDTH = 1400
+_ROW = 20
 _LEAST_OF_CARDS, _LEAST_OF_SUGGESTION = 760, 560
 """Widths of the page from which two stand side by side, in pixels."""
 HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
@@ -67,7 +68,6 @@ class WelcomePage(Page):
         self.setFocusProxy(self.launch_button)
         gpus.changed.connect(self._suggest)
         runs.changed.connect(self._list_runs)
-        theme.changed.connect(self._retheme)
         self._suggest()
         self._list_runs()
 
@@ -84,6 +84,7 @@ class WelcomePage(Page):
         self.suggestion_frame, inside = framed(tr("Start here"))
         self.what, self.why = text_label(), text_label(tone="dim")
         self.launch_button = push_button("", "", self._launch, kind="primary", height=32)
+        self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
         self.launch_button.setIconSize(QSize(14, 14))
         self.script_button = push_button(
             f"  {tr('Run Your Own Script…')}  ",
@@ -91,10 +92,8 @@ class WelcomePage(Page):
             self.script_asked.emit,
             height=32,
         )
-        texts, buttons = (
-            column(self.what, self.why),
-            column(self.launch_button, self.script_button, spacing=8),
-        )
+        texts = column(self.what, self.why, None, spacing=2)
+        buttons = column(self.launch_button, self.script_button, spacing=8)
         self._suggested = row((texts, 1), buttons, spacing=16)
         inside.addLayout(self._suggested)
         return self.suggestion_frame
@@ -114,7 +113,6 @@ class WelcomePage(Page):
         self.launch_button.setText(f"  {launch}  ")
         self.launch_button.setToolTip(tr("Train {preset} on {devices} now", preset=name, devices=devices))
         self.launch_button.setAccessibleName(launch)
-        self._retheme()
 
     # Runs
 
@@ -158,13 +156,15 @@ class WelcomePage(Page):
     def _presets_card(self) -> QFrame:
         frame, inside = framed(tr("Presets"))
         self.preset_buttons: list[QPushButton] = []
+        rows = column(spacing=2)
         for preset in self._presets:
             tooltip = f"{tr(preset.text)}\n{tr('Make it the configuration in the side bar')}"
             button = _link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
             needs = tr("needs a GPU") if preset.needs_gpu else ""
             facts = (strategy_title(preset.strategy), needs, tr(preset.lesson))
-            inside.addWidget(_row(button, " · ".join(filter(None, facts))))
+            rows.addWidget(_row(button, " · ".join(filter(None, facts))))
+        inside.addLayout(rows)
         inside.addStretch(1)
         return frame
 
@@ -174,12 +174,10 @@ class WelcomePage(Page):
         whole = [f"{words}    ".replace(" ", "\u00a0") for words in known]
         return text_label(" ".join(whole), "small")
 
-    def _retheme(self) -> None:
-        self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
-
 
 def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
     button = push_button(text, tooltip, on_click, kind="link")
+    button.setProperty("flush", "true")
     button.setCursor(Qt.CursorShape.PointingHandCursor)
     return button
 
@@ -189,5 +187,6 @@ def _row(button: QPushButton, text: str) -> QWidget:
     label = ElidedLabel(text)
     label.setProperty("tone", "small")
     widget = QWidget()
+    widget.setMinimumHeight(_ROW)
     row(button, (label, 1), on=widget, spacing=10)
     return widget

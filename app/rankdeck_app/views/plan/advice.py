@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
+from PySide6.QtCore import QSize
+from PySide6.QtWidgets import QGridLayout, QWidget
 
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.layouts import clear, push_button
+from rankdeck_app.widgets.painting import Symbol
 
 MOST_SHOWN = 4
 ROW_HEIGHT = 24
@@ -41,8 +43,7 @@ class AdviceList(QWidget):
             self._add(row, line)
 
     def _add(self, row: int, line: PlanLine) -> None:
-        icon = QLabel()
-        icon.setPixmap(self._theme.icon("lightbulb", "rankdeck.leadText").pixmap(14, 14))
+        icon = Symbol(self._theme, "lightbulb", "rankdeck.leadText", QSize(14, 14), 14)
         text = ElidedLabel(spoken(line.advice, line.phrases) if line.advice else _changes(line))
         tooltip = tr("Change {settings} in the configuration", settings=_changes(line))
         button = push_button(tr("Apply"), tooltip, lambda: self._on_take(line), kind="link")

@@ -18,7 +18,6 @@ from rankdeck.base.phrases import marked
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.draft_race import DraftRace
@@ -30,6 +29,7 @@ from rankdeck_app.views.plan.raced import race_words
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.views.plan.target import TargetBox
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
+from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
 from rankdeck_app.widgets.stat_strip import StatStrip
 
@@ -122,17 +122,17 @@ class PlanPage(Page):
         self.target.chosen.connect(self._plan_for)
         self.fit_button = tool_button(theme, "zoom-in", "", self._toggle_fit)
         self.fit_button.setCheckable(True)
-        self.fit_button.setFixedSize(25, 25)
+        self.fit_button.setFixedSize(28, 28)
         self.fit_button.setAccessibleName(tr("Fit bars to the data"))
         self.refresh_button = tool_button(theme, "refresh", tr("Plan again"), self.ask_again)
-        self.refresh_button.setFixedSize(25, 25)
+        self.refresh_button.setFixedSize(28, 28)
         label = text_label(tr("Plan for"), "dim", wrap=False)
         label.setBuddy(self.target)
         self.race_button = push_button(
             tr("Race What Fits"),
             tr("Train the same steps under each, and compare"),
             self.race_asked.emit,
-            height=25,
+            height=28,
         )
         parts = (label, self.target, self.fit_button, self.refresh_button, self.race_button)
         self._top = row((self.strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
@@ -224,6 +224,7 @@ class PlanPage(Page):
         self._card.set_source(tr("predicted, measured below") if is_raced else tr(PREDICTED))
         kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
         self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.shows_capacity))
+        self._legend.setVisible(bool(kinds))
         self._card.set_subtitle(*plan_figures.subtitle(plan))
         advice = plan_figures.advice(plan)
         self.advice.show_lines(advice)

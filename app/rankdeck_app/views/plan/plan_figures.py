@@ -299,7 +299,7 @@ def stats(plan: DraftPlan) -> tuple[Stat, ...]:
     label = tr("Chosen") if chosen is None else tr("Chosen: {strategy}", strategy=strategy_name(chosen))
     answers = tr("Answers so far") if plan.is_asking else tr("Answers")
     return (
-        Stat(whose, plan.target, plan.target),
+        Stat(whose, plan.target, plan.target, short=tr("Predicted for")),
         _stat(label, chosen, is_hot=chosen is not None and is_trouble(chosen)),
         _stat(_marked_label(RECOMMENDED, recommended), recommended),
         _stat(_marked_label(LEAST_MEMORY, cheapest), cheapest),

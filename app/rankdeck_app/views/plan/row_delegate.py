@@ -26,6 +26,7 @@ from rankdeck_app.views.plan.plan_figures import (
     RowFigure,
     Scale,
 )
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.figure_list import FigureDelegate
 from rankdeck_app.widgets.painting import (
     CENTER,
@@ -246,9 +247,10 @@ class PlanRowDelegate(FigureDelegate):
             num_lines = 1 + bool(note) + bool(measured)
             top = rect.y() + (rect.height() - 16 * num_lines) // 2
             is_peak = left == columns.peak
-            ink = colors.muted if figure.is_awaited or not is_peak else colors.foreground
+            is_bold = is_peak and text != UNKNOWN
+            ink = colors.foreground if is_bold and not figure.is_awaited else colors.muted
             room = QRect(left, top, width, 16)
-            paint_text(painter, room, text, ink, 12 if is_peak else 11, RIGHT, bold=is_peak, mono=True)
+            paint_text(painter, room, text, ink, 12 if is_peak else 11, RIGHT, bold=is_bold, mono=True)
             if note:
                 ink = colors.lead_text if is_hot else colors.muted
                 below, elide = room.translated(0, 16), Qt.TextElideMode.ElideRight

@@ -63,9 +63,10 @@ class StrategyPage(Page):
         sends = _paragraph(tr("What is sent"), card.sends)
         wins = _paragraph(tr("When it wins"), card.wins)
         breaks = _paragraph(tr("What breaks it"), card.breaks)
-        left, right = column(lives, sends, None, spacing=14), column(wins, breaks, None, spacing=14)
-        self._paragraphs = row((left, 1), (right, 1), spacing=14)
-        inside.addLayout(self._paragraphs)
+        pairs = (lives, sends), (wins, breaks)
+        self._paragraphs = [row((left, 1), (right, 1), spacing=14) for left, right in pairs]
+        for paragraphs in self._paragraphs:
+            inside.addLayout(paragraphs)
         if option_fields(card.options):
             inside.addWidget(_options(card))
         inside.addStretch(1)
@@ -107,8 +108,8 @@ class StrategyPage(Page):
         label = text_label(tr("Draw"), "dim", wrap=False)
         label.setBuddy(self.variants)
         asks = tr("Ask the planner what moves in a step")
-        self.ask_button = push_button(tr("Draw It"), asks, self.step.ask, height=25)
-        self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_asked.emit, height=25)
+        self.ask_button = push_button(tr("Draw It"), asks, self.step.ask, height=28)
+        self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_asked.emit, height=28)
         self.notes, self.problem = text_label(tone="dim", selectable=True), text_label(tone="warning")
         self.told = text_label(tone="small")
         self.told.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
@@ -129,7 +130,8 @@ class StrategyPage(Page):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
-        self._paragraphs.setDirection(right if self.width() >= _TWO_COLUMNS else down)
+        for paragraphs in self._paragraphs:
+            paragraphs.setDirection(right if self.width() >= _TWO_COLUMNS else down)
 
     def refresh(self) -> None:
         """Show what is known now; what nobody sees waits until it is shown."""
@@ -145,6 +147,7 @@ class StrategyPage(Page):
         self.trust_button.setVisible(step.needs_trust)
         is_idle = not step.is_asking and step.timeline is None and not step.problem
         self.ask_button.setVisible(is_idle)
+        self.told.setVisible(step.timeline is not None)
         self._show_variants()
         self._tell("")
 
@@ -174,6 +177,7 @@ class StrategyPage(Page):
 def _paragraph(title: str, text: str) -> QFrame:
     frame, inside = framed(title)
     inside.addWidget(text_label(tr(text), selectable=True))
+    inside.addStretch(1)
     return frame
 
 
