@@ -219,7 +219,6 @@ class App:
         self.launching.changed.connect(show_state)
         session.scripts.changed.connect(show_state)
         window.keymap.changed.connect(show_state)
-        window.theme.changed.connect(show_state)
         self.tabs.figures_changed.connect(lambda: view.devices.set_usage(*self.tabs.usage()))
         show_state()
         view.devices.set_usage(*self.tabs.usage())

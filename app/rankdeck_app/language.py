@@ -16,7 +16,7 @@ from typing import Any
 
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
 
-from rankdeck.base.errors import Problem
+from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, Said
 
 FOLDER = Path(__file__).with_name("languages")
@@ -67,6 +67,11 @@ def in_words(problem: Problem) -> Problem:
     return problem.but(**said) if said else problem
 
 
+def error_in_words(error: Exception) -> str:
+    """The sentence of an error of ours as the window says it; of another what it says itself."""
+    return in_words(error.problem).sentence if isinstance(error, RankdeckError) else str(error)
+
+
 def _said(problem: Problem, name: str) -> str:
     """A part of it, with the phrases that are filled in; "" where the language knows nothing of it."""
     template, values = problem.templates.get(name, ""), problem.arguments.get(name, {})
@@ -95,7 +100,7 @@ def _filled(found: str, text: str, values: dict[str, Any]) -> str:
         return found
     try:
         return found.format(**values)
-    except (KeyError, IndexError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         return text.format(**values) if text else ""
 
 

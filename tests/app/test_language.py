@@ -29,6 +29,7 @@ TRANSLATED = """<?xml version="1.0" encoding="utf-8"?><!DOCTYPE TS>
 <message><source>Stop {what}</source><translation>{what} anhalten</translation></message>
 <message><source>Bad {what}</source><translation>Falsch {other}</translation></message>
 <message><source>Rank {rank} broke.</source><translation>Rang {rank} ist gestorben.</translation></message>
+<message><source>It took {s:.1f} s.</source><translation>Nach {s:.1f} s.</translation></message>
 <message numerus="yes"><source>{n} runs</source><comment>{n} run</comment>
 <translation><numerusform>{n} Lauf</numerusform><numerusform>{n} Läufe</numerusform></translation></message>
 </context></TS>"""
@@ -143,6 +144,7 @@ def test_a_template_of_a_strangers_run_is_never_filled_in(german: Path) -> None:
         "x", "As it was.", templates={"message": "Rank {rank} broke."}, arguments={"message": {"other": 1}}
     )
     assert in_words(odd).message == "As it was."
+    assert spoken("It took 3 s.", {"It took 3 s.": Said("It took {s:.1f} s.", {"s": None})}) == "It took 3 s."
 
 
 def test_pseudo_is_longer_and_accented(qapp: QApplication) -> None:

@@ -16,6 +16,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.state import device_feed
+from rankdeck_app.state.engine_process import Stream
 from rankdeck_app.views.devices.page import DevicesPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, wait_for
@@ -119,16 +120,19 @@ def test_what_a_driver_can_do_is_told_and_the_app_goes_on(app: App, gpus: Simula
     assert "restarted" in codes(app)
 
 
+def samplers(app: App) -> list[int]:
+    """Their processes that are being read."""
+    return [stream.pid for stream in app.session.engine.findChildren(Stream) if stream.pid]
+
+
 def test_a_sampler_that_is_killed_begins_again_and_ends_with_the_app(app: App, gpus: SimulatedGpus) -> None:
     wait_known(app)
-    first = app.session.gpus.sampler_pid
-    assert first is not None
+    (first,) = samplers(app)
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: app.session.gpus.sampler_pid not in (None, first), DEADLINE_S, "another sampler")
+    wait_for(lambda: samplers(app) not in ([], [first]), DEADLINE_S, "another sampler")
     gpus.device(6).used = 33 * GIB
     wait_for(lambda: "33.0 GiB in use" in cards(app)[6], DEADLINE_S, "readings of the other sampler")
-    pid = app.session.gpus.sampler_pid
-    assert pid is not None
+    (pid,) = samplers(app)
     tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     close_app(app)
     gone, alive = psutil.wait_procs(tree, timeout=5)

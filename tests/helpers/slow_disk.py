@@ -30,7 +30,15 @@ _SETTLE_S = 0.05
 # They ask with a dialog of the system's, or end the app.
 _NOT_TRIED = {
     *("app.quit", "config.open", "config.save", "config.saveAs", "run.open", "workspace.open", "run.reveal"),
-    *("compare.save", "run.report", "view.fullScreen", "view.zoomIn", "view.zoomOut", "view.zoomReset"),
+    *(
+        "compare.save",
+        "run.report",
+        "run.weights",
+        "view.fullScreen",
+        "view.zoomIn",
+        "view.zoomOut",
+        "view.zoomReset",
+    ),
 }
 
 
@@ -109,7 +117,7 @@ class _Stuck(threading.Thread):
 def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Callable[[], object]]]:
     """What a person does, one thing after the other."""
     window, session = app.window, app.session
-    finished, other, alive = runs
+    finished, other, alive, starved = runs
 
     def run(command: str) -> None:
         window.commands.run(command)
@@ -133,6 +141,10 @@ def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Ca
     yield "name its interpreter", lambda: session.script.set(python=sys.executable)
     yield "launch it", app.actions.launch
     yield "enter an interpreter", lambda: app.picker._enter(str(workspace / "no-python"))
+    yield "keep it as an entry", lambda: app.scripts.save_entry("mine")
+    yield "forget the entry", lambda: app.scripts.remove_entry("mine")
+    yield "look why memory ran out", lambda: app.whys.open(starved)
+    yield "save that", lambda: app.comparisons.save_report(starved, workspace / "why.html")
     yield "open code", lambda: app.places.open(workspace / "a.toml", 2)
     yield "rename", lambda: app.lists.keeping.rename(other, "another name")
     yield "resume", lambda: app.launching.resume(finished)
@@ -149,6 +161,8 @@ def main() -> int:
     from PySide6.QtCore import QTimer
     from PySide6.QtWidgets import QApplication
 
+    from rankdeck.base.errors import Problem
+    from rankdeck.events import ProblemRaised
     from rankdeck_app.application import make_app
     from tests.helpers.app_window import close_app, end_all_runs, open_app, wait_for
     from tests.helpers.written_run import WrittenRun, device_infos
@@ -156,10 +170,14 @@ def main() -> int:
     disk, folder = _SlowDisk(int(sys.argv[1])), Path(os.environ[FOLDER])
     workspace = folder / "workspace"
     written = [WrittenRun(workspace / "runs", name) for name in ("finished", "other", "alive")]
+    written.append(WrittenRun(workspace / "runs", "starved", {"model": {"use": "a:Model"}}))
     for run in written:
         run.begin(2, device_infos(2))
     for run in written[:2]:
         run.end()
+    ran_out = Problem("out-of-memory", "CUDA out of memory.", rank=0)
+    written[3].writer("supervisor").write(ProblemRaised(problem=ran_out))
+    written[3].end("failed", 1)
     (workspace / "a.toml").write_text('[model]\nuse = "mlp"\n[data]\nuse = "digits"\n')
     (workspace / "a.py").write_text("import torch\n")
     qt = make_app()

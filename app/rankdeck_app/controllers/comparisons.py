@@ -285,13 +285,16 @@ class Comparisons(QObject):
     def save_report(self, run: Path, file: Path) -> None:
         """Write what a run came to as a page; nothing is planned for it whose code nobody trusts."""
         words = tr("{file} holds the report of {run}.", file=file, run=run.name)
-        command = ["report", str(run), "--html", str(file), "--json", *self._no_plan(run)]
-        self._write(command, lambda _out: words)
+        command = ["report", str(run), "--html", str(file), "--json"]
 
-    def _no_plan(self, run: Path) -> list[str]:
-        found = next((one for one in self._tabs.open_runs.all() if one.run.path == run), None)
-        config = None if found is None else found.config
-        return ["--no-plan"] if config is None or self._session.planner.needs_trust(config) else []
+        def write(needs_trust: bool) -> None:
+            self._write([*command, *(["--no-plan"] if needs_trust else [])], lambda _out: words)
+
+        found = self._tabs.open_runs.of(run)
+        if found is None or found.config is None:
+            write(True)
+        else:
+            self._session.planner.look_at_trust(found.config, write)
 
     def export_weights(self, run: Path, file: Path) -> None:
         """Write a run's weights, of its newest checkpoint where it was stopped, as safetensors."""

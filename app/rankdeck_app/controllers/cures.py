@@ -9,7 +9,7 @@ saved anything cannot go on: the cure then starts a new one, and its button says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,12 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import refusal_of
-from rankdeck_app.state.problem_list import ListedProblem
+from rankdeck_app.state.problem_list import ListedProblem, Remedy
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
 Cure = Mapping[str, Any]
-Remedy = tuple[str, Callable[[], object]]
 _LOOK_MS = 100
 
 
@@ -87,17 +86,14 @@ class Cures(QObject):
         """The open run that a cure is for; None for a script's, which nobody can change."""
         if entry.run is None or not entry.problem.cure:
             return None
-        run = self._open(entry.run)
+        run = self._tabs.open_runs.of(entry.run)
         return None if run is None or run.config is None else run
-
-    def _open(self, path: Path) -> LiveRun | None:
-        return next((run for run in self._tabs.open_runs.all() if run.run.path == path), None)
 
     # Taking one
 
     def take(self, path: Path, cure: Cure) -> None:
         """All of it; nothing is stopped for a cure that the run cannot take, or whose code is not trusted."""
-        run = self._open(path)
+        run = self._tabs.open_runs.of(path)
         if run is None or run.config is None or path in self._waiting:
             return
         try:
@@ -109,7 +105,7 @@ class Cures(QObject):
         self._launching.when_trusted(config.code_folders, partial(self._begin, path, config, cure))
 
     def _begin(self, path: Path, config: RunConfig, cure: Cure) -> None:
-        run = self._open(path)
+        run = self._tabs.open_runs.of(path)
         if run is None:
             return
         if run.is_live:
@@ -150,7 +146,7 @@ class Cures(QObject):
 
     def _look(self, path: Path, cure: Cure) -> None:
         """Whether it has stopped by now."""
-        run = self._open(path)
+        run = self._tabs.open_runs.of(path)
         assert run is not None
         run.drain()
         if not run.is_over:
@@ -181,7 +177,7 @@ class Cures(QObject):
         launch.refused.connect(refused)
 
     def _newest_attempt(self, path: Path) -> int:
-        run = self._open(path)
+        run = self._tabs.open_runs.of(path)
         return max(run.fold.attempts, default=0) if run is not None else 0
 
     def _give_up(self, path: Path, words: str) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject
 
-from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.environments import Interpreter
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import in_words, tr
+from rankdeck_app.language import error_in_words, tr
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.script_folder import place_of, short_words
@@ -33,6 +32,7 @@ class InterpreterPicker(QObject):
         self._window, self._session = window, session
         self._is_asking = False
         session.scripts.changed.connect(self._changed)
+        session.scripts.failed.connect(window.toasts.warn)
         self._changed()
 
     def rows(self) -> list[Command]:
@@ -72,24 +72,16 @@ class InterpreterPicker(QObject):
         self._window.palette_box.ask(question, self._enter)
 
     def _enter(self, text: str) -> None:
-        if not text.strip():
-            return
+        def failed(error: Exception) -> None:
+            self._window.toasts.error(error_in_words(error))
 
-        def failed(error: ConfigError | OSError) -> None:
-            told = in_words(error.problem).sentence if isinstance(error, ConfigError) else str(error)
-            self._window.toasts.error(told)
-
-        self._session.scripts.find(text.strip(), self._choose, failed)
+        if text.strip():
+            self._session.scripts.find(text.strip(), self._choose, failed)
 
     def _choose(self, python: Path | None) -> None:
         """For this folder, from now on; an interpreter that an entry named gives way to it."""
         self._session.script.set(python="")
-
-        def refused(error: OSError) -> None:
-            told = tr("The interpreter holds, but will not be remembered: {why}.", why=error)
-            self._window.toasts.warn(told)
-
-        self._session.scripts.choose(python, refused)
+        self._session.scripts.choose(python)
 
     def _changed(self) -> None:
         scripts, palette = self._session.scripts, self._window.palette_box

@@ -23,13 +23,12 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.device_choice import PLACE
+from rankdeck_app.state.device_choice import NONE_CHOSEN, PLACE
 from rankdeck_app.state.draft import Snapshot
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.suggestion import Suggestion
-from rankdeck_app.views.launch.devices import NONE_CHOSEN
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.starting import PAGE_KIND, StartingPage
 
@@ -243,7 +242,7 @@ class Launching(QObject):
         launch = self._pending.get(page_id)
         if launch is None:
             raise PageUnavailable(tr("This launch is over."))
-        return StartingPage(page_id, launch, self._window.theme)
+        return StartingPage(page_id, launch)
 
     def _arrived(self, key: str, name: str, path: Path, show: Callable[..., object] | None) -> None:
         """The run is there: its tab takes the place of the one that waited."""

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject
 
 from rankdeck.base.phrases import phrase
-from rankdeck.rundir import is_run
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.cures import Cures
-from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.run_tabs import RUN, SCRIPT, RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
@@ -66,7 +65,7 @@ class MemoryWhys(QObject):
 
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
-        if not is_run(path):
+        if self._tabs.kind_of(path) not in (RUN, SCRIPT):
             raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.state.memory_why import MemoryWhy
         from rankdeck_app.views.memory_why import MemoryWhyPage

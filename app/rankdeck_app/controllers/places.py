@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QProcess
 
@@ -19,9 +18,6 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.problem_list import DRAFT, SCRIPT, ListedProblem, ProblemList
-
-if TYPE_CHECKING:
-    pass
 
 PAGE_KIND = "code"
 
@@ -68,7 +64,7 @@ class Places:
         command = self._command()
         try:
             words = [word.format(file=file, line=line) for word in shlex.split(command)]
-        except (ValueError, LookupError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             return self._refuse(tr("The setting editor.command cannot be read ({error}).", error=error))
         if not words:
             return self._refuse(tr("The setting editor.command is empty."))
@@ -100,6 +96,8 @@ class Places:
 
     def walk(self, step: int) -> None:
         """The next or the previous problem of all, around the end: it is marked in the panel, and opened."""
+        from rankdeck_app.views.problems import ProblemsView
+
         entries = self._problems.entries
         if not entries:
             return
@@ -111,9 +109,8 @@ class Places:
         self._at = entries[self._number]
         view = self._window.show_panel("problems")
         self.open_problem(self._at)
-        show: Callable[[ListedProblem], object] | None = getattr(view, "show_entry", None)
-        if show is not None:
-            show(self._at)
+        if isinstance(view, ProblemsView):
+            view.show_entry(self._at)
 
     def _make_page(self, page_id: str) -> Page:
         from rankdeck_app.views.code_page import CodePage

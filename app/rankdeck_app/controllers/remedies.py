@@ -19,12 +19,10 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.imbalance_alert import CODE
-from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem
+from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem, Remedy
 from rankdeck_app.state.script_draft import NO_GPUS
 from rankdeck_app.state.suggestion import REHEARSAL
 from rankdeck_app.widgets.run_list import strategy_title
-
-Remedy = tuple[str, Callable[[], object]]
 
 
 class Remedies:

@@ -79,10 +79,8 @@ class RunAlerts(QObject):
 
     def better_for(self, path: Path | None) -> str | None:
         """The strategy that does what this run does, without its imbalance."""
-        for run in self._tabs.open_runs.all():
-            if run.run.path == path:
-                return EVENLY.get(run.strategy or "")
-        return None
+        run = None if path is None else self._tabs.open_runs.of(path)
+        return None if run is None else EVENLY.get(run.strategy or "")
 
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration with another strategy the draft."""

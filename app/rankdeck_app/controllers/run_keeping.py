@@ -1,6 +1,6 @@
 """Runs kept for a year: renamed, tagged, annotated, put away, thrown away and brought back.
 
-What is asked for is done by a thread (state/run_keeper.py); here are the questions before it and the words
+What is asked for is done by the disk (state/run_keeper.py); here are the questions before it and the words
 after it.
 """
 
@@ -25,15 +25,12 @@ class RunKeeping(QObject):
     def __init__(self, window: MainWindow, session: Session) -> None:
         super().__init__(window)
         self._window, self._session = window, session
-        self.keeper = RunKeeper(self)
+        self.keeper = RunKeeper(session.disk, self)
         self.sheet: RunNote | None = None
         self.keeper.relabelled.connect(session.runs.relabel)
         self.keeper.failed.connect(window.toasts.error)
         self.keeper.trashed.connect(self._say_trashed)
         self.keeper.restored.connect(lambda _paths: session.runs.rescan())
-
-    def close(self) -> None:
-        self.keeper.close()
 
     # What is said of runs
 

@@ -97,7 +97,6 @@ class RunLists(QObject):
 
     def close(self) -> None:
         self._kept.close()
-        self.keeping.close()
 
     # The page
 

@@ -22,7 +22,7 @@ from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import in_words, tr
+from rankdeck_app.language import error_in_words, tr
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import Launch
@@ -123,22 +123,27 @@ class Scripts(QObject):
         if not name:
             self._window.toasts.warn(tr("An entry needs a name."))
             return
+        form = script.form
+
+        def saved() -> None:
+            if script.form == form:
+                script.set_form(replace(form, entry=name))
+            self._window.toasts.info(tr("{entry} is in rankdeck.toml.", entry=name))
+
         try:
-            self._session.scripts.save_entry(name, script.to_entry())
-        except (ConfigError, ValueError) as error:
-            told = in_words(error.problem).message if isinstance(error, ConfigError) else str(error)
-            self._window.toasts.error(told)
-            return
-        script.set_form(replace(script.form, entry=name))
-        self._window.toasts.info(tr("{entry} is in rankdeck.toml.", entry=name))
+            self._session.scripts.save_entry(name, script.to_entry(), saved, self._say)
+        except ValueError as error:
+            self._say(error)
 
     def remove_entry(self, name: str) -> None:
-        try:
-            self._session.scripts.remove_entry(name)
-        except ConfigError as error:
-            self._window.toasts.error(in_words(error.problem).message)
-            return
-        self._session.script.set(entry="")
+        def removed() -> None:
+            if self._session.script.form.entry == name:
+                self._session.script.set(entry="")
+
+        self._session.scripts.remove_entry(name, removed, self._say)
+
+    def _say(self, error: Exception) -> None:
+        self._window.toasts.error(error_in_words(error))
 
     def _list_entries(self) -> None:
         """A command for each entry, as long as it is there."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog
 
-from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.presets import PresetCard
@@ -20,7 +19,7 @@ from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import in_words, tr
+from rankdeck_app.language import error_in_words, tr
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page
@@ -155,7 +154,7 @@ class AppCommands:
         return [
             QuickItem(
                 info.title,
-                f"{strategy_title(info.strategy)} · {details(info)}",
+                " · ".join(filter(None, (strategy_title(info.strategy), details(info)))),
                 partial(self.tabs.open, info.path),
                 tr("run"),
                 outcome_look(info.outcome)[0],
@@ -211,9 +210,8 @@ class AppCommands:
             else:
                 self.tabs.use_configuration(path)
 
-        def refused(error: ConfigError | OSError) -> None:
-            told = in_words(error.problem).message if isinstance(error, ConfigError) else str(error)
-            self.window.toasts.error(told)
+        def refused(error: Exception) -> None:
+            self.window.toasts.error(error_in_words(error))
 
         self.session.disk.do(RunDir(path).script, use, refused)
 

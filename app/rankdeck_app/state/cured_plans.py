@@ -20,7 +20,7 @@ from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.ways_out import cure_name
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.cured_plan import CuredPlan
-from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_process import Asker, Planner
 from rankdeck_app.state.plan_words import reason_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ REST_MS = 250
 """So long a pointer rests before a plan is asked for: it may only be on its way."""
 
 
-class CuredPlans(QObject):
+class CuredPlans(Asker):
     """`show` and `hide` change what one LiveRun shows."""
 
     def __init__(self, planner: Planner, parent: QObject | None = None) -> None:
@@ -39,7 +39,6 @@ class CuredPlans(QObject):
         self._run: LiveRun | None = None
         self._cure: Mapping[str, Any] = {}
         self._known: dict[str, CuredPlan] = {}
-        self._process: PlanProcess | None = None
         self._rest = QTimer(self, interval=REST_MS, singleShot=True)
         self._rest.timeout.connect(self._look)
 
@@ -66,10 +65,7 @@ class CuredPlans(QObject):
     def close(self) -> None:
         self._rest.stop()
         self._run = None
-        if self._process is not None:
-            self._process.end()
-        for process in self.findChildren(PlanProcess):
-            process.wait(2000)
+        self._end_processes()
 
     def _look(self) -> None:
         run = self._run
@@ -81,8 +77,7 @@ class CuredPlans(QObject):
         except ConfigError as error:
             run.show_cured(replace(plan, why_not=in_words(error.problem).message))
             return
-        needs_trust = partial(self._planner.needs_trust, config)
-        self._planner.engine.disk.do(needs_trust, partial(self._plan, run, plan, config), key=self)
+        self._planner.look_at_trust(config, partial(self._plan, run, plan, config), key=self)
 
     def _plan(self, run: LiveRun, plan: CuredPlan, config: RunConfig, needs_trust: bool) -> None:
         if run is not self._run:
@@ -98,8 +93,7 @@ class CuredPlans(QObject):
 
     def _ask(self, config: RunConfig, key: str, plan: CuredPlan) -> None:
         assert self._run is not None
-        if self._process is not None:
-            self._process.end()
+        self._drop_process()
         process = self._process = self._planner.ask(config, config.strategy.use, _devices(self._run), self)
         process.line_came.connect(lambda line: self._take(key, plan, line))
         process.ended.connect(lambda reason: self._ended(key, plan, reason))

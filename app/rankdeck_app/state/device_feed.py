@@ -44,11 +44,6 @@ class DeviceFeed(QObject):
         self._silence = QTimer(self, singleShot=True, interval=round(1e3 * HANGS_AFTER_S))
         self._silence.timeout.connect(self._hangs)
 
-    @property
-    def pid(self) -> int | None:
-        """Of the command that is being read; None between two."""
-        return self._stream.pid if self._stream is not None else None
-
     def start(self) -> None:
         """Begin, or begin anew at once; one that reads devices already goes on."""
         self._pause_s = FIRST_PAUSE_S

@@ -17,10 +17,9 @@ _RAW_POINTS, _TIER_BINS = 4_096, 2_048
 
 
 class DeviceHistory:
-    """Fed with the sampler's samples; `revision` grows with each."""
+    """Fed with the sampler's samples."""
 
     def __init__(self) -> None:
-        self.revision = 0
         self._series: dict[tuple[str, str], Series] = {}
 
     def series(self, uuid: str, metric: str) -> Series:
@@ -32,7 +31,6 @@ class DeviceHistory:
 
     def add(self, line: SampleLine, now_s: float) -> None:
         """`now_s`: when the line came, in seconds since the beginning."""
-        self.revision += 1
         for entry in line.devices:
             for metric, reading in entry.readings.items():
                 if metric not in METRICS:

@@ -51,12 +51,11 @@ class Snapshot:
 
 
 class Draft(QObject):
-    """`changed`: text, tables or problems are new, or it is time to tell them. `replaced`: the whole of it is
-    another configuration. `set_aside` brings the Snapshot of text that was no TOML and made way for the form.
+    """`changed`: text, tables or problems are new, or it is time to tell them. `set_aside` brings the
+    Snapshot of text that was no TOML and made way for the form.
     """
 
     changed = Signal()
-    replaced = Signal()
     set_aside = Signal(object)
 
     def __init__(
@@ -113,11 +112,6 @@ class Draft(QObject):
         """`origin`, which is kept on the disk, as the window says it."""
         run = self.origin.removeprefix(FROM_RUN)
         return tr("run {run}", run=run) if run != self.origin else run
-
-    def problems_at(self, place: Place) -> list[Problem]:
-        """Problems of this option or of something inside it."""
-        dotted = ".".join(place)
-        return [p for p in self.problems if p.path is not None and (p.path + ".").startswith(dotted + ".")]
 
     # Changing it
 
@@ -200,7 +194,6 @@ class Draft(QObject):
         self._settling.stop()
         self._validate_anew()
         self._after_change()
-        self.replaced.emit()
 
     def snapshot(self) -> Snapshot:
         """All of it, for `bring_back`."""

@@ -210,8 +210,6 @@ class Launch(QObject):
         super().__init__(parent)
         self.name = name
         self.doing = doing or tr("The engine reads the configuration and makes the run's folder")
-        self.path: Path | None = None
-        self.problems: list[Problem] = []
         self.call = call
         self._cancelled = False
         call.setParent(self)
@@ -225,11 +223,9 @@ class Launch(QObject):
     def _answered(self, exit_code: int, out: str, err: str) -> None:
         path = _run_path(out)
         if path is not None:
-            self.path = path
             self.arrived.emit(path)
-            return
-        self.problems = self._problems_of(exit_code, out, err)
-        self.refused.emit(self.problems)
+        else:
+            self.refused.emit(self._problems_of(exit_code, out, err))
 
     def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
         if self._cancelled:

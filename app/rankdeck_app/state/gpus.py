@@ -142,10 +142,6 @@ class Gpus(QObject):
         self._looking.timeout.connect(self.look)
 
     @property
-    def sampler_pid(self) -> int | None:
-        return self._feed.pid
-
-    @property
     def whole(self) -> list[GpuState]:
         """The GPUs without the MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]

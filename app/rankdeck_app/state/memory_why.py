@@ -13,12 +13,12 @@ from rankdeck.run.batch import Changed
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
-from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_process import Asker, Planner
 
 _TELLING = Changed.STATE | Changed.PROBLEMS | Changed.MEMORY
 
 
-class MemoryWhy(QObject):
+class MemoryWhy(Asker):
     """`changed`: the facts, the ways out or `state` (what the planner is busy with, or why it is not) are
     new."""
 
@@ -31,7 +31,6 @@ class MemoryWhy(QObject):
         self.state = ""
         self._planner = planner
         self._lines: list[PlanLine] = []
-        self._process: PlanProcess | None = None
         self._is_stale, self._was_asked = True, False
         run.changed.connect(self._note)
 
@@ -46,29 +45,28 @@ class MemoryWhy(QObject):
         self._is_stale = False
         capacity = None if self.run.config is None else self.run.config.capacity_bytes
         self.why = told(self.run.fold, capacity)
-        if self.why is not None and not self._was_asked:
-            self.ask()
+        if self.why is not None and not self._was_asked and self.run.config is not None:
+            self.state = tr("Looking for ways out: every strategy is planned…")
+            self._planner.look_at_trust(self.run.config, self._ask, key=self)
         self._tell()
 
-    def ask(self) -> None:
+    def _ask(self, needs_trust: bool) -> None:
         """Ask the planner, unless that would run code that nobody trusts."""
-        config = self.run.config
-        if config is None:
+        if self._was_asked:
             return
-        if self._planner.needs_trust(config):
+        if needs_trust:
             self.state = tr("Ways out are planned once the run's own code is trusted: Resume asks for it.")
+            self._tell()
             return
-        self._was_asked, self.state = True, tr("Looking for ways out: every strategy is planned…")
+        self._was_asked = True
         self._process = self._planner.ways_out(self.run.run.path, self)
         self._process.line_came.connect(self._take)
         self._process.ended.connect(self._ended)
         self._process.start()
 
     def close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
-            process.wait(2000)
+        self._was_asked = True
+        self._end_processes()
 
     def _take(self, line: PlanLine) -> None:
         self._lines.append(line)

@@ -49,6 +49,9 @@ class OpenRuns(QObject):
         self.closed.emit(run)
         run.deleteLater()
 
+    def of(self, path: Path) -> LiveRun | None:
+        return self._runs.get(path, (None, 0))[0]
+
     def all(self) -> list[LiveRun]:
         return [run for run, _ in self._runs.values()]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -23,7 +22,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_process import Asker, Planner
 from rankdeck_app.state.plan_words import target_text
 from rankdeck_app.state.toml_writing import Place
 
@@ -45,7 +44,7 @@ class PlanRow:
     failure: str = ""
 
 
-class DraftPlan(QObject):
+class DraftPlan(Asker):
     """`changed`: rows, what is asked, or what stands in the way are new."""
 
     changed = Signal()
@@ -64,7 +63,6 @@ class DraftPlan(QObject):
         self._answered: set[str] = set()
         self._trusted: tuple[str, ...] | None = None
         """The code that was found to be trusted."""
-        self._process: PlanProcess | None = None
         self._asked = ""
         self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
         self._quiet.timeout.connect(self._ask)
@@ -168,9 +166,7 @@ class DraftPlan(QObject):
     def close(self) -> None:
         self._quiet.stop()
         self._wants_all = self._wants_chosen = False
-        self._drop_process()
-        for process in self.findChildren(PlanProcess):
-            process.wait(2000)
+        self._end_processes()
 
     def _follow(self) -> None:
         """The draft is another: answers to the old form go at once, the new question waits for quiet."""
@@ -190,7 +186,7 @@ class DraftPlan(QObject):
             self._trusted = None if needs_trust else code
             then()
 
-        self.planner.engine.disk.do(partial(self.planner.needs_trust, config), known, key=self)
+        self.planner.look_at_trust(config, known, key=self)
 
     def _ask_soon(self) -> None:
         self._look_at_trust(self._ask_when_quiet)
@@ -215,11 +211,6 @@ class DraftPlan(QObject):
         self._failure, self.advice = "", []
         known = [(row.strategy, row.label) for row in self.rows if not row.failure]
         self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
-
-    def _drop_process(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
 
     def _is_something_missing(self) -> bool:
         config = self._draft.config

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,6 +144,25 @@ class PlanProcess(Stream):
         self.deleteLater()
 
 
+class Asker(QObject):
+    """Asks the planner one question at a time: `_process`, or None."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._process: PlanProcess | None = None
+
+    def _drop_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _end_processes(self) -> None:
+        """Whoever asks goes: nothing that was asked goes on after this."""
+        self._drop_process()
+        for process in self.findChildren(PlanProcess):
+            process.wait(2000)
+
+
 @dataclass(frozen=True)
 class Planner:
     """Who asks: with which Python, where, whether by itself, and how long a strategy may take."""
@@ -154,9 +173,12 @@ class Planner:
     is_automatic: Callable[[], bool]
     timeout_s: Callable[[], float] = lambda: PLAN_TIMEOUT_S
 
-    def needs_trust(self, config: RunConfig) -> bool:
-        """Whether planning would run code of a folder that is not trusted."""
-        return bool(self.trust.untrusted(config.code_folders()))
+    def look_at_trust(
+        self, config: RunConfig, then: Callable[[bool], object], key: Hashable | None = None
+    ) -> None:
+        """Call `then` with whether planning would run code of a folder that is not trusted, which the disk
+        knows; not for a question that still waits when another of the same `key` comes."""
+        self.engine.disk.do(lambda: bool(self.trust.untrusted(config.code_folders())), then, key=key)
 
     def ask(
         self,

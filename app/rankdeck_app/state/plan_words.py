@@ -28,7 +28,6 @@ _IN_A_CAPACITY = {
     MAY_FIT: (marked("May fit in {capacity}"), marked("May fit in {capacity}, {taken} taken")),
 }
 """By the verdict's word: alone, and where others hold a part of it."""
-
 _VIRTUAL = "Virtual "
 
 
@@ -43,8 +42,11 @@ def verdict_text(line: PlanLine) -> str:
 def device_label(device: PlannedDevice) -> str:
     """'Virtual 0'; 'GPU 3' of this machine's own, whose names begin with their index; else by place."""
     index = device_index(device)
-    is_virtual = (device.name or "").startswith(_VIRTUAL)
-    return tr("Virtual {index}", index=index) if is_virtual else f"GPU {index}"
+    return tr("Virtual {index}", index=index) if is_virtual(device) else f"GPU {index}"
+
+
+def is_virtual(device: PlannedDevice) -> bool:
+    return (device.name or "").startswith(_VIRTUAL)
 
 
 def device_index(device: PlannedDevice) -> str:

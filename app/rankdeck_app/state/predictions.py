@@ -15,13 +15,14 @@ from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
 from rankdeck_app.disk import Disk
 from rankdeck_app.state.plan import DraftPlan
-from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_process import Asker, Planner
+from rankdeck_app.state.plan_words import is_virtual
 
 if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
 
-class Predictions(QObject):
+class Predictions(Asker):
     """Tells each run that is followed what was predicted for it, as soon as that is known."""
 
     def __init__(
@@ -32,7 +33,6 @@ class Predictions(QObject):
         self._planner, self._plan = planner, plan
         self._starting: list[LiveRun] = []
         self._waiting: list[LiveRun] = []
-        self._process: PlanProcess | None = None
         plan.changed.connect(self._go_on)
 
     def follow(self, run: LiveRun) -> None:
@@ -50,10 +50,7 @@ class Predictions(QObject):
     def close(self) -> None:
         self._starting.clear()
         self._waiting.clear()
-        if self._process is not None:
-            self._process.end()
-        for process in self.findChildren(PlanProcess):
-            process.wait(2000)
+        self._end_processes()
 
     def _look(self, run: LiveRun, _changed: object) -> None:
         if run in self._starting and run.config is not None and run.devices:
@@ -79,9 +76,7 @@ class Predictions(QObject):
         if is_free and self._waiting:
             run = self._waiting[0]
             assert run.config is not None
-            self._disk.do(
-                partial(self._planner.needs_trust, run.config), partial(self._predict, run), key=self
-            )
+            self._planner.look_at_trust(run.config, partial(self._predict, run), key=self)
 
     def _predict(self, run: LiveRun, needs_trust: bool) -> None:
         if run not in self._waiting or self._process is not None:
@@ -107,5 +102,5 @@ class Predictions(QObject):
 
 def _is_of(line: PlanLine, run: LiveRun) -> bool:
     """Whether a line speaks of devices like the run's: a run that was resumed may have others."""
-    is_virtual = all((device.name or "").startswith("Virtual ") for device in line.devices)
-    return len(line.devices) == len(run.devices) and is_virtual == run.is_rehearsal
+    are_virtual = all(map(is_virtual, line.devices))
+    return len(line.devices) == len(run.devices) and are_virtual == run.is_rehearsal

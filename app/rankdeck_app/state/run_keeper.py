@@ -1,31 +1,33 @@
 """What a person does to runs and races: says something of them, throws away what is over, brings it back.
 
-All of it is done by a thread, one thing after the other, so that a slow disk never blocks a click. A run that
-is alive is not thrown away; while it is moved its lock is held, so that nobody resumes it meanwhile. It goes
-to the system's trash, or where there is none into `.trash` beside it.
+The disk does it (disk.py). A run that is alive is not thrown away; while it is moved its lock is held, so
+that nobody resumes it meanwhile. It goes to the system's trash, or where there is none into `.trash` beside
+it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from typing import TypeVar
 
-from PySide6.QtCore import QFile, QObject, Qt, Signal
+from PySide6.QtCore import QFile, QObject, Signal
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import RankdeckError
 from rankdeck.run.race_row import race_info
 from rankdeck.rundir import Labels, RaceDir, RunDir, is_race, read_labels, write_labels
-from rankdeck_app.language import tr
-from rankdeck_app.state.problem_list import text_of
+from rankdeck_app.disk import Disk
+from rankdeck_app.language import error_in_words, tr
 
 OWN_TRASH = ".trash"
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Trashed:
     now_at: Path
 
 
-class KeepingError(Exception):
+class KeepingError(RankdeckError):
     """Something could not be done to a run; the message says what and why."""
 
 
@@ -50,88 +52,55 @@ class RunKeeper(QObject):
     trashed = Signal(list)
     restored = Signal(list)
     failed = Signal(str)
-    _emitted = Signal(object)
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, disk: Disk, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._emitted.connect(lambda emit: emit(), Qt.ConnectionType.QueuedConnection)
+        self._disk = disk
 
     def change_labels(self, paths: Sequence[Path], change: Callable[[Labels], Labels]) -> None:
         """What is said of each run becomes what `change` makes of it; it may raise ConfigError."""
-        self._do(lambda: self._change_labels(paths, change))
+
+        def tell(changed: list[tuple[Path, str, Labels]]) -> None:
+            for run in changed:
+                self.relabelled.emit(*run)
+
+        self._do(partial(_relabel, change), paths, tell)
 
     def trash(self, paths: Sequence[Path]) -> None:
-        self._do(lambda: self._trash(paths))
+        self._do(lambda path: Trashed(path, move_to_trash(path)), paths, self.trashed.emit)
 
     def restore(self, trashed: Sequence[Trashed]) -> None:
-        self._do(lambda: self._restore(trashed))
+        self._do(bring_back, trashed, self.restored.emit)
 
-    def close(self) -> None:
-        """Once everything that was asked for is done; a disk that holds it up is not waited for."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join(timeout=5)
-            self._thread = None
+    def _do(self, act: Callable[[T], R], to: Sequence[T], tell: Callable[[list[R]], object]) -> None:
+        """On the disk, one after the other; what came of those to which it could be done is told together."""
 
-    # In the thread
+        def work() -> tuple[list[R], list[Exception]]:
+            done: list[R] = []
+            refused: list[Exception] = []
+            for one in to:
+                try:
+                    done.append(act(one))
+                except (OSError, RankdeckError) as error:
+                    refused.append(error)
+            return done, refused
 
-    def _do(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
-            self._thread.start()
+        def then(came_of_it: tuple[list[R], list[Exception]]) -> None:
+            done, refused = came_of_it
+            for words in dict.fromkeys(map(error_in_words, refused)):
+                self.failed.emit(words)
+            if done:
+                tell(done)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except RuntimeError:
-                return  # the window was closed while a disk held this up
+        self._disk.do(work, then)
 
-    def _tell(self, emit: Callable[[], None]) -> None:
-        self._emitted.emit(emit)
 
-    def _say(self, failure: str) -> None:
-        self._tell(lambda: self.failed.emit(failure))
-
-    def _change_labels(self, paths: Sequence[Path], change: Callable[[Labels], Labels]) -> None:
-        for path in paths:
-            try:
-                before = read_labels(path)
-                labels = change(before)
-                if labels != before:
-                    write_labels(path, labels)
-            except ConfigError as error:
-                self._say(text_of(error.problem))
-                return
-            self._tell_labels(path, labels)
-
-    def _tell_labels(self, path: Path, labels: Labels) -> None:
-        title = _title(path)
-        self._tell(lambda: self.relabelled.emit(path, title, labels))
-
-    def _trash(self, paths: Sequence[Path]) -> None:
-        done: list[Trashed] = []
-        for path in paths:
-            try:
-                done.append(Trashed(path, move_to_trash(path)))
-            except KeepingError as error:
-                self._say(str(error))
-        if done:
-            self._tell(lambda: self.trashed.emit(done))
-
-    def _restore(self, trashed: Sequence[Trashed]) -> None:
-        done: list[Path] = []
-        for one in trashed:
-            try:
-                bring_back(one)
-                done.append(one.path)
-            except KeepingError as error:
-                self._say(str(error))
-        if done:
-            self._tell(lambda: self.restored.emit(done))
+def _relabel(change: Callable[[Labels], Labels], path: Path) -> tuple[Path, str, Labels]:
+    before = read_labels(path)
+    labels = change(before)
+    if labels != before:
+        write_labels(path, labels)
+    return path, _title(path), labels
 
 
 def _title(path: Path) -> str:
@@ -177,8 +146,8 @@ def move_to_trash(path: Path) -> Path:
         return target
 
 
-def bring_back(trashed: Trashed) -> None:
-    """Put a run where it was.
+def bring_back(trashed: Trashed) -> Path:
+    """Put a run where it was, and say where that is.
 
     Raises:
         KeepingError: it is in the trash no more, or something else is in its place.
@@ -196,3 +165,4 @@ def bring_back(trashed: Trashed) -> None:
         (folder.parent / "info" / f"{trashed.now_at.name}.trashinfo").unlink(missing_ok=True)
     elif folder.name == OWN_TRASH and not any(folder.iterdir()):
         folder.rmdir()
+    return trashed.path

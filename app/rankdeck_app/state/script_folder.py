@@ -7,7 +7,6 @@ is the one that the command line would take.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.files import write_whole
 from rankdeck.base.phrases import phrase
 from rankdeck.config import environments, folder_file, interpreters, script_search
 from rankdeck.config.environments import OWN, Interpreter
@@ -25,8 +23,12 @@ from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.script_search import FoundScript
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import in_words, tr
+from rankdeck_app.state.kept_file import KeptFile
 from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.workspace import Workspace
+
+Done = Callable[[], object]
+Failed = Callable[[ConfigError | OSError], object]
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ def look_at(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
 
 
 class ScriptFolder(QObject):
-    """`changed`: another look, or another interpreter was chosen."""
+    """`changed`: another look, or another interpreter was chosen; `failed`: why that is not remembered."""
 
     changed = Signal()
+    failed = Signal(str)
 
     def __init__(
         self,
@@ -80,7 +83,9 @@ class ScriptFolder(QObject):
         super().__init__(parent)
         self._disk = disk or Disk(self)
         self._workspace = workspace
-        self._choices_file = choices_file
+        self._kept = KeptFile(
+            choices_file, lambda: dict(self._choices), self, disk=disk, refused=self._say_forgotten
+        )
         self._choices = self._read_choices()
         self.facts = FolderFacts(workspace.folder, FolderFile(workspace.folder / FOLDER_FILE))
         self.is_known = False
@@ -94,10 +99,6 @@ class ScriptFolder(QObject):
     @property
     def folder(self) -> Path:
         return self._workspace.folder
-
-    @property
-    def is_looking(self) -> bool:
-        return self._lookup.is_looking
 
     def look(self) -> None:
         """Look again; `changed` follows."""
@@ -130,7 +131,7 @@ class ScriptFolder(QObject):
         """Whether rankdeck.toml names it."""
         return self._chosen is None and self.facts.source == FOLDER_FILE
 
-    def choose(self, python: Path | None, failed: Callable[[OSError], object] | None = None) -> None:
+    def choose(self, python: Path | None) -> None:
         """Remember an interpreter for this folder; None goes back to the usual one. Where it cannot be
         remembered it holds until the app ends.
         """
@@ -139,14 +140,16 @@ class ScriptFolder(QObject):
         if python is not None:
             self._choices[key] = str(python)
         self._describe_choice()
-        text = json.dumps(self._choices, indent=1) + "\n"
-        self._disk.do(partial(write_whole, self._choices_file, text), failed=failed, key=self._choices_file)
+        self._kept.save_now()
+
+    def _say_forgotten(self, error: OSError) -> None:
+        self.failed.emit(tr("The interpreter holds, but will not be remembered: {why}.", why=error))
 
     def find(
         self,
         text: str,
         found: Callable[[Path | None], object],
-        failed: Callable[[ConfigError | OSError], object],
+        failed: Failed,
     ) -> None:
         """The interpreter of a path, an environment's folder or a command; of "" that of the folder, if it
         has one, also if it was chosen just now.
@@ -178,15 +181,20 @@ class ScriptFolder(QObject):
 
     # Entries
 
-    def save_entry(self, name: str, entry: ScriptEntry) -> None:
-        """Raises ConfigError: the file cannot be written, or is no TOML."""
-        folder_file.add_entry(self.folder, name, entry)
-        self.look()
+    def save_entry(self, name: str, entry: ScriptEntry, done: Done, failed: Failed) -> None:
+        """`failed`: the file cannot be written, or is no TOML."""
+        self._change(partial(folder_file.add_entry, self.folder, name, entry), done, failed)
 
-    def remove_entry(self, name: str) -> None:
-        """Raises ConfigError as `save_entry`."""
-        folder_file.remove_entry(self.folder, name)
-        self.look()
+    def remove_entry(self, name: str, done: Done, failed: Failed) -> None:
+        """`failed` as that of `save_entry`."""
+        self._change(partial(folder_file.remove_entry, self.folder, name), done, failed)
+
+    def _change(self, write: Callable[[], None], done: Done, failed: Failed) -> None:
+        def written(_: None) -> None:
+            self.look()
+            done()
+
+        self._disk.do(write, written, failed)
 
     # Helpers
 
@@ -221,8 +229,7 @@ class ScriptFolder(QObject):
 
     def _read_choices(self) -> dict[str, str]:
         try:
-            kept = json.loads(self._choices_file.read_text("utf-8"))
-            return {str(folder): str(python) for folder, python in kept.items()}
+            return {str(folder): str(python) for folder, python in self._kept.read().items()}
         except (OSError, ValueError, AttributeError):
             return {}
 

@@ -30,7 +30,7 @@ from rankdeck.run.plan_lines import CANNOT, PlanLine
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan import QUIET_MS, relevant_tables
-from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.plan_process import Asker, Planner
 from rankdeck_app.state.plan_words import reason_text
 
 MOVING_SHARE = 0.3
@@ -53,7 +53,7 @@ class Drawable:
     notes: list[str] = field(default_factory=list)
 
 
-class StepMovement(QObject):
+class StepMovement(Asker):
     """`changed`: the timeline, what is asked, or what stands in the way is new."""
 
     changed = Signal()
@@ -72,7 +72,6 @@ class StepMovement(QObject):
         self.needs_trust = False
         self._is_wanted = False
         self._question = ""
-        self._process: PlanProcess | None = None
         self._devices: str | None = None
         self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
         self._quiet.timeout.connect(self.ask)
@@ -123,9 +122,7 @@ class StepMovement(QObject):
     def close(self) -> None:
         self._is_wanted = False
         self._quiet.stop()
-        self._drop_process()
-        for process in self.findChildren(PlanProcess):
-            process.wait(2000)
+        self._end_processes()
 
     def _question_now(self) -> str:
         tables = relevant_tables(self._draft.tables)
@@ -147,11 +144,6 @@ class StepMovement(QObject):
         self.line = self.timeline = None
         self.notes, self.problem, self.needs_trust, self._question = [], "", False, ""
 
-    def _drop_process(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
-
     def _begin(self, devices: str | None, notes: Sequence[str]) -> None:
         """`devices`: where it is drawn for instead of the draft's own, as `notes` say."""
         drawable = nearest(self._draft, self._card, {**self.options, **self.variant}, devices)
@@ -162,8 +154,7 @@ class StepMovement(QObject):
         elif self._is_alone(config):
             self._begin_elsewhere(tr("On one device nothing moves."))
         elif config.own_code():
-            needs_trust = partial(self._planner.needs_trust, config)
-            self._planner.engine.disk.do(needs_trust, partial(self._trust_known, config), key=self)
+            self._planner.look_at_trust(config, partial(self._trust_known, config), key=self)
         else:
             self._start(config)
 

@@ -18,8 +18,8 @@ from rankdeck.config.catalog import OptionField, option_fields
 from rankdeck.config.checks import CARDS
 from rankdeck.config.schema import Choice, RunConfig
 from rankdeck_app.language import tr
+from rankdeck_app.state.toml_writing import Place
 
-Place = tuple[str, ...]
 _HEADER = re.compile(r"^\s*\[{1,2}\s*([\w.-]+)\s*\]")
 _ASSIGNED = re.compile(r"""([\w.-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _INLINE = re.compile(r"^\s*([\w.-]+)\s*=\s*\{([^}]*)")

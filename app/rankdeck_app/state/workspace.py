@@ -6,17 +6,15 @@ launch. New runs go to, in this order: `--runs`, RANKDECK_RUNS, the setting runs
 
 from __future__ import annotations
 
-import json
 import os
-from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.files import write_whole
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
+from rankdeck_app.state.kept_file import KeptFile
 
 DEFAULT_FOLDER = "~/Rankdeck"
 
@@ -40,8 +38,9 @@ class Workspace(QObject):
         disk: Disk | None = None,
     ) -> None:
         super().__init__(parent)
-        self._disk = disk or Disk(self)
-        self._state_file = state_file
+        self._kept = KeptFile(
+            state_file, lambda: {"folder": str(self._folder)}, self, disk=disk, refused=self._say_forgotten
+        )
         self._settings = settings
         self._runs = None if runs is None else runs.expanduser().absolute()
         self._chosen: Path | None = None
@@ -86,15 +85,14 @@ class Workspace(QObject):
             return
         self._folder = folder.absolute()
         self.changed.emit()
-        text = json.dumps({"folder": str(self._folder)}) + "\n"
-        self._disk.do(partial(write_whole, self._state_file, text), failed=self._say_forgotten)
+        self._kept.save_now()
 
     def _say_forgotten(self, error: OSError) -> None:
         self.failed.emit(tr("The folder is open, but will not be remembered: {why}.", why=error))
 
     def _remembered(self) -> Path | None:
         try:
-            value = json.loads(self._state_file.read_text("utf-8"))["folder"]
+            value = self._kept.read()["folder"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         remembered = Path(value) if isinstance(value, str) else None

@@ -18,7 +18,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import marked
 from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
 from rankdeck_app.language import tr
-from rankdeck_app.state.problem_list import ListedProblem, ProblemList
+from rankdeck_app.state.problem_list import ListedProblem, ProblemList, Remedy
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.flow import FlowLayout
@@ -31,7 +31,6 @@ MAX_LINKS = 3
 _PLACE = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
 """In whatever language: what stands before the number means "line"."""
 
-Remedy = tuple[str, Callable[[], object]]
 FindRemedies = Callable[[ListedProblem], list[Remedy]]
 OpenCode = Callable[[Path, int, str], object]
 LookAt = Callable[[ListedProblem | None], object]

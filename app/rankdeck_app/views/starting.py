@@ -10,7 +10,7 @@ from rankdeck.base.errors import Problem
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.engine_process import Launch
-from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.theme import set_look
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 PAGE_KIND = "starting"
@@ -21,7 +21,7 @@ class StartingPage(Page):
 
     can_split = False
 
-    def __init__(self, wanted_id: str, launch: Launch, theme: Theme) -> None:
+    def __init__(self, wanted_id: str, launch: Launch) -> None:
         super().__init__(wanted_id, title=launch.name, icon="loading")
         self._launch = launch
         self._began_s = time.monotonic()

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck.telemetry.readings import DevicesLine, NoticeLine, encode
 from rankdeck_app.state import device_feed
 from rankdeck_app.state.device_feed import DeviceFeed
-from rankdeck_app.state.engine_process import Engine
+from rankdeck_app.state.engine_process import Engine, Stream
 from rankdeck_app.state.gpus import Gpus
 from tests.helpers import device_lines
 
@@ -47,6 +47,11 @@ def feed_of(qtbot: QtBot, engine: Engine) -> Iterator[Callable[[Path], DeviceFee
         feed.close()
 
 
+def pids(engine: Engine) -> list[int]:
+    """Of the commands that are being read."""
+    return [stream.pid for stream in engine.findChildren(Stream) if stream.pid]
+
+
 def sampler(folder: Path, body: str, *lines: bytes) -> Path:
     """An engine whose `devices --follow` writes these lines and then does what `body` says."""
     data = folder / "lines"
@@ -71,13 +76,13 @@ def test_one_that_ends_is_begun_again_and_says_so(
 
 
 def test_without_a_driver_it_is_given_up_until_somebody_asks(
-    qtbot: QtBot, tmp_path: Path, feed_of: Callable[[Path], DeviceFeed]
+    qtbot: QtBot, tmp_path: Path, feed_of: Callable[[Path], DeviceFeed], engine: Engine
 ) -> None:
     notice = device_lines.notice("no-driver", message="No NVIDIA driver found.")
     feed = feed_of(sampler(tmp_path, "exit 3", encode(notice)))
     with qtbot.waitSignal(feed.given_up, timeout=WAIT_MS) as given_up:
         feed.start()
-    assert given_up.args == ["No NVIDIA driver found."] and feed.pid is None
+    assert given_up.args == ["No NVIDIA driver found."] and pids(engine) == []
     with qtbot.waitSignal(feed.given_up, timeout=WAIT_MS):
         feed.start()
 
@@ -97,13 +102,13 @@ def test_one_that_falls_silent_is_ended_and_begun_again(
 
 
 def test_lines_that_are_none_do_no_harm(
-    qtbot: QtBot, tmp_path: Path, feed_of: Callable[[Path], DeviceFeed]
+    qtbot: QtBot, tmp_path: Path, feed_of: Callable[[Path], DeviceFeed], engine: Engine
 ) -> None:
     line = encode(device_lines.devices(device_lines.gpu(0)))
     rubbish = [b"\xff\xfe\n", b'{"kind":"from the future"}\n', b"[1]\n", b"\n"]
     feed = feed_of(sampler(tmp_path, "exec sleep 60", *rubbish, line[:40]))
     feed.start()
-    qtbot.waitUntil(lambda: bool(feed.pid), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(pids(engine)), timeout=WAIT_MS)
     feed.close()
     feed = feed_of(sampler(tmp_path, "exec sleep 60", *rubbish, line))
     with qtbot.waitSignal(feed.arrived, timeout=WAIT_MS) as arrived:
@@ -112,16 +117,16 @@ def test_lines_that_are_none_do_no_harm(
 
 
 def test_closing_ends_the_process_at_once(
-    qtbot: QtBot, tmp_path: Path, feed_of: Callable[[Path], DeviceFeed]
+    qtbot: QtBot, tmp_path: Path, feed_of: Callable[[Path], DeviceFeed], engine: Engine
 ) -> None:
     line = device_lines.devices(device_lines.gpu(0))
     feed = feed_of(sampler(tmp_path, "exec sleep 60", encode(line)))
     with qtbot.waitSignal(feed.arrived, timeout=WAIT_MS):
         feed.start()
-    pid = feed.pid
-    assert pid and psutil.pid_exists(pid)
+    (pid,) = pids(engine)
+    assert psutil.pid_exists(pid)
     feed.close()
-    assert not psutil.pid_exists(pid) and feed.pid is None
+    assert not psutil.pid_exists(pid) and pids(engine) == []
 
 
 def test_an_engine_that_cannot_be_started_is_said_and_tried_again(qtbot: QtBot, engine: Engine) -> None:

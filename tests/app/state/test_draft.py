@@ -46,7 +46,8 @@ def test_a_change_keeps_comments_and_the_rest_of_the_text(draft: Draft) -> None:
 def test_a_value_that_makes_no_sense_is_kept_and_explained_with_path_and_line(draft: Draft) -> None:
     draft.set_value(("train", "steps"), "soon")
     assert draft.config is None
-    (problem,) = draft.problems_at(("train", "steps"))
+    (problem,) = draft.problems
+    assert problem.path == "train.steps"
     assert (
         "whole number" in problem.message
         and problem.line == draft.text.splitlines().index('steps = "soon"') + 1

@@ -45,9 +45,9 @@ def test_what_the_engine_refuses_is_said_in_the_windows_language(qtbot: QtBot, e
 def test_a_refused_launch_brings_the_engines_problems(qtbot: QtBot, engine: Engine, tmp_path: Path) -> None:
     text = '[train]\nsteps = "soon"\n[strategy]\nuse = "ddq"\n'
     launch = engine.launch("x", text, runs=tmp_path / "runs", workspace=tmp_path)
-    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS):
+    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS) as refused:
         pass
-    assert {problem.path for problem in launch.problems} == {"train.steps", "strategy.use"}
+    assert {problem.path for problem in refused.args[0]} == {"train.steps", "strategy.use"}
     assert not list((tmp_path / "launch").iterdir())
 
 
@@ -67,9 +67,9 @@ def test_a_launch_can_be_cancelled_before_there_is_a_run(
     qtbot: QtBot, engine: Engine, tmp_path: Path
 ) -> None:
     launch = engine.launch("slow", "", runs=tmp_path / "runs", workspace=tmp_path)
-    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS):
+    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS) as refused:
         launch.cancel()
-    assert launch.problems[0].code == "cancelled"
+    assert refused.args[0][0].code == "cancelled"
 
 
 def test_problems_are_found_among_other_words() -> None:

@@ -1,8 +1,7 @@
-"""Labels, the trash and the way back, by the thread that does it and in real folders."""
+"""Labels, the trash and the way back, by the disk's thread and in real folders."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck.rundir import Labels, list_folder, read_labels
-from rankdeck_app.state import run_keeper
+from rankdeck_app.disk import Disk
 from rankdeck_app.state.run_keeper import KeepingError, RunKeeper, Trashed, bring_back, move_to_trash
 from tests.helpers.written_run import WrittenRun
 
@@ -19,9 +18,10 @@ from tests.helpers.written_run import WrittenRun
 def keeper(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunKeeper]:
     """Of a person whose trash is empty."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    keeper = RunKeeper()
-    yield keeper
-    keeper.close()
+    disk = Disk()
+    disk.start()
+    yield RunKeeper(disk)
+    disk.close()
 
 
 @pytest.fixture
@@ -101,19 +101,29 @@ def test_what_is_in_the_way_or_gone_is_said(run: WrittenRun, tmp_path: Path, kee
         move_to_trash(tmp_path / "nothing")
 
 
-def test_what_was_asked_for_is_done_before_the_window_goes(
-    qtbot: QtBot, keeper: RunKeeper, run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+def test_of_what_the_disk_refuses_it_is_told_and_the_rest_is_done(
+    qtbot: QtBot, keeper: RunKeeper, run: WrittenRun, tmp_path: Path
 ) -> None:
-    begun = threading.Event()
-    real = run_keeper.write_labels
+    (tmp_path / "data").mkdir()
+    other = WrittenRun(tmp_path / "runs", "other")
+    other.end()
+    trashed = [Trashed(one.path, move_to_trash(one.path)) for one in (run, other)]
+    note = tmp_path / "data/Trash/info" / f"{trashed[0].now_at.name}.trashinfo"
+    note.unlink()
+    note.mkdir()  # which no unlink takes away
+    said: list[str] = []
+    keeper.failed.connect(said.append)
+    with qtbot.waitSignal(keeper.restored, timeout=5000) as restored:
+        keeper.restore(trashed)
+    assert restored.args == [[other.path]] and len(said) == 1 and str(note) in said[0]
 
-    def slow(path: Path, labels: Labels) -> None:
-        begun.set()
-        real(path, labels)
 
-    monkeypatch.setattr(run_keeper, "write_labels", slow)
-    for number in range(20):
-        keeper.change_labels([run.path], lambda labels, number=number: labels.changed(note=f"{number}"))
-    assert begun.wait(5)
-    keeper.close()
-    assert read_labels(run.path).note == "19"
+def test_a_fault_of_ours_costs_one_act_and_not_those_after_it(
+    qtbot: QtBot, keeper: RunKeeper, run: WrittenRun
+) -> None:
+    with qtbot.captureExceptions() as raised:
+        keeper.change_labels([run.path], lambda labels: labels.changed(no_such_label=1))  # type: ignore[call-arg]
+        qtbot.waitUntil(lambda: bool(raised), timeout=5000)
+    with qtbot.waitSignal(keeper.relabelled, timeout=5000):
+        keeper.change_labels([run.path], lambda labels: labels.changed(name="mine"))
+    assert read_labels(run.path).name == "mine"

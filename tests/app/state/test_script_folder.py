@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 from shiboken6 import delete
 
+from rankdeck_app.language import error_in_words
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.script_folder import ScriptFolder, short_words
@@ -91,14 +92,31 @@ def test_entries_are_kept_in_the_file_with_its_comments(
     qtbot: QtBot, scripts: ScriptFolder, folder: Path
 ) -> None:
     look(qtbot, scripts)
-    entry = scripts.facts.file.entries["small"]
+    entry, done = scripts.facts.file.entries["small"], threading.Event()
     with qtbot.waitSignal(scripts.changed, timeout=10_000):
-        scripts.save_entry("copy", entry)
+        scripts.save_entry("copy", entry, done.set, pytest.fail)
     assert list(scripts.facts.file.entries) == ["small", "large", "copy"]
     with qtbot.waitSignal(scripts.changed, timeout=10_000):
-        scripts.remove_entry("large")
+        scripts.remove_entry("large", done.set, pytest.fail)
     text = (folder / "rankdeck.toml").read_text()
-    assert "# how I run it" in text and "large" not in text
+    assert "# how I run it" in text and "large" not in text and done.is_set()
+
+
+def test_an_entry_that_cannot_be_kept_is_refused_in_words(scripts: ScriptFolder, folder: Path) -> None:
+    (folder / "rankdeck.toml").write_text("[scripts")
+    refused: list[Exception] = []
+    scripts.remove_entry("large", lambda: pytest.fail("it is no TOML"), refused.append)
+    assert "rankdeck.toml" in error_in_words(refused[0])
+
+
+def test_an_interpreter_that_cannot_be_remembered_holds_all_the_same(
+    qtbot: QtBot, scripts: ScriptFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "interpreters.json").mkdir()
+    other = environment(tmp_path / "elsewhere", "3.12.1", None)
+    with qtbot.waitSignal(scripts.failed) as failed:
+        scripts.choose(other)
+    assert "will not be remembered" in failed.args[0] and scripts.is_chosen
 
 
 def test_of_what_is_asked_while_it_looks_only_the_newest_is_answered(qtbot: QtBot) -> None:

@@ -174,7 +174,7 @@ def test_an_editor_of_ones_own_gets_file_and_line(qtbot: QtBot, app: App, tmp_pa
     app.places.open(file, 7)
     wait_for(told.exists, 10, "the editor")
     assert told.read_text() == f"-g|{file}:7|" and app.window.editor.active_page() is before
-    for wrong in ("/no/such/editor {file}", "'", "vi {lin} {file}"):
+    for wrong in ("/no/such/editor {file}", "'", "vi {lin} {file}", "vi {line[0]}", "vi {file:s}"):
         app.window.settings.set("editor.command", wrong)
         app.places.open(file, 7)
         assert "editor.command" in app.window.toasts.history[-1].text

@@ -173,6 +173,8 @@ def test_a_run_of_a_script_can_be_run_again_and_used_but_not_resumed(qtbot: QtBo
     assert info is not None
     texts = [action.text() for action in view.build_menu(info).actions()]
     assert "Run Again" in texts and not {"Resume", "Save Checkpoint Now"} & set(texts)
+    (item,) = opened.actions.run_items()
+    assert "3 on CPU" in item.description and all(item.description.split(" · ")), "it has no strategy"
     opened.actions.use_configuration(written.path)
     opened.session.disk.settle()
     form = opened.session.script.form

@@ -19,20 +19,16 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import tool_button
-from rankdeck_app.state.device_choice import PLACE, DeviceChoice
+from rankdeck_app.state.device_choice import NONE_CHOSEN, DeviceChoice
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import GAP_OF_READINGS, DeviceFigure, DeviceGrid
 from rankdeck_app.views.launch.stepper import RANKS, VIRTUAL_DEVICES, Stepper
-from rankdeck_app.widgets.controls import WholeLabel
+from rankdeck_app.widgets.controls import WholeLabel, tool_button
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
-
-__all__ = ["NONE_CHOSEN", "PLACE", "DevicesSection", "Usage"]
 
 DEFAULT_VIRTUAL = 4
 AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
-NONE_CHOSEN = "gpu:"
 LEAST_OF_BUTTON = 60
 SIMULATED = marked("simulated devices")
 THERE = marked("Train on this machine's GPUs")

@@ -51,7 +51,6 @@ class ModelSection(QWidget):
         picker = row(label, (self.preset_box, 1), spacing=6)
         parts = (picker, self.front, self.more_button, self.more)
         column(*parts, on=self, margins=(12, 0, 12, 4), spacing=6)
-        theme.changed.connect(self._icon)
         draft.changed.connect(self._show_origin)
         draft.changed.connect(self._align)
         self._icon()

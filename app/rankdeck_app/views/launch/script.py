@@ -13,13 +13,12 @@ from PySide6.QtWidgets import QComboBox, QLineEdit, QPlainTextEdit, QWidget
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder, place_of, short_words
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.stepper import RANKS, Stepper
-from rankdeck_app.widgets.controls import CheckBox, ComboBox
+from rankdeck_app.widgets.controls import CheckBox, ComboBox, tool_button
 from rankdeck_app.widgets.form_line import FormLine, align_labels
 from rankdeck_app.widgets.layouts import column, push_button, row
 

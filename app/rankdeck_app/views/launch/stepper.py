@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QLineEdit, QToolButton, QWidget
 
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
-from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import row
 
 MAX_STEPPER = 16
