@@ -303,7 +303,7 @@ def stats(plan: DraftPlan) -> tuple[Stat, ...]:
         _stat(label, chosen, is_hot=chosen is not None and is_trouble(chosen)),
         _stat(_marked_label(RECOMMENDED, recommended), recommended),
         _stat(_marked_label(LEAST_MEMORY, cheapest), cheapest),
-        Stat(answers, str(len(lines)), "88"),
+        Stat(answers, str(len(lines)), "88", short=tr("Answers")),
     )
 
 
