@@ -23,11 +23,12 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.device_choice import NONE_CHOSEN, PLACE
+from rankdeck_app.state.device_choice import PLACE
 from rankdeck_app.state.draft import Snapshot
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
+from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.state.suggestion import Suggestion
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.starting import PAGE_KIND, StartingPage

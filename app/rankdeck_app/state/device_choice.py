@@ -5,16 +5,12 @@ One set of cards serves both, so it reads and writes this and need not know whic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from PySide6.QtCore import QObject, Signal
 
-if TYPE_CHECKING:
-    from rankdeck_app.state.draft import Draft
-    from rankdeck_app.state.script_draft import ScriptDraft
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.script_draft import ScriptDraft
 
 PLACE = ("devices", "use")
-NONE_CHOSEN = "gpu:"
 
 
 class DeviceChoice(QObject):

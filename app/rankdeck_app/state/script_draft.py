@@ -22,10 +22,10 @@ from rankdeck.config.folder_file import ScriptEntry
 from rankdeck.config.script import OBSERVE, ScriptConfig
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import in_words, tr
-from rankdeck_app.state.device_choice import NONE_CHOSEN
 from rankdeck_app.state.kept_file import KeptFile
 
 NO_GPUS = "cpu:1"
+NONE_CHOSEN = "gpu:"
 MODULE = "-m "
 _FOLDERS_KEPT = 50
 # Where the engine blames an option under a name of its own.

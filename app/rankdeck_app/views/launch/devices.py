@@ -19,8 +19,9 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
 from rankdeck_app.language import tr
-from rankdeck_app.state.device_choice import NONE_CHOSEN, DeviceChoice
+from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import GAP_OF_READINGS, DeviceFigure, DeviceGrid
 from rankdeck_app.views.launch.stepper import RANKS, VIRTUAL_DEVICES, Stepper
