@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from safetensors import safe_open
 
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
+from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.run.fold import read_fold
 from rankdeck.run.summary import summarise
 from rankdeck.rundir import EventReader, RunDir, default_runs_folder, list_runs
 from tests.helpers import killing
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.launching import problems, wait_until_gone
+from tests.helpers.waiting import wait_until, with_load
 
 MINE = """
-import os, resource
+import os, resource, time
 from pathlib import Path
 from torch import nn
 
@@ -35,6 +38,8 @@ class Counting(nn.Linear):
         return super().forward(inputs)
 
     def get_extra_state(self):
+        if os.environ.get("FAULT") == "slow save" and self.calls > 3:
+            time.sleep(2)  # asked for several times: longer than a stop waits for a step
         return {"calls": self.calls}
 
     def set_extra_state(self, state):
@@ -155,6 +160,33 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step_
         if isinstance(event, events.Steps) and ".1." in name
     ]
     assert min(firsts) == stopped_at + 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [("single", "cpu:1"), pytest.param("ddp", "cpu:2", marks=pytest.mark.slow)]
+)
+def test_a_stop_waits_for_a_save_that_takes_long_and_a_stop_now_says_what_is_lost(
+    job: Path, strategy: str, devices: str
+) -> None:
+    slow = {"FAULT": "slow save"}
+    endless = ["--set", "train.steps=1000000", "--set", "train.checkpoint_every=0"]
+    start = ["train", job, *endless, "--strategy", strategy, "--devices", devices, "--detach", "--json"]
+    run = RunDir(Path(rankdeck_here(*start, env=slow, code=0).json["path"]))
+    killing.wait_for_step(run, 5)
+    assert rankdeck_here("stop", run.path, "--json", code=0).json["outcome"] == "stopped"
+    assert [reason for _, reason in told(run)] == ["stop"] and len(saved_steps(run)) == 1
+    assert problems(run, "warning") == []
+
+    rankdeck_here("resume", run.path, "--detach", env=slow, code=0)
+    killing.wait_for_step(run, saved_steps(run)[-1] + 5)
+    request_stop(run)
+    wait_until((run.requests_folder / "saving").exists)
+    began = time.monotonic()
+    request_stop(run, now=True)
+    assert wait_ended(run, with_load(20)) and time.monotonic() - began < with_load(4)
+    (lost,) = problems(run, "warning")
+    assert lost.code == "save-lost" and run.outcome() == "stopped"
+    assert len(saved_steps(run)) == 1
 
 
 @pytest.mark.usefixtures("finished")

@@ -21,7 +21,8 @@ class RankAgent(OneHostAgent):
 
     `release` is called for each with torch's part of its environment; `watch` at every poll, and ends the run
     by returning True; `patience_s` after a failure: for how long more may be learnt of it. `has_finished`: of
-    a rank that is over, whether its work was done, which no exit status tells.
+    a rank that is over, whether its work was done, which no exit status tells. `is_saving`: whether a save
+    goes on, which a stop waits for.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class RankAgent(OneHostAgent):
         watch: Callable[[], bool],
         patience_s: Callable[[], float],
         has_finished: Callable[[Child], bool],
+        is_saving: Callable[[], bool],
     ) -> None:
         super().__init__(run, len(ranks), poll_every_s=MONITOR_S)
         self._ranks = ranks
@@ -39,6 +41,8 @@ class RankAgent(OneHostAgent):
         self._watch = watch
         self._patience_s = patience_s
         self._has_finished = has_finished
+        self._is_saving = is_saving
+        self._has_failed = False
 
     def start(self, rank: int, environment: Mapping[str, str]) -> int:
         self._release(self._ranks[rank], environment)
@@ -48,8 +52,10 @@ class RankAgent(OneHostAgent):
         over = [rank for rank in self._ranks if rank.poll() is not None]
         if not all(map(self._has_finished, over)):
             self._settle()
-            return False
-        if self._watch():
+            self._has_failed = True
+        elif self._watch():
+            self._has_failed = True
+        if self._has_failed:
             return False
         return True if len(over) == len(self._ranks) else None
 
@@ -62,4 +68,5 @@ class RankAgent(OneHostAgent):
                 rank.poll()
 
     def end(self) -> None:
-        end_ranks(self._ranks, GRACE_S)
+        """What was asked to stop may end its save; whose group has failed cannot."""
+        end_ranks(self._ranks, GRACE_S, (lambda: False) if self._has_failed else self._is_saving)

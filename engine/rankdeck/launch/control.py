@@ -18,6 +18,7 @@ from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
+from rankdeck.launch.saves import SaveWatch
 from rankdeck.rundir import EventReader, RunDir
 
 _ANSWER_S = 5.0
@@ -129,10 +130,11 @@ def _check_alive(run: RunDir) -> None:
 
 
 def wait_ended(run: RunDir, timeout_s: float) -> bool:
-    """Whether the run's guard has let go of its lock within `timeout_s`: then nothing of the run is left."""
-    deadline = time.monotonic() + timeout_s
+    """Whether the run's guard has let go of its lock within `timeout_s`, or later after a save that went on:
+    then nothing of the run is left."""
+    deadline, saves = time.monotonic() + timeout_s, SaveWatch(run.path)
     while run.is_alive():
-        if time.monotonic() > deadline:
+        if not saves.goes_on() and time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
+from rankdeck.launch.saves import SaveWatch, sign_of
 from rankdeck.observer import title
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
-SAVING_S = 300.0
-"""How long a checkpoint that is being written may hold up a stop."""
 LAST_WORD_S = 10.0
 """How long a full disk is retried before the run is left without a last word."""
 EXIT_STOPPED = 130
@@ -109,8 +108,9 @@ class Guard:
         self._supervisor = 0
         self._status: int | None = None
         self._stop_asked = False
+        self._num_told = 0
         self._kill_at: float | None = None
-        self._patient_until = 0.0
+        self._saves = SaveWatch(self._run)
         self._reserved = -1
         self._words = b""
         self._words_end = -1
@@ -203,7 +203,7 @@ class Guard:
             self._reap()
             now_s = time.monotonic()
             if self._kill_at is not None and now_s >= self._kill_at:
-                if now_s < self._patient_until and Path(self._run, "requests", "saving").exists():
+                if self._saves.goes_on():
                     self._kill_at = now_s + STOP_S
                 else:
                     self._kill_supervisor()
@@ -224,7 +224,6 @@ class Guard:
         if self._status is None and not self._stop_asked:
             os.kill(self._supervisor, signal.SIGTERM)
             self._kill_at = time.monotonic() + self._stop_s
-            self._patient_until = time.monotonic() + SAVING_S
         self._stop_asked = True
         if now:
             self._kill_supervisor()
@@ -294,7 +293,8 @@ class Guard:
                 f"The run's supervisor was ended by {_signal_name(-status)}, which nobody here had sent; "
                 "its ranks ended with it."
             )
-            self._write_loss(reason)
+            advice = "If nobody killed it, the kernel may have run out of memory (see dmesg)."
+            self._write_problem("supervisor-lost", reason, advice)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
             reason = reason or f"The run's supervisor exited with {status}: see logs/supervisor.*.err."
@@ -312,14 +312,24 @@ class Guard:
             return None
         return reason if isinstance(reason, str) else None
 
-    def _write_loss(self, reason: str) -> None:
-        """The one event that the guard writes, in a file of its own: nobody else is left to write it."""
-        problem = {"code": "supervisor-lost", "message": reason}
-        problem["advice"] = "If nobody killed it, the kernel may have run out of memory (see dmesg)."
-        event = {"kind": "problem", "v": 1, "seq": 0, "t": time.time(), "problem": problem}
+    def tell_lost_save(self) -> None:
+        """Whoever wrote a checkpoint left its sign behind: it was ended in the middle of it."""
+        if sign_of(self._run).exists():
+            self._write_problem(
+                "save-lost",
+                "The run was ended while it was being saved: what was written of that save is lost.",
+                "Earlier checkpoints are whole. To wait for a save, stop the run once, and not now.",
+                severity="warning",
+            )
+
+    def _write_problem(self, code: str, message: str, advice: str, **more: str) -> None:
+        """What nobody else is left to write, in a file of its own."""
+        problem = {"code": code, "message": message, "advice": advice, **more}
+        event = {"kind": "problem", "v": 1, "seq": self._num_told, "t": time.time(), "problem": problem}
+        self._num_told += 1
         try:
             with open(
-                f"{self._run}/events/guard.{self._last_attempt()}.jsonl", "w", encoding="utf-8"
+                f"{self._run}/events/guard.{self._last_attempt()}.jsonl", "a", encoding="utf-8"
             ) as file:
                 file.write(json.dumps(event) + "\n")
         except OSError:
@@ -383,5 +393,6 @@ def main(spec: dict[str, Any]) -> NoReturn:
     os.close(ready)
     guard.watch()
     guard.sweep()
+    guard.tell_lost_save()
     guard.write_last_word(guard.last_word())
     os._exit(0)

@@ -29,10 +29,10 @@ from rankdeck.diagnose.cause import Cause
 from rankdeck.launch import rank_start, supervising
 from rankdeck.launch.children import GRACE_S, end_ranks
 from rankdeck.launch.rank_processes import RankProcess, can_fork_preloaded
+from rankdeck.launch.saves import SaveWatch
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import FIRST_STEPS, RunDir
 from rankdeck.torch_compat.versions import version_problem
-from rankdeck.training.agreement import SAVING
 
 DEFAULT_WORKER = "rankdeck.training.worker"
 # What our own worker imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
@@ -66,6 +66,7 @@ class Supervisor(supervising.Supervising):
         self._watch = Watch(
             arguments.run, arguments.attempt, self._config.launch.timeout_s, self.raise_problem
         )
+        self._saves = SaveWatch(arguments.run.path)
         self._ranks: list[RankProcess] = []
         self.max_restarts = self._config.launch.max_restarts
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
@@ -99,10 +100,7 @@ class Supervisor(supervising.Supervising):
         return self._release_ranks()
 
     def end_ranks(self, *, stopped: bool) -> None:
-        end_ranks(self._ranks, GRACE_S if stopped else 0, self._is_saving)
-
-    def _is_saving(self) -> bool:
-        return (self._run.requests_folder / SAVING).exists()
+        end_ranks(self._ranks, GRACE_S if stopped else 0, self._saves.goes_on)
 
     def _fork_ranks(self) -> None:
         """Import what ranks need, then fork them, while there is one thread."""
@@ -139,7 +137,13 @@ class Supervisor(supervising.Supervising):
             self.start_sampler()
         watch = self._watch
         agent = RankAgent(
-            self._run.name, self._ranks, self._release, self.poll, watch.patience_s, watch.has_finished
+            self._run.name,
+            self._ranks,
+            self._release,
+            self.poll,
+            watch.patience_s,
+            watch.has_finished,
+            self._saves.goes_on,
         )
         succeeded = not agent.run().is_failed()
         self._ending = True

@@ -73,8 +73,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Rank 0 writes: whoever is about to end the run waits for it (../launch/guard.py and
-        rank_processes.py)."""
+        """Rank 0 writes: whoever is about to end the run waits for it (../launch/saves.py)."""
         sign = self._folder / SAVING
         with contextlib.suppress(OSError):
             sign.touch()

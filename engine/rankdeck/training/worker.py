@@ -191,6 +191,7 @@ class Worker:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
         self._phase(marked("building the model"))
+        saver = self._saver(config, len(run_devices)) if first_steps is None else None
         always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
             workload,
@@ -201,7 +202,7 @@ class Worker:
             writer=self._writer,
             sampling=SamplingBudget(always=always),
             beat=self._beat,
-            saver=self._saver(config, len(run_devices)) if first_steps is None else None,
+            saver=saver,
             waits=first_steps is not None,
         )
         self._strategy, self._trainer = trainer.strategy, trainer
@@ -212,8 +213,8 @@ class Worker:
             marked("training"), steps=workload.steps, samples=epochs.num_samples, left_out=epochs.left_out
         )
         trainer.run()
-        if first_steps is None:
-            self._save(trainer.strategy)
+        if saver is not None:
+            self._save(trainer.strategy, saver)
 
     def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
         """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.
@@ -324,7 +325,7 @@ class Worker:
         dist.broadcast_object_list(shared, src=0)
         return shared[0]
 
-    def _save(self, strategy: Strategy) -> None:
+    def _save(self, strategy: Strategy, saver: Saver) -> None:
         """Final weights, by the rank that holds them all.
 
         Raises: MachineError when the disk is full: without weights the run has failed.
@@ -339,7 +340,8 @@ class Worker:
         path = self._place.run.weights
         try:
             metadata = {"run": self._place.run.name, "step": str(self.step)}
-            num_bytes = save_weights(path, weights, metadata, extra_state)
+            with saver.agreement.saving():
+                num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
             raise RankdeckError(
                 phrase(

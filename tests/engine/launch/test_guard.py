@@ -337,5 +337,6 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     )
     command = [sys.executable, "-I", "-S", "-c", script, str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    own = {"rankdeck", "rankdeck.launch", "rankdeck.launch.guard", "rankdeck.launch.callers"}
-    assert set(done.stdout.split()) == own | {"rankdeck.observer", "rankdeck.observer.title"}
+    launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "saves")}
+    own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
+    assert set(done.stdout.split()) == own
