@@ -15,7 +15,7 @@ import msgspec
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
-from rankdeck.base.parsing import decoded
+from rankdeck.base.parsing import decoded, encoded
 from rankdeck.base.phrases import marked
 
 VERSION = 1
@@ -503,7 +503,7 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 def encode(event: Event) -> bytes:
     """One JSON line with its line feed. NaN and infinity become null: JSON has no word for them."""
-    return _encoder.encode(event) + b"\n"
+    return encoded(_encoder.encode, event) + b"\n"
 
 
 def decode(line: bytes) -> AnyEvent | None:

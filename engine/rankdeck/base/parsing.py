@@ -46,3 +46,22 @@ def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
         from msgspec import DecodeError
 
         raise DecodeError(_TOO_DEEP) from None
+
+
+def encoded(encode: Callable[[Any], bytes], value: Any) -> bytes:
+    """What an encoder of msgspec makes of it; half characters, as names of files that are not UTF-8 bring
+    them, become question marks."""
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        from msgspec import to_builtins
+
+        return encode(_whole(to_builtins(value)))
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_whole(key): _whole(one) for key, one in value.items()}
+    return list(map(_whole, value)) if isinstance(value, list) else value

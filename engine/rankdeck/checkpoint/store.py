@@ -131,7 +131,7 @@ class CheckpointStore:
         # Before anything is written: a rank that fails alone would leave the others in the midst of it.
         sizes = self._together(asked, take)
         (saved,) = parts
-        self._begin(target)
+        self._together(asked, lambda: self._begin(target))
         try:
             if dry:
                 self._together(asked, lambda: self._check_room(sizes))
@@ -176,11 +176,8 @@ class CheckpointStore:
     def _begin(self, target: Path) -> None:
         if self._rank == 0:
             shutil.rmtree(target, ignore_errors=True)
-            try:
-                target.mkdir(parents=True)
-            except OSError:
-                pass  # writing into it tells why
-        self._barrier()
+            self.folder.mkdir(exist_ok=True)  # the run's own folder, if it is gone, stays gone
+            target.mkdir()
 
     def _check_room(self, sizes: Sequence[dict[str, int]]) -> None:
         """Raises: OSError, on rank 0, where the disk has no room for one checkpoint."""

@@ -26,6 +26,8 @@ from rankdeck.observer import title
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
+DELETED_WITHIN_S = 5.0
+"""How often a guard looks whether its run's directory is still there."""
 LAST_WORD_S = 10.0
 """How long a full disk is retried before the run is left without a last word."""
 EXIT_STOPPED = 130
@@ -104,6 +106,7 @@ class Guard:
         self._resumes: bool = spec["hidden"] == spec["final"]
         self._run: str = spec["final"]
         self._held: list[int] = []
+        self._folder = -1
         self._selector = selectors.DefaultSelector()
         self._supervisor = 0
         self._status: int | None = None
@@ -128,6 +131,7 @@ class Guard:
             self._held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
         except Refused:
             raise Alive from None
+        self._folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for path in self._spec["leases"]:
             self._held.append(lock(path, self._run))
         self._reserve_last_word(hidden)
@@ -197,16 +201,27 @@ class Guard:
             self._selector.register(tether, selectors.EVENT_READ, self._on_tether)
         self._reap()
         while self._status is None:
-            timeout_s = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+            timeout_s = DELETED_WITHIN_S
+            if self._kill_at is not None:
+                timeout_s = min(timeout_s, max(0.0, self._kill_at - time.monotonic()))
             for key, _ in self._selector.select(timeout_s):
                 key.data(key.fileobj)
             self._reap()
+            if self.is_deleted:
+                self.stop(now=True)
             now_s = time.monotonic()
             if self._kill_at is not None and now_s >= self._kill_at:
                 if self._saves.goes_on():
                     self._kill_at = now_s + STOP_S
                 else:
                     self._kill_supervisor()
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether somebody has removed the run's directory, or is about to. One that was moved is there."""
+        if os.fstat(self._held[0]).st_nlink:
+            return False
+        return not os.fstat(self._folder).st_nlink or not Path(self._run, "config.toml").exists()
 
     def _reap(self) -> None:
         while True:
@@ -393,6 +408,7 @@ def main(spec: dict[str, Any]) -> NoReturn:
     os.close(ready)
     guard.watch()
     guard.sweep()
-    guard.tell_lost_save()
-    guard.write_last_word(guard.last_word())
+    if not guard.is_deleted:
+        guard.tell_lost_save()
+        guard.write_last_word(guard.last_word())
     os._exit(0)

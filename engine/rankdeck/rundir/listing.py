@@ -27,7 +27,7 @@ def enter_in_index(run: RunDir) -> None:
     """Remember a run wherever it is, so that it is found from everywhere. A failure costs only that."""
     try:
         _index_file().parent.mkdir(parents=True, exist_ok=True)
-        with open(_index_file(), "a", encoding="utf-8") as index:
+        with open(_index_file(), "a", encoding="utf-8", errors="surrogateescape") as index:
             index.write(f"{run.path}\n")
     except OSError:
         pass
@@ -36,7 +36,8 @@ def enter_in_index(run: RunDir) -> None:
 def indexed_paths() -> list[Path]:
     """What the index remembers, also what is there no more."""
     try:
-        return [Path(line) for line in files.read_text(_index_file()).splitlines() if line]
+        lines = files.read_bytes(_index_file()).decode("utf-8", "surrogateescape").splitlines()
+        return [Path(line) for line in lines if line]
     except OSError:
         return []
 

@@ -7,7 +7,7 @@ import tomllib
 import msgspec
 import pytest
 
-from rankdeck.base.parsing import decoded, json_of, toml_of
+from rankdeck.base.parsing import decoded, encoded, json_of, toml_of
 
 DEEP = 100_000
 
@@ -35,3 +35,12 @@ def test_bytes_that_are_not_utf_8_are_replaced_and_what_is_deep_is_refused() -> 
     for data in (b'{"a":' + b"[" * DEEP, b"\xff", b"[1]", b'{"a":"\xff"'):
         with pytest.raises(msgspec.DecodeError):
             decoded(decode, data)
+
+
+def test_half_characters_are_written_as_question_marks() -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    encode = msgspec.json.Encoder().encode
+    with pytest.raises(UnicodeEncodeError):
+        encode(name)
+    assert encoded(encode, {name: [name, 1, None]}) == b'{"caf?":["caf?",1,null]}'
+    assert encoded(encode, {"é": [1.5, True]}) == encode({"é": [1.5, True]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import rankdeck
 from rankdeck.base.leases import lease_holder, lease_path
 from rankdeck.launch import under_guard
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
-from rankdeck.launch.guard import STOP_S
+from rankdeck.launch.guard import DELETED_WITHIN_S, STOP_S
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
@@ -340,3 +341,20 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "saves")}
     own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
     assert set(done.stdout.split()) == own
+
+
+def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    wait_until(lambda: len(processes_of_run(run.path)) >= 4)
+    shutil.rmtree(run.path)
+    wait_until(lambda: not processes_of_run(run.path), deadline_s=12)
+    assert not run.path.exists()
+
+
+def test_a_run_whose_directory_is_moved_goes_on(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    time.sleep(DELETED_WITHIN_S + 1)
+    assert moved.is_alive() and processes_of_run(run.path)
+    request_stop(moved, now=True)
+    assert wait_ended(moved, with_load(20))
