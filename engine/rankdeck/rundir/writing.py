@@ -19,7 +19,7 @@ class EventWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # the run itself, if it is gone, stays gone
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._seq = _next_seq(self._handle, path)
         self._unsaid = 0

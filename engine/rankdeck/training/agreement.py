@@ -38,7 +38,7 @@ class Agreement:
         self._rank = rank
         self._lead = lead
         self._looked_s = 0.0
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._own: dict[str, int] = {}
         self._file: int | None = None
         if lead:
