@@ -44,6 +44,7 @@ def run(
     card = config.strategy_card
     places = list(range(config.selection.count or 1)) if card.one_process else [rank]
     here = RunDir(Path(folder))
+    here.path.mkdir(parents=True, exist_ok=True)
     writer = here.writer(f"rank-{rank}", attempt)
     store = CheckpointStore(
         here.checkpoints_folder,

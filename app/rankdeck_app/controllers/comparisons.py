@@ -302,7 +302,7 @@ class Comparisons(QObject):
         def told(out: str) -> str:
             step = json.loads(out)["step"]
             if step is None:
-                return tr("{file} holds safetensors of {run}.", file=file, run=run.name)
+                return tr("{file} holds the weights of {run}.", file=file, run=run.name)
             return tr(
                 "{file} holds the weights of {run} after step {step}, its newest checkpoint.",
                 file=file,

@@ -56,9 +56,11 @@ class RunKeeping(QObject):
             self.keeper.change_labels([info.path for info in infos], retag)
 
         question = (
-            tr("Tags of {run}, parted by commas", run=infos[0].title)
+            tr("Tags of {run}, separated by commas", run=infos[0].title)
             if len(infos) == 1
-            else tr("Tags of {n} runs, parted by commas", "Tags of {n} run, parted by commas", len(infos))
+            else tr(
+                "Tags of {n} runs, separated by commas", "Tags of {n} run, separated by commas", len(infos)
+            )
         )
         self._window.palette_box.ask(question, answered, ", ".join(common))
 

@@ -160,7 +160,7 @@ class MainWindow(QWidget):
     def add_panel_tab(self, tab: PanelTab) -> None:
         """A tab of the panel, and the command that shows it."""
         self.panel.register(tab)
-        self._add_show_command("panel", tab, self.show_panel, "View/4_panel")
+        self._add_show_command("panel", tab, self._focus_panel, "View/4_panel")
 
     def _add_show_command(
         self, what: str, row: Activity | PanelTab, show: Callable[[str], object], menu: str
@@ -187,6 +187,10 @@ class MainWindow(QWidget):
         body = self.panel.show_tab(tab_id)
         self._apply_layout()
         return body
+
+    def _focus_panel(self, tab_id: str) -> None:
+        """As a person asks for it: the keyboard goes there."""
+        self.show_panel(tab_id).setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     def _on_activity_clicked(self, activity_id: str) -> None:
         if self.side_bar.isVisible() and self.side_bar.shown == activity_id:

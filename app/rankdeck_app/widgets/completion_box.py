@@ -97,7 +97,9 @@ class CompletionBox(QFrame):
         """Below the cursor, or above it where there is more room."""
         room = self._room.rect()
         self.setFixedWidth(min(WIDTH, room.width() - 8))
-        self.setFixedHeight(self._column.totalHeightForWidth(self.width()))
+        depends = self._column.hasHeightForWidth()  # it does not while there is no help
+        size = self._column.totalSizeHint().height()
+        self.setFixedHeight(self._column.totalHeightForWidth(self.width()) if depends else size)
         is_above = cursor.bottom() + 2 + self.height() > room.bottom() and cursor.top() > room.center().y()
         top = cursor.top() - 2 - self.height() if is_above else cursor.bottom() + 2
         self.move(min(cursor.x(), room.right() - self.width() - 4), top)

@@ -137,7 +137,8 @@ def export(
             ExportFormat.TRACE: exporting.trace,
         }[to]
         write(run, file, attempt)
-    console.err().print(f"{file} holds {to.value} of {run.name}.")
+    what = "the weights" if to is ExportFormat.SAFETENSORS else to.value
+    console.err().print(f"{file} holds {what} of {run.name}.")
     return _say_file(file, None, as_json)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
+from rankdeck.launch.descendants import descendants
 from rankdeck.launch.saves import SaveWatch, sign_of
 from rankdeck.observer import title
 
@@ -78,24 +79,6 @@ def lock(path: str, holder: str) -> int:
     os.ftruncate(handle, 0)
     os.write(handle, holder.encode())
     return handle
-
-
-def descendants() -> list[tuple[int, str]]:
-    """Everything below this process as (pid, state)."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        children.setdefault(int(parent), []).append((int(entry.name), state.decode()))
-    below: list[tuple[int, str]] = []
-    waiting = [os.getpid()]
-    while waiting:
-        for child in children.get(waiting.pop(), []):
-            below.append(child)
-            waiting.append(child[0])
-    return below
 
 
 class Guard:

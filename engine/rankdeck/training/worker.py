@@ -110,8 +110,6 @@ def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
             rank.tell_out_of_memory(error)
             reason, code = "failed", _report_failure(error, place.rank, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
-    if code == 0:
-        rank.say_finished()
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
     rank.leave(clean=code == 0)
@@ -160,9 +158,6 @@ class Worker:
         self.step = step
         if self._heart is not None:
             self._heart.beat(step, phase)
-
-    def say_finished(self) -> None:
-        self._beat(self.step, FINISHED)
 
     def work(self) -> None:
         """Load, build, train, evaluate, save."""
@@ -370,6 +365,8 @@ class Worker:
     def leave(self, *, clean: bool) -> None:
         """Leave the group in order after success; after a failure the others are ended by the supervisor, so
         that nothing is awaited."""
+        if clean:
+            self._beat(self.step, FINISHED)
         if "torch" not in sys.modules:
             return
         import torch.distributed as dist

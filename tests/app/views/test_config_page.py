@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QEvent, Qt
+from PySide6.QtCore import QEvent, QRect, Qt
 from PySide6.QtGui import QHelpEvent, QTextCursor
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
+from rankdeck_app.state.toml_schema import Offer
 from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.launch.side_bar import LaunchView
+from rankdeck_app.widgets.completion_box import ROW_HEIGHT
 from rankdeck_app.widgets.run_rows import all_rows
 
 TEXT = '# mine\n[train]\nsteps = 5\n\n[strategy]\nuse = "dp"\n\n[devices]\nuse = "cpu:2"\n'
@@ -162,6 +164,16 @@ def test_ctrl_space_lists_all_and_escape_closes(qtbot: QtBot, app: App, page: Co
     assert app.session.draft.value(("strategy", "use")) == "ddp"
     page.go_to_line(1)
     assert not box.isVisible()
+
+
+@pytest.mark.parametrize("help_text", ["", "More words."])
+def test_what_fits_is_seen_whether_or_not_there_is_more_to_tell_of_it(
+    qtbot: QtBot, app: App, page: ConfigPage, help_text: str
+) -> None:
+    box = page.editor.box
+    box.offer(tuple(Offer(word, "", help_text) for word in ("bf16", "fp32", "fp64")), QRect(10, 10, 1, 16))
+    assert not box.visibleRegion().isEmpty() and box.list.height() == 3 * ROW_HEIGHT
+    assert box.rect().contains(box.list.geometry()) and bool(help_text) == box.help.isVisible()
 
 
 def test_the_mouse_over_a_key_tells_what_it_takes(qtbot: QtBot, app: App, page: ConfigPage) -> None:

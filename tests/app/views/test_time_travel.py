@@ -122,6 +122,20 @@ def test_keys_reach_it_and_stop_acts_on_the_run_as_it_is(
     assert machine.moment is None and not commands.enabled("time.now")
 
 
+def test_after_now_the_keyboard_stays_with_the_time(
+    qtbot: QtBot, app: App, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
+) -> None:
+    """Whatever else it would go to: a button there starts a run."""
+    bar = opened(written).time_bar
+    with qtbot.waitActive(app.window):
+        app.window.activateWindow()
+    bar.scrubber.skipped.emit(-1)
+    qtbot.waitUntil(lambda: bar.now.isEnabled())
+    bar.now.setFocus()
+    qtbot.mouseClick(bar.now, Qt.MouseButton.LeftButton)
+    assert not bar.now.isEnabled() and bar.play.hasFocus()
+
+
 def test_a_drag_over_the_whole_run_answers_each_time_at_once(
     qtbot: QtBot, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
 ) -> None:

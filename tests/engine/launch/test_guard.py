@@ -338,14 +338,14 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     )
     command = [sys.executable, "-I", "-S", "-c", script, str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "saves")}
+    launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "descendants", "saves")}
     own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
     assert set(done.stdout.split()) == own
 
 
 def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
-    wait_until(lambda: len(launching.rank_pids(run)) >= 2)
+    wait_for_ranks(run)
     shutil.rmtree(run.path)
     wait_until(lambda: not processes_of_run(run.path), deadline_s=12)
     assert not run.path.exists()
@@ -353,6 +353,7 @@ def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
 
 def test_a_run_whose_directory_is_moved_goes_on(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
     moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
     time.sleep(DELETED_WITHIN_S + 1)
     assert moved.is_alive() and processes_of_run(run.path)

@@ -63,14 +63,14 @@ def looking_back(run: LiveRun) -> Headline:
     assert machine.moment is not None and bounds is not None
     past, began = machine.past, bounds[0]
     at = elapsed_label(machine.moment - began)
-    now = tr("Stop and what else acts on the run acts on it as it is now.")
-    if machine.is_waiting:
+    now = "" if run.is_over else tr("Stop and what else acts on the run acts on it as it is now.")
+    if machine.is_waiting and (past is None or not machine.is_playing):
         shown = (
             tr("Until it is read, now is shown.")
             if past is None
             else tr("Until it is read, {time} is shown.", time=elapsed_label(past.now - began))
         )
-        return "info", tr("Going back to {time} after the start…", time=at), f"{shown} {now}"
+        return "info", tr("Going back to {time} after the start…", time=at), f"{shown} {now}".strip()
     assert past is not None
     return "info", _where(at, past), now
 
@@ -125,6 +125,8 @@ class TimeBar(QWidget):
     def show_moment(self) -> None:
         machine = self._run.time
         self.scrubber.set_figure(time_figure(self._run))
+        if machine.moment is None and self.now.hasFocus():
+            self.play.setFocus()  # or Qt gives it to whatever comes next: Space would start a run
         self.now.setEnabled(machine.moment is not None)
         if machine.is_playing != self._is_playing:
             self._is_playing = machine.is_playing

@@ -24,7 +24,7 @@ def race_words(raced: DraftRace, now_s: float) -> str:
     if race is None:
         return ""
     where = tr("in rehearsal, on this CPU") if race.is_rehearsal else tr("on GPUs (memory of live tensors)")
-    done, count = sum(entry.is_over for entry in race.field), len(race.field)
+    done, count = race.num_raced, len(race.field)
     if raced.is_running:
         return tr(
             "{race} goes on: {done} of {count} raced. Below each prediction: measured {where}.",

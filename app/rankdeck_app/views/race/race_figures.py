@@ -239,6 +239,9 @@ def _fastest_label(race: Race, best: RaceEntry | None) -> str:
     name = "" if best is None else strategy_name(best.predicted)
     if race.outcome == races.RUNNING:
         return tr("Fastest so far: {strategy}", strategy=name) if name else tr("Fastest so far")
+    alike = 0 if best is None else sum(entry.place == best.place for entry in race.field)
+    if alike > 1:
+        return tr("Simplest of {count} fastest: {strategy}", count=alike, strategy=name)
     return tr("Fastest: {strategy}", strategy=name) if name else tr("Fastest")
 
 
