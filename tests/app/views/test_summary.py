@@ -153,7 +153,7 @@ def test_weights_are_exported_into_the_file_that_is_chosen(
     qtbot.waitUntil(file.exists, timeout=60_000)
     assert load_file(file)["w"].tolist() == [0.0, 1.0, 2.0]
     said = app.window.toasts.history
-    qtbot.waitUntil(lambda: any("safetensors of" in notice.text for notice in said), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: any("holds the weights of" in notice.text for notice in said), timeout=WAIT_MS)
 
 
 def test_of_many_devices_the_phases_are_summed_up() -> None:
