@@ -69,7 +69,7 @@ class Supervising(abc.ABC):
         self._environment = arguments.run.environment()
         self._devices = msgspec.convert(self._environment.get("devices", []), list[events.DeviceInfo])
         self._sampler: SamplerProcess | None = None
-        self._ending = False
+        self._ending = self._is_asked_to_stop = False
         self._reason: str | None = None
         self._restarts = False
 
@@ -142,8 +142,17 @@ class Supervising(abc.ABC):
         return code
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_asked_to_stop = True
         if not self._ending:
             self._ending = True
+            raise StopAsked
+
+    def heed_stop(self) -> None:
+        """What was under way may have swallowed StopAsked: an import does, in a class that it is making.
+
+        Raises: StopAsked.
+        """
+        if self._is_asked_to_stop:
             raise StopAsked
 
     def _write_start(self) -> None:
@@ -174,7 +183,8 @@ class Supervising(abc.ABC):
             traceback.print_exc()
 
     def poll(self) -> bool:
-        """See how ranks and sampler are; True when a hang has to end the run."""
+        """See how ranks and sampler are; True when a hang has to end the run. Raises: as `heed_stop`."""
+        self.heed_stop()
         if self._sampler is not None:
             for notice in self._sampler.poll():
                 self._writer.write(events.DeviceNotice(code=notice.code, message=notice.message))

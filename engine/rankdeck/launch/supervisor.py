@@ -113,6 +113,7 @@ class Supervisor(supervising.Supervising):
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
             _preload(self._config, self._worker)
+            self.heed_stop()
         fresh = bool(uuids) or not can_fork_preloaded()
         for rank in range(self._world_size):
             self._ranks.append(RankProcess(rank, self._worker, fresh=fresh))

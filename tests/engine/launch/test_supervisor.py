@@ -154,6 +154,31 @@ def test_a_rank_that_leaves_before_its_work_is_done_has_not_finished(
     assert problem.last_lines[-1] == "the last thing that I say"
 
 
+SWALLOWS = """
+import os, signal, sys, time
+
+class Swallowing:
+    def find_spec(self, name, *_):
+        if name == "torch.distributed" and "rankdeck.launch.supervisor" in sys.orig_argv:
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            except BaseException as error:
+                raise RuntimeError("as an import does in a class that it is making") from error
+
+sys.meta_path.insert(0, Swallowing())
+"""
+
+
+def test_a_stop_that_an_import_swallows_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SWALLOWS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    run = launch(tmp_path / "runs")
+    assert launching.ended(run).outcome == "stopped"
+    assert "as an import does" in (run.logs_folder / "supervisor.0.err").read_text()
+
+
 def test_a_rank_that_has_finished_may_crash_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
