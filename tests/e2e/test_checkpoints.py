@@ -186,6 +186,7 @@ def test_a_stop_waits_for_a_save_that_takes_long_and_a_stop_now_says_what_is_los
     assert wait_ended(run, with_load(20)) and time.monotonic() - began < with_load(4)
     (lost,) = problems(run, "warning")
     assert lost.code == "save-lost" and run.outcome() == "stopped"
+    assert not (run.requests_folder / "saving").exists(), "nobody waits for it once more"
     assert len(saved_steps(run)) == 1
 
 

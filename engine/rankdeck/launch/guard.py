@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 from rankdeck.launch.descendants import descendants
-from rankdeck.launch.saves import SaveWatch, sign_of
+from rankdeck.launch.saves import SaveWatch, was_cut_off
 from rankdeck.observer import title
 
 STOP_S = 4.0
@@ -312,7 +312,7 @@ class Guard:
 
     def tell_lost_save(self) -> None:
         """Whoever wrote a checkpoint left its sign behind: it was ended in the middle of it."""
-        if sign_of(self._run).exists():
+        if was_cut_off(self._run):
             self._write_problem(
                 "save-lost",
                 "The run was ended while it was being saved: what was written of that save is lost.",

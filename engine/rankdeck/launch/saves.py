@@ -12,10 +12,23 @@ from pathlib import Path
 PATIENCE_S = 30.0
 """Seconds without a byte more after which nobody waits any longer."""
 
+_LOOK_S = 0.5
+"""Seconds between two looks at what may be hundreds of files."""
+
 
 def sign_of(run: str | Path) -> Path:
     """The file that is there while rank 0 writes."""
     return Path(run, "requests", "saving")
+
+
+def was_cut_off(run: str | Path) -> bool:
+    """Whether a save of a run that has ended left its sign, which is gone after that: the next attempt saves
+    nothing yet."""
+    try:
+        sign_of(run).unlink()
+    except OSError:
+        return False
+    return True
 
 
 class SaveWatch:
@@ -24,14 +37,22 @@ class SaveWatch:
     def __init__(self, run: str | Path) -> None:
         self._run = Path(run)
         self._seen: list[tuple[str, int, int]] | None = None
-        self._grew_s = 0.0
+        self._grew_s = self._looked_s = 0.0
 
     def goes_on(self) -> bool:
-        """Whether something is being written, and has grown or changed within the last PATIENCE_S."""
-        if not sign_of(self._run).exists():
-            self._seen = None
-            return False
-        now_s, seen = time.monotonic(), sorted(self._written())
+        """Whether something is being written, and has grown or changed within the last PATIENCE_S. It may be
+        asked as often as one likes, and never raises."""
+        now_s, seen = time.monotonic(), list[tuple[str, int, int]]()
+        try:
+            if not sign_of(self._run).exists():
+                self._seen = None
+                return False
+            if self._seen is not None and now_s - self._looked_s < _LOOK_S:
+                return now_s - self._grew_s < PATIENCE_S
+            seen = sorted(self._written())
+        except OSError:
+            pass  # an old checkpoint was removed meanwhile, which is progress too
+        self._looked_s = now_s
         if seen != self._seen:
             self._seen, self._grew_s = seen, now_s
         return now_s - self._grew_s < PATIENCE_S
