@@ -24,6 +24,8 @@ from pathlib import Path
 from rankdeck.launch.attached import Attached
 
 _CHUNK_BYTES = 1 << 16
+_PIPEFUL_BYTES = 2 * _CHUNK_BYTES
+"""What may be on its way at one time: in a relay's hand, and in its pipe."""
 _POLL_S = 0.01
 _KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
@@ -77,17 +79,27 @@ class Relay(threading.Thread):
         self._source = source
         self._logs = [log for path in logs if (log := _open_log(path)) is not None]
         self._outlet = outlet
-        self.is_writing = False
+        self._is_at_work = False
+        self.num_relayed = 0
 
     def run(self) -> None:
         while chunk := self._read():
-            self.is_writing = True
             for log in self._logs:
                 _write_log(log, chunk)
             self._outlet.write(chunk)
-            self.is_writing = False
+            self.num_relayed += len(chunk)
+            self._is_at_work = False
+
+    def is_idle(self) -> bool:
+        """Whether all that was written until now has arrived."""
+        return not self._has_unread(0) and not self._is_at_work
+
+    def _has_unread(self, timeout_s: float | None) -> bool:
+        return bool(select.select([self._source], [], [], timeout_s)[0])
 
     def _read(self) -> bytes:
+        self._has_unread(None)
+        self._is_at_work = True  # before it is read: what is neither unread nor at work has arrived
         try:
             return os.read(self._source, _CHUNK_BYTES)
         except OSError:  # EIO: the last process has closed its end of a pseudo-terminal
@@ -203,12 +215,16 @@ def finish(
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:
     """Wait until everything that was written has arrived: `timeout_s` for a process that keeps a stream open
-    and says nothing, and if `patient` for as long as a reader takes.
+    and says nothing, and if `patient` for as long as its relay and a reader take; not for what a process
+    writes that never ends.
     """
     deadline = time.monotonic() + timeout_s
-    while any(relay.is_alive() for relay in relays) and not given_up():
-        if time.monotonic() > deadline and not (patient and any(relay.is_writing for relay in relays)):
-            return
+    due: dict[Relay, int] = {}
+    while (open_ones := [relay for relay in relays if relay.is_alive()]) and not given_up():
+        if time.monotonic() > deadline:
+            due = due or {relay: relay.num_relayed + _PIPEFUL_BYTES for relay in open_ones}
+            if not patient or all(relay.is_idle() or relay.num_relayed > due[relay] for relay in open_ones):
+                return
         time.sleep(_POLL_S)
 
 
