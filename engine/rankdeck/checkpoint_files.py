@@ -8,12 +8,14 @@ our own. checkpoint/store.py writes and restores what is inside.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,6 +27,8 @@ from rankdeck.base.phrases import Phrase, phrase
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"
 _CHUNK_BYTES = 1 << 20
+_OF_A_CHECKPOINT = re.compile(r"progress\.json|.+\.safetensors(\.index\.json)?|\..+\.new")
+_MOST_RANKS = 1 << 16
 
 
 CANNOT_BE_SAVED = "state-cannot-be-saved"
@@ -46,7 +50,7 @@ class Progress(msgspec.Struct):
 
     step: int
     layout: str
-    world_size: int
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=_MOST_RANKS)]
     values: dict[str, Any] = msgspec.field(default_factory=dict)
     own: list[dict[str, Any]] = msgspec.field(default_factory=list)
     lost: list[str] = msgspec.field(default_factory=list)
@@ -74,7 +78,7 @@ class Checkpoint:
         try:
             commit = _read_commit(self.path)
         except ValueError:
-            return phrase("COMMIT cannot be read")
+            return phrase("{file} cannot be read", file=COMMIT)
         for name, (num_bytes, expected) in commit.items():
             file = self.path / name
             try:
@@ -88,7 +92,13 @@ class Checkpoint:
                     return phrase("{file} does not match its checksum", file=name)
             except OSError as error:
                 return phrase("{file} cannot be read: {why}", file=name, why=error.strerror)
-        return None
+        try:
+            self.progress()
+        except (OSError, msgspec.DecodeError):
+            return phrase("{file} cannot be read", file=PROGRESS)
+        # Whoever reads a checkpoint reads all of these.
+        strange = sorted(file.name for file in self.path.glob("*.safetensors") if file.name not in commit)
+        return phrase("{file} is no part of it", file=strange[0]) if strange else None
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
@@ -97,6 +107,21 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
         return []
     named = [path for path in folder.iterdir() if path.name.isdecimal() and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def remove(path: Path) -> None:
+    """Take away a checkpoint, or what there is of one. What is no file of one stays, and its folder with it.
+
+    COMMIT goes first: half a checkpoint must not look like one. What cannot be removed stays.
+    """
+    if path.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        (path / COMMIT).unlink(missing_ok=True)
+        for file in path.iterdir():
+            if _OF_A_CHECKPOINT.fullmatch(file.name):
+                file.unlink()
+        path.rmdir()
 
 
 def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -149,6 +174,6 @@ def write_commit(path: Path, listed: Mapping[str, tuple[int, str]]) -> None:
     body = json.dumps(listed, sort_keys=True)
     text = json.dumps({"files": listed, "checksum": digest(body.encode())}, sort_keys=True)
     files.sync_to_disk(path)
-    files.write_whole(path / COMMIT, text, sync=True, make_folder=False)
+    files.write_own(path / COMMIT, text, sync=True)
     files.sync_to_disk(path)
     files.sync_to_disk(path.parent)

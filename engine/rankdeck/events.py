@@ -35,13 +35,16 @@ CONFIGURATION, SCRIPT = "configuration", "script"
 OUTPUT_LOST = "output-lost"
 """The code of the problem that a script's output no longer arrives where its command sends it."""
 
+UnixTime = Annotated[float, msgspec.Meta(ge=0, le=250_000_000_000)]
+"""Seconds since 1970, of a year that has four digits."""
+
 
 class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     """What every line has. Writers fill `seq` and `t`."""
 
     v: Annotated[int, msgspec.Meta(le=VERSION)] = VERSION
     seq: int = 0
-    t: float = 0.0
+    t: UnixTime = 0.0
 
     def __deepcopy__(self, _memo: object) -> Self:
         """Itself: an event is never changed, so copies of what holds it share it."""
@@ -74,7 +77,7 @@ class RunStarted(Event, tag="run_started"):
     attempt: int
     world_size: int
     devices: list[DeviceInfo]
-    started: float
+    started: UnixTime
     strategy: str | None = None
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     steps: int | None = None
@@ -177,6 +180,8 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
 
     `foreign`: the pid belongs to another namespace (another container, or the host), so `name` is None.
     `type`: compute | graphics. `rank`: of the run whose sampler writes, where it is one of its ranks.
+    `user`, `command` (without what looks like a secret) and `host_bytes` are told of this machine's processes,
+    and kept out of runs.
     """
 
     pid: int
@@ -185,6 +190,9 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
     type: str = "compute"
     foreign: bool = False
     rank: int | None = None
+    user: str | None = None
+    command: str | None = None
+    host_bytes: int | None = None
 
 
 class DeviceSample(msgspec.Struct, omit_defaults=True):
@@ -279,7 +287,7 @@ class Spans(Event, tag="spans"):
 
     rank: int
     step: int
-    began: float
+    began: UnixTime
     seconds: float
     names: list[str]
     name: list[int]

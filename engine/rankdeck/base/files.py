@@ -18,14 +18,12 @@ def write_whole(
     path: Path,
     contents: str | bytes | Callable[[Path], object],
     *,
-    sync: bool = False,
     make_folder: bool = True,
 ) -> None:
     """Write beside the file, then rename over it: who reads at any moment sees the old contents or the new.
 
     `contents` may be a function that fills the path that it is given. A link is followed; a device or a pipe
-    (/dev/stdout) is written into, because a rename would put a file in its place. With `sync` the bytes are
-    on the disk before the rename; the folder's own entry is the caller's to sync.
+    (/dev/stdout) is written into, because a rename would put a file in its place.
 
     Raises:
         OSError: the folder cannot be made or the file cannot be written. No half file stays.
@@ -36,7 +34,19 @@ def write_whole(
     path = path.resolve()
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
+    write_own(path, contents)
+
+
+def write_own(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:
+    """As `write_whole`, a file of ours in a folder that may come from anywhere: a link or a pipe that is
+    there in its place is replaced. With `sync` the bytes are on the disk before the rename; the folder's own
+    entry is the caller's to sync.
+
+    Raises:
+        OSError: the file cannot be written. No half file stays.
+    """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
     try:
         _fill(fresh, contents)
         if sync:
@@ -48,7 +58,7 @@ def write_whole(
 
 def _fill(path: Path, contents: str | bytes | Callable[[Path], object]) -> None:
     if isinstance(contents, str):
-        path.write_text(contents, "utf-8")
+        path.write_text(contents, "utf-8", "surrogateescape")  # of names of files that are not UTF-8
     elif isinstance(contents, bytes):
         path.write_bytes(contents)
     else:
@@ -71,13 +81,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         OSError: as `read_bytes`.
         ValueError: it is not UTF-8 text, or not TOML.
     """
-    return toml_of(read_bytes(path).decode("utf-8-sig"))
+    return toml_of(read_bytes(path, LARGEST_TOML_BYTES).decode("utf-8-sig"))
 
 
 # Reading. Every file of a run is opened here, since a run's folder may come from anywhere.
 
 LARGEST_BYTES = 64 << 20
-"""No whole file that is read at once is larger: a configuration, an environment, a plan, a last word."""
+"""No whole file that is read at once is larger: an environment, a plan, a last word."""
+LARGEST_TOML_BYTES = 1 << 20
+"""Nor a configuration, which takes a second for each MiB."""
 
 
 def open_regular(path: Path) -> int:

@@ -1,12 +1,14 @@
 """JSON and TOML that may come from anywhere: what they say, or one sort of error, however broken they are.
 
-Python's own parsers answer a deep nesting with RecursionError, and msgspec one byte that is not UTF-8 with
-UnicodeDecodeError, which nobody expects of a file that is merely damaged.
+Python's own parsers answer a deep nesting with RecursionError, as does whoever goes through one that they
+could still read; tomllib takes minutes for one key of a thousand parts; and msgspec answers one byte that is
+not UTF-8 with UnicodeDecodeError. Nobody expects any of it of a file that is merely damaged.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,22 +16,42 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _TOO_DEEP = "it is nested too deeply"
+_MOST_LEVELS = 64
+_LONG_KEY = re.compile(
+    r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % _MOST_LEVELS, re.ASCII
+)
 
 
 def json_of(text: str | bytes) -> Any:
-    """Raises: ValueError, it is no JSON."""
+    """Halves of characters that no UTF-8 has become question marks. Raises: ValueError, it is no JSON."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    if _is_too_deep(value):
+        raise ValueError(_TOO_DEEP)
+    has_escapes = b"\\u" in text if isinstance(text, bytes) else "\\u" in text
+    return _whole(value) if has_escapes else value
 
 
 def toml_of(text: str) -> dict[str, Any]:
     """Raises: tomllib.TOMLDecodeError, which is a ValueError."""
     try:
-        return tomllib.loads(text)
+        if _LONG_KEY.search(text) or _is_too_deep(value := tomllib.loads(text)):
+            raise tomllib.TOMLDecodeError(_TOO_DEEP)
     except RecursionError:
         raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [value for values in inner for value in values]
+        if not level:
+            return False
+    return True
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes) -> T:

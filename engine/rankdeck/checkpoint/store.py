@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.files import sync_to_disk, write_whole
+from rankdeck.base.files import sync_to_disk, write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint.rng import put_random_states, random_states
@@ -54,13 +54,13 @@ from rankdeck.checkpoint.training_state import (
 )
 from rankdeck.checkpoint_files import (
     CANNOT_BE_SAVED,
-    COMMIT,
     PROGRESS,
     Checkpoint,
     CheckpointError,
     Progress,
     checksum,
     list_checkpoints,
+    remove,
     write_commit,
 )
 
@@ -114,7 +114,7 @@ class CheckpointStore:
         target = self.folder / ".dry"
         _, lost = self._save(target, step, state, extra, dry=True)
         if self._rank == 0:
-            shutil.rmtree(target, ignore_errors=True)
+            remove(target)
         return lost
 
     def _save(
@@ -140,7 +140,7 @@ class CheckpointStore:
             self._together(asked, lambda: self._commit(target, files, progress))
         except CheckpointError:
             if self._rank == 0:
-                shutil.rmtree(target, ignore_errors=True)
+                remove(target)
             raise
         return sum(entry[0] for entry in files.values()), progress.lost
 
@@ -175,9 +175,11 @@ class CheckpointStore:
 
     def _begin(self, target: Path) -> None:
         if self._rank == 0:
-            shutil.rmtree(target, ignore_errors=True)
             self.folder.mkdir(exist_ok=True)  # the run's own folder, if it is gone, stays gone
-            target.mkdir()
+            remove(target)
+            if target.is_symlink():
+                raise OSError(errno.ELOOP, phrase("{path} is a link", path=target))
+            target.mkdir(exist_ok=True)
 
     def _check_room(self, sizes: Sequence[dict[str, int]]) -> None:
         """Raises: OSError, on rank 0, where the disk has no room for one checkpoint."""
@@ -204,7 +206,7 @@ class CheckpointStore:
             )
         random_file = target / _random_file(self._rank)
         states = random_states() | _named(_EXTRA, extra) | _named(_OWN, own)
-        write_whole(random_file, safetensors.torch.save(states), sync=True, make_folder=False)
+        write_own(random_file, safetensors.torch.save(states), sync=True)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
             sync_to_disk(file)
@@ -215,15 +217,13 @@ class CheckpointStore:
         """Rank 0 writes progress and COMMIT."""
         if self._rank == 0:
             file = target / PROGRESS
-            write_whole(file, msgspec.json.encode(progress), sync=True, make_folder=False)
+            write_own(file, msgspec.json.encode(progress), sync=True)
             write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
 
     def _prune(self) -> None:
         if self._rank == 0:
             for old in list_checkpoints(self.folder)[self._keep :]:
-                # COMMIT goes first: half a checkpoint must not look like one.
-                (old.path / COMMIT).unlink(missing_ok=True)
-                shutil.rmtree(old.path, ignore_errors=True)
+                remove(old.path)
 
     def _gather(self, answer: Any) -> list[Any]:
         if self._world_size == 1:
@@ -231,10 +231,6 @@ class CheckpointStore:
         answers: list[Any] = [None] * self._world_size
         dist.all_gather_object(answers, answer)
         return answers
-
-    def _barrier(self) -> None:
-        if self._world_size > 1:
-            dist.barrier()
 
     def restore(self, checkpoint: Checkpoint, state: TrainingState) -> Restored:
         """Weights and optimizer state into what this rank holds, whoever wrote them.

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint.plain import from_plain
 from rankdeck.checkpoint.training_state import extra_state_of, put_together, single_numbers
@@ -90,5 +90,5 @@ def save_weights(
         OSError: the disk is full or the folder cannot be written; no half file stays.
     """
     data = weights_file(weights, metadata, extra_state)
-    write_whole(path, data, sync=True, make_folder=False)
+    write_own(path, data, sync=True)
     return len(data)

@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from rankdeck.base.errors import Problem
+from rankdeck.doctor.offering import with_offer
 
 _PIPED_WIDTH = 400
+_ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """Without signs that move a terminal's cursor, colour it or turn its lines around: names, messages and
+    logs may come from anywhere."""
+    return _ACTS_ON_A_TERMINAL.sub("?", text)
 
 
 class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
@@ -42,6 +56,7 @@ def err() -> Console:
 
 def problem(raised: Problem, file: str | None = None) -> None:
     """One problem on stderr: what and where, what to do next, then the rank's own last lines."""
+    raised = with_offer(raised)
     style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
     words = Text(raised.headline(file), style=style)
     if raised.advice:
@@ -55,7 +70,7 @@ def problem(raised: Problem, file: str | None = None) -> None:
 def problems_json(problems: Iterable[Problem]) -> None:
     """`{problems: [{code, path, line, message, advice, cure, templates, arguments}]}` on stdout."""
     keys = ("code", "path", "line", "message", "advice", "cure", "templates", "arguments")
-    as_json({"problems": [{key: getattr(item, key) for key in keys} for item in problems]})
+    as_json({"problems": [{key: getattr(item, key) for key in keys} for item in map(with_offer, problems)]})
 
 
 def as_json(value: Any, *, indent: int | None = None) -> None:

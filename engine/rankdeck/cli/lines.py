@@ -66,5 +66,5 @@ class PlainLines(Display):
         self._printed_s, self._printed_step = time.monotonic(), step
 
     def say(self, words: str) -> None:
-        sys.stdout.write(words + "\n")
+        sys.stdout.write(console.harmless(words) + "\n")
         sys.stdout.flush()

@@ -6,12 +6,14 @@ rules.py.
 
 from __future__ import annotations
 
+import errno
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
+from rankdeck.base.files import LARGEST_TOML_BYTES
 from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
@@ -50,7 +52,11 @@ def load(path: Path, *, folder: Path | None = None, **changes: Unpack[Changes]) 
         ConfigError: every problem of the file and of the changes, with path, line and advice.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+        with path.open("rb") as file:  # a pipe, as <(command), is one too
+            data = file.read(LARGEST_TOML_BYTES + 1)
+        if len(data) > LARGEST_TOML_BYTES:
+            raise OSError(errno.EFBIG, phrase("it is larger than {most} bytes", most=LARGEST_TOML_BYTES))
+        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or phrase("it is not UTF-8 text")
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)

@@ -13,12 +13,16 @@ import os
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 MAX_LINE_BYTES = 65536
 _NSIG = 65
+_MOST_CALLERS = 64
+"""Whoever calls while so many are connected takes the place of the first of them."""
+_NO_HANDLE_PAUSE_S = 0.05
 
 
 class Callers:
@@ -36,6 +40,7 @@ class Callers:
         self._run = run
         self._stop = stop
         self._signal = signal
+        self._callers: list[socket.socket] = []
 
     def listen(self, folder: str) -> None:
         """Begin, in the run's directory as it is called now. Where no socket can be, nobody calls."""
@@ -60,12 +65,19 @@ class Callers:
         try:
             caller, _ = server.accept()
         except OSError:
+            if self._callers:
+                self._drop(self._callers[0])  # perhaps it has what is missing: a file descriptor
+            else:
+                time.sleep(_NO_HANDLE_PAUSE_S)
             return
         credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
             caller.close()
             return
         caller.setblocking(False)
+        if len(self._callers) == _MOST_CALLERS:
+            self._drop(self._callers[0])
+        self._callers.append(caller)
         received = bytearray()
         self._selector.register(caller, selectors.EVENT_READ, lambda _: self._on_line(caller, received))
 
@@ -83,6 +95,11 @@ class Callers:
         except OSError:
             chunk = b""
         if not chunk or len(received) > MAX_LINE_BYTES:
+            self._drop(caller)
+
+    def _drop(self, caller: socket.socket) -> None:
+        if caller in self._callers:
+            self._callers.remove(caller)
             self._selector.unregister(caller)
             caller.close()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -27,20 +26,17 @@ from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
 from rankdeck.base.files import read_toml
 from rankdeck.base.phrases import phrase
-from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.config.naming import tell_apart, title_of
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
-from rankdeck.launch.control import wait_ended
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.under_guard import NotResumableError, Supervised, alive_error, start_guard
+from rankdeck.launch.resumable import check_over, check_resumable
+from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
 from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
 
-_LETTING_GO_S = 20.0
-"""How long a run that has said its last word may take until nothing of it is left."""
 SCRIPT_STOP_S = 32.0
 """From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
 _MOST_ALIKE = 1000
@@ -89,7 +85,7 @@ def resume(
         NotResumableError: it is alive, has no whole checkpoint, or has nothing left to do.
         ConfigError, DataError, ModelError, DeviceError, MachineError: as `start`.
     """
-    _check_resumable(run, config)
+    check_resumable(run, config)
     config, choice = _check(config)
     environment = environment_of(config, choice, command_line, started)
     attempt, files = rundir.add_attempt(run, config, environment)
@@ -167,7 +163,7 @@ def run_again(
             code="no-script",
             advice=phrase("Go on with it: rankdeck resume {run}", run=run.name),
         )
-    _check_over(run)
+    check_over(run)
     return start_script(
         config,
         runs=run.path.parent,
@@ -259,43 +255,6 @@ def supervisor_of(worker: str | None) -> Supervised:
     return Supervised("rankdeck.launch.supervisor", arguments)
 
 
-def _check_over(run: RunDir) -> None:
-    """Raises: NotResumableError: it is alive."""
-    is_ending = run.end() is not None
-    if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
-        raise alive_error(run)
-
-
-def _check_resumable(run: RunDir, config: RunConfig) -> None:
-    _check_over(run)
-    checkpoint, complaints = newest_whole(run.checkpoints_folder)
-    if checkpoint is None:
-        message = phrase("{run} has no checkpoint to go on from.", run=run.name)
-        for complaint in complaints:
-            message = phrase("{message} {complaint}", message=message, complaint=complaint)
-        raise NotResumableError(
-            message,
-            code="no-checkpoint",
-            advice=phrase(
-                "A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
-                "checkpoint. Begin anew with: rankdeck train {file}",
-                file=shlex.quote(str(run.config_file)),
-            ),
-        )
-    steps = config.train.known_steps
-    if steps is not None and checkpoint.step >= steps:
-        raise NotResumableError(
-            phrase(
-                "{run} is at its last step already: {step} of {steps}.",
-                run=run.name,
-                step=checkpoint.step,
-                steps=steps,
-            ),
-            code="nothing-left",
-            advice=phrase("Give it more steps: --set train.steps={steps}", steps=2 * checkpoint.step),
-        )
-
-
 def _check(config: RunConfig) -> tuple[RunConfig, choose.ChosenDevices]:
     """A run that can begin, and its devices. Leftovers of others are ended on the way."""
     check_paths(config)
@@ -342,20 +301,25 @@ def environment_of(
     config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
     """environment.json of a configuration, which trains in this environment."""
-    told = _surroundings(config.folder, choice, command_line, started)
+    told = _surroundings(config.folder, choice, command_line, started, reads_files=bool(config.own_code()))
     told["versions"] |= {name: _version(name) for name in _VERSIONED}
     return {**told, "python": platform.python_version()}
 
 
 def _surroundings(
-    folder: str | None, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
+    folder: str | None,
+    choice: choose.ChosenDevices,
+    command_line: Sequence[str],
+    started: float,
+    *,
+    reads_files: bool = True,
 ) -> dict[str, Any]:
     """environment.json of a script: versions of its own environment are told once it has imported them.
     `problems` are warnings that the supervisor passes on as events."""
     return {
         "versions": {"rankdeck": rankdeck.__version__},
         "devices": msgspec.to_builtins(choice.devices),
-        "commit": _commit(folder),
+        "commit": _commit(folder, reads_files=reads_files),
         "command_line": list(command_line),
         "started": started,
         "host": platform.node(),
@@ -370,13 +334,18 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit(folder: str | None) -> str | None:
-    """The commit of the configuration's folder, with "+" where files have changed since; None outside git."""
+def _commit(folder: str | None, *, reads_files: bool) -> str | None:
+    """The commit of the configuration's folder, with "+" where files have changed since; None outside git.
+
+    To compare files git executes what the repository's own settings name (core.fsmonitor, filters): that is
+    not asked of a folder that the run itself executes nothing of.
+    """
     if folder is None:
         return None
+    command = ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(
-            ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
+            [*command, *(["--dirty=+"] if reads_files else [])],
             capture_output=True,
             text=True,
             timeout=2,

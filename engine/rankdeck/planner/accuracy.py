@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import find_gpu, gpu_model
@@ -49,17 +50,26 @@ def predict(run: RunDir) -> PlanLine | None:
 
     Raises: ConfigError when its configuration cannot be read.
     """
-    known = read_prediction(run)
-    if known is not None:
-        return known
-    config = run.config()
-    infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment().get("devices", [])]
-    if not infos:
-        return None
+    config = to_predict(run)
+    if config is None:
+        return read_prediction(run)
+    infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment()["devices"]]
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
     (line,) = plan_lines_of(config, [candidate], target_of_run(infos))
-    prediction_file(run).write_bytes(plan_lines.encode(line))
+    files.write_own(prediction_file(run), plan_lines.encode(line))
     return line
+
+
+def to_predict(run: RunDir) -> RunConfig | None:
+    """The configuration that `predict` would plan, which executes what it names; None where the line is known
+    or the run never began.
+
+    Raises: ConfigError when it cannot be read.
+    """
+    if read_prediction(run) is not None:
+        return None
+    config = run.config()
+    return config if run.environment().get("devices") else None
 
 
 def target_of_run(infos: Sequence[DeviceInfo]) -> Target:

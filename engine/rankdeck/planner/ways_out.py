@@ -60,4 +60,4 @@ def way_lines(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLin
         for line in advise(own, by_label[own.label], config, target, ask, always=True):
             lines.append(line)
             yield line
-    files.write_whole(ways_file(run), b"".join(map(plan_lines.encode, lines)).decode(), make_folder=False)
+    files.write_own(ways_file(run), b"".join(map(plan_lines.encode, lines)))

@@ -73,6 +73,8 @@ def is_behind(run: RunDir) -> bool:
 
 def _step_of(weights: Path) -> int:
     """The step that a file of weights is of; -1 where there is none that can be read."""
+    if not files.is_regular(weights):
+        return -1
     try:
         with safe_open(weights, framework="numpy") as file:
             return int((file.metadata() or {})["step"])

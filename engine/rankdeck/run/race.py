@@ -184,7 +184,7 @@ _decoder = msgspec.json.Decoder(Race)
 
 def write_race(folder: RaceDir, race: Race) -> None:
     """Replace race.json at once. Raises OSError."""
-    files.write_whole(folder.file, msgspec.json.format(_encoder.encode(race), indent=1) + b"\n")
+    files.write_own(folder.file, msgspec.json.format(_encoder.encode(race), indent=1) + b"\n")
 
 
 def read_race(folder: RaceDir) -> Race | None:

@@ -4,6 +4,7 @@ Other programs import it. Read directory.py first.
 """
 
 from rankdeck.rundir.directory import OUTCOMES, End, RunDir, add_attempt, create, final_path, slug
+from rankdeck.rundir.foreign import way_out
 from rankdeck.rundir.labels import Labels, labels_stamp, read_labels, write_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end, first_events
 from rankdeck.rundir.listing import (
@@ -49,5 +50,6 @@ __all__ = [
     "list_runs",
     "read_labels",
     "slug",
+    "way_out",
     "write_labels",
 ]

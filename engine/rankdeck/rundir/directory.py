@@ -62,7 +62,7 @@ class End:
 
     outcome: str
     exit_code: int
-    ended: float
+    ended: events.UnixTime
     reason: str | None = None
 
 
@@ -189,9 +189,14 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
-            return _read_json(self._latest("environment", "json"))
+            told = _read_json(self._latest("environment", "json"))
         except (OSError, ValueError):
             return {}
+        try:
+            msgspec.convert(told.get("started"), events.UnixTime)
+        except msgspec.ValidationError:
+            told.pop("started", None)
+        return told
 
     def _latest(self, stem: str, suffix: str) -> Path:
         """A file that an attempt that was resumed brought along, else the run's first one."""

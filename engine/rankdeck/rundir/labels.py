@@ -90,10 +90,10 @@ def write_labels(run: Path, labels: Labels) -> None:
     file = _file(run)
     told = {"name": labels.name, "tags": labels.tags, "note": labels.note, "archived": labels.is_archived}
     try:
-        if labels == Labels() or file.is_symlink():
+        if labels == Labels():
             file.unlink(missing_ok=True)
-        if labels != Labels():
-            files.write_whole(file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        else:
+            files.write_own(file, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ConfigError(
             phrase("{path} cannot be written: {why}.", path=file, why=error.strerror),

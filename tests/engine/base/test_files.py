@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.base.files import read_toml, write_whole
+from rankdeck.base.files import LARGEST_TOML_BYTES, read_toml, write_own, write_whole
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_refused_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_bytes_and_what_a_function_fills_are_written_too(tmp_path: Path) -> None:
     path = tmp_path / "c.bin"
-    write_whole(path, b"\x00\x01", sync=True)
+    write_own(path, b"\x00\x01", sync=True)
     assert path.read_bytes() == b"\x00\x01"
     write_whole(path, lambda target: target.write_text("filled"))
     assert path.read_text() == "filled"
@@ -68,6 +68,25 @@ def test_links_are_followed_and_pipes_written_into(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_in_a_folder_from_anywhere_links_and_pipes_are_replaced(tmp_path: Path) -> None:
+    target, folder = tmp_path / "target", tmp_path / "folder"
+    folder.mkdir()
+    target.write_text("theirs")
+    for name in ("link", f".link.{os.getpid()}.new"):
+        (folder / name).symlink_to(target)
+    os.mkfifo(folder / "pipe")
+    for name in ("link", "pipe"):
+        write_own(folder / name, "ours")
+        assert (folder / name).lstat().st_mode & 0o170000 == 0o100000
+        assert (folder / name).read_text() == "ours"
+    assert target.read_text() == "theirs" and len(list(folder.iterdir())) == 2
+
+
+def test_names_that_are_not_utf_8_are_written_as_they_are(tmp_path: Path) -> None:
+    write_whole(tmp_path / "page", os.fsdecode(b"caf\xe9"))
+    assert (tmp_path / "page").read_bytes() == b"caf\xe9"
+
+
 def test_toml_is_read_with_or_without_a_mark_and_errors_are_the_callers(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_bytes(b"\xef\xbb\xbfa = 1\n")
@@ -77,6 +96,9 @@ def test_toml_is_read_with_or_without_a_mark_and_errors_are_the_callers(tmp_path
         read_toml(path)
     path.write_text("a = ")
     with pytest.raises(ValueError):
+        read_toml(path)
+    path.write_text("#" * (LARGEST_TOML_BYTES + 1))
+    with pytest.raises(OSError):
         read_toml(path)
     with pytest.raises(OSError):
         read_toml(tmp_path / "none.toml")
@@ -99,5 +121,5 @@ def test_bytes_are_on_the_disk_before_the_rename_where_that_is_asked_for(
     monkeypatch.setattr(
         os, "fsync", lambda handle: names.append(Path(f"/proc/self/fd/{handle}").readlink().name)
     )
-    write_whole(tmp_path / "c.toml", "one", sync=sync)
+    write_own(tmp_path / "c.toml", "one", sync=sync)
     assert names == ([f".c.toml.{os.getpid()}.new"] if sync else [])

@@ -13,17 +13,42 @@ DEEP = 100_000
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP, "{", b"\xff", "", "9" * 5000]
+    "text",
+    ["[" * 70 + "]" * 70, "[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP, "{", b"\xff", "", "9" * 5000],
 )
 def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         json_of(text)
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * DEEP, "a = " + "{a=" * DEEP, "a", "a = 1\na = 2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * DEEP,
+        "a = " + "{a=" * DEEP,
+        "a = " + "{a=" * 70 + "1" + "}" * 70,
+        "a." * 50_000 + "b = 1",
+        "['a' .\"b\"" + ". a" * 500 + "]",
+        "a",
+        "a = 1\na = 2",
+    ],
+)
 def test_toml_that_is_none_is_its_own_error(text: str) -> None:
     with pytest.raises(tomllib.TOMLDecodeError):
         toml_of(text)
+
+
+def test_toml_with_many_dots_is_still_toml() -> None:
+    text = f"""a{".a" * 30} = "{"a." * 9}"
+b = [{"0.1, " * 500}]
+# {"and so on. " * 500}
+"""
+    assert len(toml_of(text)["b"]) == 500
+
+
+def test_json_has_whole_characters() -> None:
+    assert json_of('{"a\\ud800": ["\\udcff", "\\ud83d\\ude00"]}') == {"a?": ["?", "\U0001f600"]}
+    assert json_of(b'"\\ud800 \xc3\xa9"') == "? \xe9"
 
 
 def test_bytes_that_are_not_utf_8_are_replaced_and_what_is_deep_is_refused() -> None:

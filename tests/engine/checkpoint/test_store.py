@@ -17,7 +17,15 @@ from torch import nn
 from rankdeck.base.errors import ConfigError
 from rankdeck.checkpoint.store import CheckpointStore, read_weights
 from rankdeck.checkpoint.training_state import TrainingState
-from rankdeck.checkpoint_files import COMMIT, CheckpointError, checksum, list_checkpoints, newest_whole
+from rankdeck.checkpoint_files import (
+    COMMIT,
+    PROGRESS,
+    CheckpointError,
+    checksum,
+    list_checkpoints,
+    newest_whole,
+    write_commit,
+)
 
 
 def keeper(folder: Path, *, keep: int = 3, layout: str = "single") -> CheckpointStore:
@@ -201,3 +209,43 @@ def test_another_model_is_refused_in_words(tmp_path: Path) -> None:
         keeper(tmp_path).restore(
             checkpoint, TrainingState(other, torch.optim.SGD(other.parameters(), lr=0.1))
         )
+
+
+def test_what_is_no_part_of_a_checkpoint_is_neither_removed_nor_read(tmp_path: Path) -> None:
+    """A run's folder may come from anywhere: a save takes a place, and gives up an old one, without it."""
+    state = TrainingState(*trained(1))
+    notes, inside = tmp_path / "1" / "notes.txt", tmp_path / "1" / "rank-7.random.safetensors"
+    inside.parent.mkdir()
+    for file in (notes, inside):
+        file.write_text("theirs")
+    store = keeper(tmp_path, keep=1)
+    store.save(1, state, {})
+    assert notes.exists() and not inside.exists() and newest_whole(tmp_path)[0] is not None
+    store.save(2, state, {})
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [2]
+    assert list((tmp_path / "1").iterdir()) == [notes]
+    (tmp_path / "2" / "more.safetensors").write_text("theirs")
+    assert "more.safetensors is no part of it" in newest_whole(tmp_path)[1][0]
+
+
+def test_a_checkpoint_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    folder.mkdir()
+    state = TrainingState(*trained(1))
+    keeper(elsewhere).save(1, state, {})
+    (folder / "1").symlink_to(elsewhere / "1")
+    before = sorted((elsewhere / "1").iterdir())
+    keeper(folder, keep=1).save(2, state, {})
+    with pytest.raises(CheckpointError):
+        keeper(folder, keep=1).save(1, state, {})
+    assert sorted((elsewhere / "1").iterdir()) == before
+
+
+def test_more_ranks_than_there_can_be_are_damage(tmp_path: Path) -> None:
+    keeper(tmp_path).save(1, TrainingState(*trained(1)), {})
+    (checkpoint,) = list_checkpoints(tmp_path)
+    file = checkpoint.path / PROGRESS
+    file.write_text(file.read_text().replace('"world_size":1', '"world_size":1000000000'))
+    files = {path.name: (path.stat().st_size, checksum(path)) for path in checkpoint.path.iterdir()}
+    write_commit(checkpoint.path, {name: entry for name, entry in files.items() if name != COMMIT})
+    assert checkpoint.damage() == "progress.json cannot be read"

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.cli import console
+from rankdeck.cli.lines import PlainLines
 from rankdeck.cli.live import bar, device_bars
 from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
@@ -249,3 +253,16 @@ def test_small_words_for_large_things() -> None:
     assert (loss_in_words(None), loss_in_words(float("nan")), loss_in_words(0.5)) == ("?", "?", "0.5000")
     evaluation = events.Evaluation(step=3, loss=0.5, samples=1, seconds=0.1)
     assert evaluation_in_words(evaluation) == "step 3: held-out loss 0.5000"
+
+
+def test_words_from_anywhere_do_not_act_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Tables, problems with their last lines and plain lines; colours of our own are none of it."""
+    hostile = "a\x1b]0;title\x07b\x9b2J\u202ec\r\td\ne"
+    console.out().print(Text(hostile), soft_wrap=True)
+    table = Table(box=None)
+    table.add_row(hostile)
+    console.err().print(table)
+    console.problem(Problem("failed", hostile, advice=hostile, last_lines=(hostile,)))
+    PlainLines().say(hostile)
+    told = "".join(capsys.readouterr())
+    assert told.count("?]0;title") == 6 and not set("\x1b\x07\x9b\u202e\r") & set(told)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +280,32 @@ def test_without_its_socket_a_run_is_stopped_by_signal(tmp_path: Path) -> None:
     (run.path / "control.sock").unlink()
     request_stop(run)
     assert launching.ended(run, 5).outcome == "stopped"
+
+
+def test_who_calls_is_heard_however_many_hold_a_line(tmp_path: Path) -> None:
+    """With as many callers as a guard takes, and with none of its file descriptors left."""
+    run = launch(tmp_path / "runs")
+    guard = int((run.path / "guard.lock").read_text())
+    with contextlib.ExitStack() as lines:
+        for handles in (1024, len(list(Path(f"/proc/{guard}/fd").iterdir())) + 3):
+            resource.prlimit(guard, resource.RLIMIT_NOFILE, (handles, handles))
+            for _ in range(80):
+                caller = lines.enter_context(call(run))
+            caller.sendall(b"{}\n")
+            assert json.loads(caller.makefile("rb").readline())["ok"] is False
+    request_stop(run, now=True)
+    launching.ended(run, 5)
+
+
+@contextlib.contextmanager
+def call(run: RunDir) -> Iterator[socket.socket]:
+    folder = os.open(run.path, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(with_load(5))
+        # Where many wait to be heard, the kernel asks to try again.
+        wait_until(lambda: caller.connect_ex(f"/proc/self/fd/{folder}/control.sock") == 0)
+        os.close(folder)
+        yield caller
 
 
 def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_over(

@@ -1,0 +1,82 @@
+"""Whether a run can be gone on with: it is over, has a whole checkpoint and something left to do, and its
+folder holds nothing that leads elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+
+from rankdeck import rundir
+from rankdeck.base.phrases import phrase
+from rankdeck.checkpoint_files import newest_whole
+from rankdeck.config import RunConfig
+from rankdeck.launch.control import wait_ended
+from rankdeck.launch.under_guard import NotResumableError, alive_error
+from rankdeck.rundir import RunDir
+
+_LETTING_GO_S = 20.0
+"""How long a run that has said its last word may take until nothing of it is left."""
+
+
+def check_over(run: RunDir) -> None:
+    """Raises: NotResumableError: it is alive."""
+    is_ending = run.end() is not None
+    if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
+        raise alive_error(run)
+
+
+def check_resumable(run: RunDir, config: RunConfig) -> None:
+    check_over(run)
+    _check_ways_out(run)
+    checkpoint, complaints = newest_whole(run.checkpoints_folder)
+    if checkpoint is None:
+        message = phrase("{run} has no checkpoint to go on from.", run=run.name)
+        for complaint in complaints:
+            message = phrase("{message} {complaint}", message=message, complaint=complaint)
+        raise NotResumableError(
+            message,
+            code="no-checkpoint",
+            advice=phrase(
+                "A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
+                "checkpoint. Begin anew with: rankdeck train {file}",
+                file=shlex.quote(str(run.config_file)),
+            ),
+        )
+    steps = config.train.known_steps
+    if steps is not None and checkpoint.step >= steps:
+        raise NotResumableError(
+            phrase(
+                "{run} is at its last step already: {step} of {steps}.",
+                run=run.name,
+                step=checkpoint.step,
+                steps=steps,
+            ),
+            code="nothing-left",
+            advice=phrase("Give it more steps: --set train.steps={steps}", steps=2 * checkpoint.step),
+        )
+
+
+def _check_ways_out(run: RunDir) -> None:
+    """Raises: NotResumableError where writing into the run would reach files elsewhere."""
+    try:
+        found = rundir.way_out(run.path)
+    except OSError as error:
+        raise NotResumableError(
+            phrase("{path} cannot be read: {why}.", path=error.filename or run.path, why=error.strerror),
+            advice=phrase("Mend the folder's permissions."),
+        ) from None
+    if found is not None:
+        path, kind = found
+        raise NotResumableError(
+            phrase(
+                "{path} is {kind}: going on with the run could change what lies elsewhere.",
+                path=path,
+                kind=kind,
+            ),
+            code="leads-elsewhere",
+            path=str(path),
+            advice=phrase(
+                "Put a file or folder of its own in its place, as in a copy made with: cp -rL {run} {copy}",
+                run=shlex.quote(str(run.path)),
+                copy=shlex.quote(f"{run.path}-copy"),
+            ),
+        )
