@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 from rankdeck.launch.descendants import descendants
+from rankdeck.launch.last_word import LastWord
 from rankdeck.launch.saves import SaveWatch, was_cut_off
 from rankdeck.observer import title
 
@@ -29,13 +30,11 @@ STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
 DELETED_WITHIN_S = 5.0
 """How often a guard looks whether its run's directory is still there."""
-LAST_WORD_S = 10.0
-"""How long a full disk is retried before the run is left without a last word."""
 EXIT_STOPPED = 130
 GUARD = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_RESERVED_BYTES = 4096
+_NO_MEMORY = "If nobody killed it, the kernel may have run out of memory (see dmesg)."
 _PIPE = os.O_NONBLOCK | os.O_CLOEXEC
 _HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -94,10 +93,10 @@ class Guard:
         self._supervisor = 0
         self._status: int | None = None
         self._stop_asked = False
-        self._num_told = 0
+        self._attempt: int = spec["attempt"]
+        self._word = LastWord(self._run, self._attempt)
         self._kill_at: float | None = None
         self._saves = SaveWatch(self._run)
-        self._reserved = -1
         self._words = b""
         self._words_end = -1
         # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
@@ -117,8 +116,10 @@ class Guard:
         self._folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for path in self._spec["leases"]:
             self._held.append(lock(path, self._run))
-        self._reserve_last_word(hidden)
+        self._word.reserve(hidden)
         self._listen_to_signals()
+        if self._spec["tether_fd"] is not None:
+            self._selector.register(self._spec["tether_fd"], selectors.EVENT_READ, self._on_tether)
         pass_on = None if self._signals is None else self._pass_on
         callers = Callers(self._selector, self._run, self._on_asked_to_stop, pass_on)
         callers.listen(hidden)
@@ -128,12 +129,6 @@ class Guard:
         else:
             Path(hidden).rename(self._run)
 
-    def _reserve_last_word(self, hidden: str) -> None:
-        # The room for end.json is taken now: at the end the disk may be full.
-        self._reserved = os.open(f"{hidden}/end.json.part", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.pwrite(self._reserved, b" " * _RESERVED_BYTES, 0)
-        os.fsync(self._reserved)
-
     def _listen_to_signals(self) -> None:
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -141,12 +136,14 @@ class Guard:
             signal.signal(number, lambda *_: None)
         self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
 
-    def start_supervisor(self) -> None:
+    def start_supervisor(self, *more: str) -> None:
+        """Raises: OSError."""
         me = os.getpid()
-        self._words_end, words_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._words_end, selectors.EVENT_READ, self._on_words)
+        words_end, words_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(words_end, selectors.EVENT_READ, self._on_words)
+        self._words, self._words_end = b"", words_end
         log = os.open(
-            f"{self._run}/logs/supervisor.{self._spec['attempt']}.err",
+            f"{self._run}/logs/supervisor.{self._attempt}.err",
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
             0o644,
         )
@@ -165,6 +162,7 @@ class Guard:
                 os.dup2(log, 2)
                 os.set_inheritable(words_write, True)
                 command = [part.replace("{words}", str(words_write)) for part in self._spec["command"]]
+                command += more
                 if self._signals is not None:
                     os.set_inheritable(self._signals[0], True)
                     command = [part.replace("{signals}", str(self._signals[0])) for part in command]
@@ -174,14 +172,15 @@ class Guard:
                 os.write(2, f"{error}\n".encode())
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
-        for handle in (words_write, log, *self._spec.get("passed", ()), *(self._signals or ())[:1]):
-            os.close(handle)
+        os.close(words_write)
+        os.close(log)
+        if not self._spec["max_restarts"]:
+            # Nobody but the supervisor has them: whoever is at the other end hears that it has gone.
+            for handle in (*self._spec.get("passed", ()), *(self._signals or ())[:1]):
+                os.close(handle)
 
     def watch(self) -> None:
-        """Until the supervisor has ended. With a tether, its other end is the command that stays attached."""
-        tether: int | None = self._spec["tether_fd"]
-        if tether is not None:
-            self._selector.register(tether, selectors.EVENT_READ, self._on_tether)
+        """Until the supervisor has ended, and nothing of it is left."""
         self._reap()
         while self._status is None:
             timeout_s = DELETED_WITHIN_S
@@ -198,6 +197,9 @@ class Guard:
                     self._kill_at = now_s + STOP_S
                 else:
                     self._kill_supervisor()
+        self._sweep()
+        while self._words_end >= 0:
+            self._on_words(self._words_end)
 
     @property
     def is_deleted(self) -> bool:
@@ -253,13 +255,18 @@ class Guard:
             self.stop(now=False)
 
     def _on_words(self, read_end: int) -> None:
-        chunk = os.read(read_end, MAX_LINE_BYTES)
+        try:
+            chunk = os.read(read_end, MAX_LINE_BYTES)
+        except BlockingIOError:  # somebody beyond reach holds its other end
+            chunk = b""
         if not chunk:
             self._selector.unregister(read_end)
+            os.close(read_end)
+            self._words_end = -1
         elif len(self._words) < MAX_LINE_BYTES:
             self._words += chunk
 
-    def sweep(self) -> None:
+    def _sweep(self) -> None:
         """Kill what is left, until nothing is. Orphans arrive here because this is their reaper."""
         pause_s = 0.002
         while True:
@@ -275,8 +282,40 @@ class Guard:
             time.sleep(pause_s)
             pause_s = min(0.2, pause_s * 1.5)
 
-    def last_word(self) -> dict[str, Any]:
-        """The supervisor's exit code -> how the run ended."""
+    def restart(self) -> bool:
+        """Begin the next attempt where a supervisor was killed that nobody had asked to end, and restarts are
+        left."""
+        self._attempt = max(self._attempt, self._word.attempt())
+        used, most = self._attempt - self._spec["attempt"], self._spec["max_restarts"]
+        if self._status is None or self._status >= 0 or self._stop_asked or self.is_deleted or used >= most:
+            return False
+        self.tell_lost_save()
+        self._word.tell_problem(
+            "restarted",
+            f"{self._how_it_was_killed()} The run goes on from its newest checkpoint, or from the beginning "
+            f"where it has none (restart {used + 1} of {most}).",
+            _NO_MEMORY,
+            severity="warning",
+        )
+        self._word.tell_end("failed", 1)
+        self._attempt += 1
+        try:
+            self.start_supervisor("--attempt", str(self._attempt), "--restarts", str(used + 1))
+        except OSError:
+            return False
+        self._status = None
+        return True
+
+    def _how_it_was_killed(self) -> str:
+        assert self._status is not None
+        name = _signal_name(-self._status)
+        return (
+            f"The run's supervisor was ended by {name}, which nobody here had sent; its ranks ended with it."
+        )
+
+    def end(self) -> None:
+        """Say the last word: the supervisor's exit code tells how the run ended."""
+        self.tell_lost_save()
         status = 1 if self._status is None else self._status
         reason = self._reason()
         if self._stop_asked and (status < 0 or status == EXIT_STOPPED):
@@ -286,24 +325,18 @@ class Guard:
         elif status == EXIT_STOPPED:
             outcome, code = "stopped", EXIT_STOPPED
         elif status < 0:
-            outcome, code = "failed", 1
-            reason = (
-                f"The run's supervisor was ended by {_signal_name(-status)}, which nobody here had sent; "
-                "its ranks ended with it."
-            )
-            advice = "If nobody killed it, the kernel may have run out of memory (see dmesg)."
-            self._write_problem("supervisor-lost", reason, advice)
+            outcome, code, reason = "failed", 1, self._how_it_was_killed()
+            self._word.tell_problem("supervisor-lost", reason, _NO_MEMORY)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
             reason = reason or f"The run's supervisor exited with {status}: see logs/supervisor.*.err."
-        return {"outcome": outcome, "exit_code": code, "ended": time.time(), "reason": reason}
+        if status < 0:
+            self._word.tell_end(outcome, code)
+        self._word.write(outcome, code, reason)
+        Path(self._run, "control.sock").unlink(missing_ok=True)
 
     def _reason(self) -> str | None:
         """What the supervisor said last, in its pipe."""
-        try:
-            self._words += os.read(self._words_end, MAX_LINE_BYTES)
-        except OSError:
-            pass
         try:
             reason = json.loads(self._words).get("reason")
         except (ValueError, AttributeError, RecursionError):
@@ -313,47 +346,12 @@ class Guard:
     def tell_lost_save(self) -> None:
         """Whoever wrote a checkpoint left its sign behind: it was ended in the middle of it."""
         if was_cut_off(self._run):
-            self._write_problem(
+            self._word.tell_problem(
                 "save-lost",
                 "The run was ended while it was being saved: what was written of that save is lost.",
                 "Earlier checkpoints are whole. To wait for a save, stop the run once, and not now.",
                 severity="warning",
             )
-
-    def _write_problem(self, code: str, message: str, advice: str, **more: str) -> None:
-        """What nobody else is left to write, in a file of its own."""
-        problem = {"code": code, "message": message, "advice": advice, **more}
-        event = {"kind": "problem", "v": 1, "seq": self._num_told, "t": time.time(), "problem": problem}
-        self._num_told += 1
-        try:
-            with open(
-                f"{self._run}/events/guard.{self._last_attempt()}.jsonl", "a", encoding="utf-8"
-            ) as file:
-                file.write(json.dumps(event) + "\n")
-        except OSError:
-            pass
-
-    def _last_attempt(self) -> int:
-        """A supervisor that restarts its ranks begins attempts of its own."""
-        names = [path.name.split(".")[1] for path in Path(self._run, "events").glob("supervisor.*.jsonl")]
-        return max((int(name) for name in names if name.isdecimal()), default=self._spec["attempt"])
-
-    def write_last_word(self, word: dict[str, Any]) -> None:
-        """end.json, whole or not at all. The lock is held meanwhile, so that the run does not look lost."""
-        data = json.dumps(word).encode() + b"\n"
-        give_up_at = time.monotonic() + LAST_WORD_S
-        while True:
-            try:
-                os.pwrite(self._reserved, data, 0)
-                os.ftruncate(self._reserved, len(data))
-                os.fsync(self._reserved)
-                Path(self._run, "end.json.part").rename(Path(self._run, "end.json"))
-                break
-            except OSError:
-                if time.monotonic() > give_up_at:
-                    break
-                time.sleep(0.1)
-        Path(self._run, "control.sock").unlink(missing_ok=True)
 
 
 def _signal_name(number: int) -> str:
@@ -390,8 +388,8 @@ def main(spec: dict[str, Any]) -> NoReturn:
         os._exit(1)
     os.close(ready)
     guard.watch()
-    guard.sweep()
+    while guard.restart():
+        guard.watch()
     if not guard.is_deleted:
-        guard.tell_lost_save()
-        guard.write_last_word(guard.last_word())
+        guard.end()
     os._exit(0)

@@ -367,7 +367,7 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     )
     command = [sys.executable, "-I", "-S", "-c", script, str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "descendants", "saves")}
+    launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "descendants", "last_word", "saves")}
     own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
     assert set(done.stdout.split()) == own
 

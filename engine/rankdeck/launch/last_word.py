@@ -1,0 +1,74 @@
+"""What nobody but a run's guard is left to say: end.json, and that something ended which should not have.
+
+Standard library only, as all of the guard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+_RESERVED_BYTES = 4096
+_PATIENCE_S = 10.0
+"""How long a full disk is retried before the run is left without a last word."""
+
+
+class LastWord:
+    """Of one run; the attempt that it tells of is `first_attempt`, or a later one that has begun since."""
+
+    def __init__(self, run: str, first_attempt: int) -> None:
+        self._run = run
+        self._first_attempt = first_attempt
+        self._num_told = 0
+        self._reserved = -1
+
+    def reserve(self, folder: str) -> None:
+        """Take the room for end.json now: at the end the disk may be full. `folder`: the run as it is called
+        now. Raises: OSError."""
+        self._reserved = os.open(f"{folder}/end.json.part", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.pwrite(self._reserved, b" " * _RESERVED_BYTES, 0)
+        os.fsync(self._reserved)
+
+    def attempt(self) -> int:
+        """A supervisor that restarts its ranks begins attempts of its own."""
+        names = [path.name.split(".")[1] for path in Path(self._run, "events").glob("supervisor.*.jsonl")]
+        return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
+
+    def tell_problem(self, code: str, message: str, advice: str, *, severity: str = "error") -> None:
+        """A problem, in the file of events that is the guard's."""
+        problem = {"code": code, "message": message, "advice": advice, "severity": severity}
+        self._tell({"kind": "problem", "problem": problem})
+
+    def tell_end(self, outcome: str, exit_code: int) -> None:
+        """That the attempt is over: its supervisor was killed before it could."""
+        end = {"outcome": outcome, "exit_code": exit_code, "attempt": self.attempt()}
+        self._tell({"kind": "run_ended", **end})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        whole = {**event, "v": 1, "seq": self._num_told, "t": time.time()}
+        self._num_told += 1
+        try:
+            with open(f"{self._run}/events/guard.{self.attempt()}.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(whole) + "\n")
+        except OSError:
+            pass
+
+    def write(self, outcome: str, exit_code: int, reason: str | None) -> None:
+        """end.json, whole or not at all. The lock is held meanwhile, so that the run does not look lost."""
+        word = {"outcome": outcome, "exit_code": exit_code, "ended": time.time(), "reason": reason}
+        data = json.dumps(word).encode() + b"\n"
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                os.pwrite(self._reserved, data, 0)
+                os.ftruncate(self._reserved, len(data))
+                os.fsync(self._reserved)
+                Path(self._run, "end.json.part").rename(Path(self._run, "end.json"))
+                return
+            except OSError:
+                if time.monotonic() > give_up_at:
+                    return
+                time.sleep(0.1)

@@ -1,0 +1,97 @@
+"""A supervisor that is killed is begun again as often as restarts are left, and what happened is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from rankdeck import events
+from rankdeck.launch.control import request_stop
+from rankdeck.rundir import EventReader, RunDir
+from tests.helpers import killing, launching
+from tests.helpers.launching import all_events, launch, problems, supervisor_pid
+from tests.helpers.processes import processes_of_run
+from tests.helpers.scripts import launch_script, log
+from tests.helpers.waiting import wait_until
+
+_LAUNCH = {"timeout_s": 20}
+
+
+def kill_supervisor(run: RunDir) -> None:
+    pid = supervisor_pid(run)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_attempt(run: RunDir, attempt: int, *, ranks: int = 2) -> None:
+    """Until all its ranks have begun."""
+
+    def begun() -> set[int]:
+        found = EventReader(run).batches()
+        told = [event for name, batch in found if f".{attempt}." in name for event in batch]
+        return {event.rank for event in told if isinstance(event, events.RankStarted)}
+
+    wait_until(lambda: len(begun()) == ranks or run.end(), deadline_s=60, what=f"attempt {attempt}")
+    assert run.end() is None, run.end()
+
+
+def ends(run: RunDir) -> list[tuple[int, str]]:
+    told = [event for _, event in all_events(run) if isinstance(event, events.RunEnded)]
+    return sorted((event.attempt, event.outcome) for event in told)
+
+
+def test_a_killed_supervisor_is_begun_again_while_restarts_are_left(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs", {"launch": {**_LAUNCH, "max_restarts": 2}})
+    for attempt in range(3):
+        wait_for_attempt(run, attempt)
+        before = set(processes_of_run(run.path)) - {launching.guard_pid(run)}
+        kill_supervisor(run)
+        wait_until(lambda before=before: not before & set(processes_of_run(run.path)))
+    end = launching.ended(run)
+    assert (end.outcome, end.exit_code) == ("failed", 1) and "SIGKILL" in (end.reason or "")
+    warnings = [problem for problem in problems(run, "warning") if problem.code == "restarted"]
+    assert ["(restart 1 of 2)" in warnings[0].message, "(restart 2 of 2)" in warnings[1].message] == [
+        True,
+        True,
+    ]
+    assert [problem.code for problem in problems(run)] == ["supervisor-lost"]
+    assert ends(run) == [(0, "failed"), (1, "failed"), (2, "failed")]
+
+
+def test_it_can_be_stopped_afterwards_and_a_stop_is_no_reason_to_begin_again(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs", {"launch": {**_LAUNCH, "max_restarts": 9}})
+    wait_for_attempt(run, 0)
+    kill_supervisor(run)
+    wait_for_attempt(run, 1)
+    request_stop(run)
+    assert launching.ended(run).outcome == "stopped"
+    assert ends(run) == [(0, "failed"), (1, "stopped")]
+
+
+def test_what_is_begun_again_goes_on_from_the_newest_checkpoint_to_the_bit(tmp_path: Path) -> None:
+    given = killing.tables({"use": "ddp"}, 2, None, steps=24)
+    undisturbed = killing.begin(given, tmp_path / "one")
+    expected = killing.finish(undisturbed)
+    run = killing.begin({**given, "launch": {"max_restarts": 1}}, tmp_path / "two")
+    killing.wait_for_step(run, 12)
+    kill_supervisor(run)
+    assert not killing.finish(run).differences(expected)
+    restored = {event.step for _, event in all_events(run) if isinstance(event, events.Restored)}
+    assert restored & {8, 16}
+
+
+_SCRIPT = """
+import os, time
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(9)
+"""
+
+
+def test_a_script_begins_again_with_its_streams(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _SCRIPT, max_restarts=1)
+    wait_until(lambda: log(run) == b"attempt 0\n")
+    kill_supervisor(run)
+    assert launching.ended(run).outcome == "completed"
+    assert (run.logs_folder / "rank-0.1.out").read_bytes() == b"attempt 1\n"
