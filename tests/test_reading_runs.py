@@ -29,15 +29,16 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/__main__.py": "/dev/null",
     "engine/rankdeck/cli/app.py": "/dev/null",
     "engine/rankdeck/cli/staying.py": "/dev/null",
-    "engine/rankdeck/cli/plan_target.py": "/sys",
     "engine/rankdeck/cli/race_detached.py": "pipes, and writes a log",
     "engine/rankdeck/cli/train.py": "/proc",
-    "engine/rankdeck/config/loading.py": "a person's configuration; RunDir.config looks first",
+    "engine/rankdeck/config/consent.py": "appends to the person's own state",
+    "engine/rankdeck/config/loading.py": "a person's configuration, bounded; RunDir.config looks first",
     "engine/rankdeck/config/presets.py": "presets",
     "engine/rankdeck/data/bpe.py": "training data",
     "engine/rankdeck/data/corpus.py": "training data",
     "engine/rankdeck/launch/control.py": "the run's folder, for its socket",
     "engine/rankdeck/launch/guard.py": "the standard library only: writes",
+    "engine/rankdeck/launch/last_word.py": "the standard library only: writes",
     "engine/rankdeck/launch/descendants.py": "/proc",
     "engine/rankdeck/launch/rank_start.py": "writes logs",
     "engine/rankdeck/launch/rank_processes.py": "pipes, and writes logs",
@@ -68,7 +69,7 @@ NO_FILE_OF_A_RUN = {
     "app/rankdeck_app/state/trust.py": "a setting",
     "app/rankdeck_app/state/workspace.py": "a setting",
     "app/rankdeck_app/theme/vscode.py": "a theme",
-    "app/rankdeck_app/widgets/card.py": "writes",
+    "app/rankdeck_app/widgets/card_files.py": "writes",
 }
 
 

@@ -24,6 +24,7 @@ from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.exports import Exports
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.memory_whys import MemoryWhys
@@ -56,7 +57,7 @@ _ALIVE = "runs alive"
 MAX_NAMED = 3
 _AHEAD_MS = 400
 _PAGES = ("dashboard", "plan", "devices", "compare", "strategy", "race")
-_BROUGHT = (*(f"rankdeck_app.views.{name}.page" for name in _PAGES), "numpy.ma")
+_BROUGHT = (*(f"rankdeck_app.views.{name}.page" for name in _PAGES), "numpy.ma", "rankdeck.run.export")
 _MOST_ON_BUTTON = 32
 
 
@@ -109,7 +110,8 @@ class App:
         self.scripts = Scripts(window, self.session, self.launching)
         self.races = RaceTabs(window, self.session, self.tabs, self.launching)
         self.picker = InterpreterPicker(window, self.session)
-        self.comparisons = Comparisons(window, self.session, self.tabs)
+        self.exports = Exports(window, self.session, self.tabs.reveal)
+        self.comparisons = Comparisons(window, self.session, self.tabs, self.exports, self.launching)
         self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
         self.cures = Cures(window, self.session, self.tabs, self.launching, self.comparisons)
         self.whys = MemoryWhys(window, self.session, self.tabs, self.cures, self.comparisons)
@@ -126,7 +128,7 @@ class App:
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
         self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
         self.whys.open_code = self.places.open
-        self.charts = ChartCommands(window)
+        self.charts = ChartCommands(window, self.exports)
         self.times = TimeTravel(window, self.tabs)
         self._greeted = False
 

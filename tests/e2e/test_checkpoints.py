@@ -106,7 +106,8 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
 
 @pytest.fixture
 def finished(restarted: Restarted) -> RunDir:
-    """A copy of a run at its last step, with checkpoints of steps 10, 15 and 20; the only run here."""
+    """A copy of a run at its last step, with checkpoints of steps 10, 15 and 20; the only run here, and a
+    stranger's to this home."""
     return RunDir(shutil.copytree(restarted.run.path, default_runs_folder() / restarted.run.name))
 
 
@@ -192,7 +193,7 @@ def test_a_stop_waits_for_a_save_that_takes_long_and_a_stop_now_says_what_is_los
 
 @pytest.mark.usefixtures("finished")
 def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them() -> None:
-    refused = rankdeck_here("resume", "last", "--json", code=2).json["problems"][0]
+    refused = rankdeck_here("resume", "last", "--trust", "--json", code=2).json["problems"][0]
     assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
 
 
@@ -207,7 +208,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_a_full_dis
     shard.write_bytes(data)
     # The disk is full from step 23 to step 33.
     facts = rankdeck_here(
-        "resume", "last", "--set", "train.steps=40", "--json", code=0, env={"FAULT": "full"}
+        "resume", "last", "--trust", "--set", "train.steps=40", "--json", code=0, env={"FAULT": "full"}
     ).json
     (problem,) = [item for item in facts["problems"] if item["code"] == "checkpoint-damaged"]
     assert (
@@ -227,7 +228,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_a_full_dis
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(finished: RunDir) -> None:
     for step in ("10", "15", "20"):
         (finished.checkpoints_folder / step / "progress.json").write_text("{}")
-    refused = rankdeck_here("resume", "last", "--set", "train.steps=30", code=2).err
+    refused = rankdeck_here("resume", "last", "--trust", "--set", "train.steps=30", code=2).err
     assert (
         "has no checkpoint to go on from. The checkpoint of step 20 is damaged: progress.json has" in refused
     )

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QFileDialog
 from shiboken6 import isValid
 
 from rankdeck.base.phrases import phrase
 from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS, RunAt, ats_of
+from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.exports import Exports
+from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
@@ -42,9 +44,17 @@ class Comparisons(QObject):
 
     current_changed = Signal(object)
 
-    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
+    def __init__(
+        self,
+        window: MainWindow,
+        session: Session,
+        tabs: RunTabs,
+        exports: Exports,
+        launching: Launching,
+    ) -> None:
         super().__init__(window)
-        self._window, self._session, self._tabs = window, session, tabs
+        self._launching = launching
+        self._window, self._session, self._tabs, self._exports = window, session, tabs, exports
         self.recent = RecentComparisons(
             window.services.state_folder / "comparisons.json", self, disk=window.services.disk
         )
@@ -182,25 +192,20 @@ class Comparisons(QObject):
                 one.add([at for at in ats if at not in one.comparing.ats])
 
     def _choose(self, chosen: list[RunAt], placeholder: str, act: Any, *, is_adding: bool = False) -> None:
-        """The list of runs, those that are chosen ticked; a choice ticks, and the list comes back. The first
-        row is what is done with them."""
-        before = len(chosen) if is_adding else 0
+        """The list of runs, those that are chosen ticked; a choice ticks, and the list stays as it is. The
+        first row is what is done with them, or says what is missing."""
+        offered = [at for at in self._offered(chosen) if not (is_adding and at in chosen)]
 
-        def show(ticked: list[RunAt]) -> None:
-            fresh = ticked[before:]
-            items = []
-            if len(ticked) >= LEAST_RUNS and fresh:
-                words = (
-                    tr("Add {n} runs", "Add {n} run", len(fresh))
-                    if is_adding
-                    else tr("Compare {n} runs", "Compare {n} run", len(fresh))
-                )
-                names = ", ".join(self._session.runs.title_of(at.path) for at in fresh)
-                items.append(QuickItem(words, names, partial(act, ticked), icon="git-compare"))
-            items += [self._item(at, ticked, show) for at in self._offered(chosen)]
-            self._window.palette_box.pick(items, placeholder)
+        def show(ticked: list[RunAt], *, goes_on: bool = True) -> None:
+            fresh = [at for at in ticked if at not in chosen] if is_adding else ticked
+            is_enough = bool(fresh) if is_adding else len(ticked) >= LEAST_RUNS
+            names = ", ".join(self._session.runs.title_of(at.path) for at in fresh)
+            words, do = _deed(len(fresh), is_adding), partial(act, ticked) if is_enough else None
+            first = QuickItem(words, names, do, icon="git-compare", stays=True)
+            items = [first, *(self._item(at, ticked, show) for at in offered)]
+            self._window.palette_box.pick(items, placeholder, goes_on=goes_on)
 
-        show(list(chosen))
+        show(list(chosen), goes_on=False)
 
     def _offered(self, chosen: Sequence[RunAt]) -> list[RunAt]:
         """Runs that were chosen from the start stand first."""
@@ -236,7 +241,7 @@ class Comparisons(QObject):
         page = self._active()
         if page is None or len(page.comparing.runs) < LEAST_RUNS:
             return
-        file = self._ask_file(tr("Save Comparison"), "comparison.html", tr("Pages (*.html)"))
+        file = self._exports.ask_file(tr("Save Comparison"), "comparison.html", tr("Pages (*.html)"))
         if file is not None:
             self.save(page, file)
 
@@ -247,27 +252,16 @@ class Comparisons(QObject):
 
     def ask_report(self, run: Path) -> None:
         """Ask for a file, and write what a run came to as a page."""
-        file = self._ask_file(tr("Save Report"), f"{run.name}.html", tr("Pages (*.html)"))
+        file = self._exports.ask_file(tr("Save Report"), f"{run.name}.html", tr("Pages (*.html)"))
         if file is not None:
             self.save_report(run, file)
 
     def _export_active(self) -> None:
         run = self._tabs.active()
         suggested = "" if run is None else f"{run.name}.safetensors"
-        file = self._ask_file(tr("Export Weights"), suggested, tr("Weights (*.safetensors)"))
+        file = self._exports.ask_file(tr("Export Weights"), suggested, tr("Weights (*.safetensors)"))
         if run is not None and file is not None:
             self.export_weights(run.run.path, file)
-
-    def _ask_file(self, title: str, name: str, kind: str) -> Path | None:
-        """With the suffix that is suggested where none is written."""
-        workspace = self._session.workspace
-        suggested = str(workspace.dialog_folder / name)
-        chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, kind)
-        path = Path(chosen)
-        if not chosen:
-            return None
-        workspace.chose(path)
-        return path if path.suffix else path.with_suffix(Path(name).suffix)
 
     def save(self, page: ComparePage, file: Path) -> None:
         """Write a comparison as a page."""
@@ -280,7 +274,7 @@ class Comparisons(QObject):
             len(ats),
             file=file,
         )
-        self._write(["compare", *map(str, ats), *options], lambda _out: words)
+        self._write(file, ["compare", *map(str, ats), *options], lambda _out: words)
 
     def save_report(self, run: Path, file: Path) -> None:
         """Write what a run came to as a page; nothing is planned for it whose code nobody trusts."""
@@ -288,16 +282,18 @@ class Comparisons(QObject):
         command = ["report", str(run), "--html", str(file), "--json"]
 
         def write(needs_trust: bool) -> None:
-            self._write([*command, *(["--no-plan"] if needs_trust else [])], lambda _out: words)
+            self._write(file, [*command, "--no-plan" if needs_trust else "--trust"], lambda _out: words)
 
         found = self._tabs.open_runs.of(run)
         if found is None or found.config is None:
             write(True)
         else:
-            self._session.planner.look_at_trust(found.config, write)
+            self._session.planner.look_at_trust(found.config, write, run=run)
 
     def export_weights(self, run: Path, file: Path) -> None:
-        """Write a run's weights, of its newest checkpoint where it was stopped, as safetensors."""
+        """Write a run's weights, of its newest checkpoint where it was stopped, as safetensors: that needs
+        the run's model, and so its code."""
+        from rankdeck.run.export import is_behind
 
         def told(out: str) -> str:
             step = json.loads(out)["step"]
@@ -310,9 +306,18 @@ class Comparisons(QObject):
                 step=step,
             )
 
-        self._write(["export", str(run), str(file), "--to", "safetensors", "--json"], told)
+        def write(*trust: str) -> None:
+            self._write(file, ["export", str(run), str(file), "--to", "safetensors", *trust, "--json"], told)
 
-    def _write(self, command: Sequence[str], told: Callable[[str], str]) -> None:
+        def ask(is_behind: bool) -> None:
+            if is_behind:
+                self._launching.when_run_trusted(run, partial(write, "--trust"))
+            else:
+                write()
+
+        self._session.disk.do(lambda: is_behind(RunDir(run)), ask)
+
+    def _write(self, file: Path, command: Sequence[str], told: Callable[[str], str]) -> None:
         """Let the engine write a file; a toast says how it went, `told` what it wrote by its answer."""
         call = self._session.engine.ask(command, self._session.workspace.folder)
 
@@ -320,7 +325,7 @@ class Comparisons(QObject):
             if code:
                 self._window.toasts.error(refusal_of(out, err) or tr("The file could not be written."))
             else:
-                self._window.toasts.info(told(out))
+                self._exports.tell(file, told(out))
 
         call.answered.connect(answered)
 
@@ -330,3 +335,12 @@ class Comparisons(QObject):
             page.comparing.close()
         self._pages = []
         self.recent.close()
+
+
+def _deed(count: int, is_adding: bool) -> str:
+    """What is done with so many runs, or what is missing."""
+    if is_adding:
+        return tr("Add {n} runs", "Add {n} run", count) if count else tr("Add: choose at least one run")
+    if count < LEAST_RUNS:
+        return tr("Compare: choose at least two runs")
+    return tr("Compare {n} runs", "Compare {n} run", count)

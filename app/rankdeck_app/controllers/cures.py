@@ -102,7 +102,9 @@ class Cures(QObject):
             self._say(path, tr("It stays as it is: {why}", why=in_words(error.problem).sentence))
             return
         self._session.cured_plans.hide()
-        self._launching.when_trusted(config.code_folders, partial(self._begin, path, config, cure))
+        self._launching.when_trusted(
+            partial(self._session.trust.untrusted_of, path, config), partial(self._begin, path, config, cure)
+        )
 
     def _begin(self, path: Path, config: RunConfig, cure: Cure) -> None:
         run = self._tabs.open_runs.of(path)

@@ -22,6 +22,7 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.device_choice import PLACE
 from rankdeck_app.state.draft import Snapshot
@@ -120,7 +121,7 @@ class Launching(QObject):
         self.changed.emit()
 
     def _offer_back(self, before: Snapshot) -> None:
-        bring_back = (tr("Bring It Back"), lambda: self._session.draft.bring_back(before))
+        bring_back = (tr("Bring It Back"), Once(lambda: self._session.draft.bring_back(before)))
         text = tr("What was typed was no TOML: the change began from the text before it.")
         self._window.toasts.show(text, actions=[bring_back])
 
@@ -152,6 +153,11 @@ class Launching(QObject):
         called with its path once it is there."""
         self.when_trusted(config.code_folders, partial(self._begin, config, then))
 
+    def launch_again(self, path: Path, config: RunConfig) -> None:
+        """Start a run of another one's configuration, asking first as `resume`."""
+        trust = self._session.trust
+        self.when_trusted(partial(trust.untrusted_of, path, config), partial(self._begin, config))
+
     def ask_trust_of_draft(self, go_on: Callable[[], object]) -> None:
         """Ask whether the draft's own code may run, and go on if it may."""
         config = self._session.draft.config
@@ -160,13 +166,15 @@ class Launching(QObject):
 
     def resume(self, path: Path) -> None:
         """Go on with a run that is over, asking first where its own code is not trusted yet."""
+        self.when_run_trusted(path, partial(self.begin_resume, path))
 
-        def refuse(error: ConfigError) -> None:
-            self.refused(path.name, error.problems)
+    def when_run_trusted(self, path: Path, go_on: Callable[[], object]) -> None:
+        """As `when_trusted`, for the code that a run names; a run that cannot be read is refused."""
 
-        self.when_trusted(
-            lambda: RunDir(path).config().code_folders(), partial(self.begin_resume, path), refuse
-        )
+        def untrusted() -> list[Path]:
+            return self._session.trust.untrusted_of(path, RunDir(path).config())
+
+        self.when_trusted(untrusted, go_on, lambda error: self.refused(path.name, error.problems))
 
     def begin_resume(self, path: Path, options: Sequence[str] = ()) -> Launch | None:
         """Go on with a run whose code is trusted; None while that is under way already."""
@@ -217,7 +225,8 @@ class Launching(QObject):
         self._window.toasts.warn(tr("The answer could not be remembered: {why}.", why=error))
 
     def _begin(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
-        workspace, title = self._session.workspace, title_of(config)
+        workspace = self._session.workspace
+        title = title_of(config, self._session.gpus.num_chosen(config.selection))
         runs, folder = workspace.runs_folder, workspace.folder
         launch = self._session.engine.launch(title, config.to_toml(), runs=runs, workspace=folder)
         self.show_starting(launch)

@@ -205,10 +205,11 @@ class Scripts(QObject):
 
         def begin(config: ScriptConfig | RunConfig) -> None:
             if isinstance(config, RunConfig):
-                self._launching.launch(config)
+                self._launching.launch_again(path, config)
             else:
                 self._launching.when_trusted(
-                    partial(_folders_of, config), partial(self._begin_again, path, config)
+                    partial(self._session.trust.untrusted_of, path, config),
+                    partial(self._begin_again, path, config),
                 )
 
         def refuse(error: ConfigError) -> None:
@@ -263,8 +264,3 @@ class Scripts(QObject):
         if python.is_relative_to(folder):
             folders.append(folder)
         return list(dict.fromkeys(folders))
-
-
-def _folders_of(config: ScriptConfig) -> list[Path]:
-    folder, script = Path(config.script.folder), config.script_file
-    return [folder if script is None or script.is_relative_to(folder) else script.parent]

@@ -77,7 +77,8 @@ class CuredPlans(Asker):
         except ConfigError as error:
             run.show_cured(replace(plan, why_not=in_words(error.problem).message))
             return
-        self._planner.look_at_trust(config, partial(self._plan, run, plan, config), key=self)
+        ask = partial(self._plan, run, plan, config)
+        self._planner.look_at_trust(config, ask, key=self, run=run.run.path)
 
     def _plan(self, run: LiveRun, plan: CuredPlan, config: RunConfig, needs_trust: bool) -> None:
         if run is not self._run:

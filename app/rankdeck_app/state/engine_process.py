@@ -306,8 +306,8 @@ class Engine(QObject):
 
     def resume(self, name: str, run: Path, *, workspace: Path, options: Sequence[str] = ()) -> Launch:
         """Begin the next attempt of a run that is over; of a script, the same again as a new run. `options`
-        of the command change its configuration."""
-        arguments = ["resume", str(run), *options, "--detach", "--json"]
+        of the command change its configuration. Whoever calls this has asked whether its code is trusted."""
+        arguments = ["resume", str(run), *options, "--trust", "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, disk=self.disk)
         return self._begin(Launch(name, call, self))
 

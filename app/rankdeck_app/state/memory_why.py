@@ -47,7 +47,7 @@ class MemoryWhy(Asker):
         self.why = told(self.run.fold, capacity)
         if self.why is not None and not self._was_asked and self.run.config is not None:
             self.state = tr("Looking for ways out: every strategy is planned…")
-            self._planner.look_at_trust(self.run.config, self._ask, key=self)
+            self._planner.look_at_trust(self.run.config, self._ask, key=self, run=self.run.run.path)
         self._tell()
 
     def _ask(self, needs_trust: bool) -> None:

@@ -174,11 +174,23 @@ class Planner:
     timeout_s: Callable[[], float] = lambda: PLAN_TIMEOUT_S
 
     def look_at_trust(
-        self, config: RunConfig, then: Callable[[bool], object], key: Hashable | None = None
+        self,
+        config: RunConfig,
+        then: Callable[[bool], object],
+        key: Hashable | None = None,
+        *,
+        run: Path | None = None,
     ) -> None:
         """Call `then` with whether planning would run code of a folder that is not trusted, which the disk
-        knows; not for a question that still waits when another of the same `key` comes."""
-        self.engine.disk.do(lambda: bool(self.trust.untrusted(config.code_folders())), then, key=key)
+        knows; not for a question that still waits when another of the same `key` comes. `run` is the one that
+        the configuration is of, if any."""
+
+        def needs_trust() -> bool:
+            if run is not None:
+                return bool(self.trust.untrusted_of(run, config))
+            return bool(self.trust.untrusted(config.code_folders()))
+
+        self.engine.disk.do(needs_trust, then, key=key)
 
     def ask(
         self,
@@ -212,12 +224,13 @@ class Planner:
         )
 
     def ways_out(self, run: Path, parent: QObject) -> PlanProcess:
-        """What would need less than a run that ran out of memory; the engine keeps it in its directory."""
-        return self._of_run(["why", str(run), "--json"], parent)
+        """What would need less than a run that ran out of memory; the engine keeps it in its directory. As
+        `predict`, for a run whose code is trusted: see look_at_trust."""
+        return self._of_run(["why", str(run), "--trust", "--json"], parent)
 
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
         """A run's own prediction, which the engine keeps in its directory; no line comes."""
-        return self._of_run(["show", str(run), "--plan", "--json"], parent)
+        return self._of_run(["show", str(run), "--plan", "--trust", "--json"], parent)
 
     def _of_run(self, arguments: Sequence[str], parent: QObject) -> PlanProcess:
         disk = self.engine.disk

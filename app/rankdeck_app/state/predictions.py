@@ -76,7 +76,7 @@ class Predictions(Asker):
         if is_free and self._waiting:
             run = self._waiting[0]
             assert run.config is not None
-            self._planner.look_at_trust(run.config, partial(self._predict, run), key=self)
+            self._planner.look_at_trust(run.config, partial(self._predict, run), key=self, run=run.run.path)
 
     def _predict(self, run: LiveRun, needs_trust: bool) -> None:
         if run not in self._waiting or self._process is not None:

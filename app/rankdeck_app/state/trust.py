@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rankdeck.base.files import read_toml, write_whole
+from rankdeck.config import RunConfig
+from rankdeck.config.consent import is_known
+from rankdeck.config.script import ScriptConfig
 
 
 class Trust:
@@ -38,6 +41,13 @@ class Trust:
     def untrusted(self, folders: Iterable[Path]) -> list[Path]:
         """Those of the folders that still need the question."""
         return [folder.resolve() for folder in folders if not self.is_trusted(folder)]
+
+    def untrusted_of(self, run: Path, config: RunConfig | ScriptConfig) -> list[Path]:
+        """As `untrusted`, for what the configuration of a run that is there names. Where the person never
+        started that, the run's own folder is asked about, too: its author chose the code and what it is
+        called with.
+        """
+        return self.untrusted([*config.code_folders(), *([] if is_known(config) else [run])])
 
     def add(self, folder: Path) -> None:
         """Remember the folder.

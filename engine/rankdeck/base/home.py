@@ -29,7 +29,7 @@ def config_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """What the program remembers by itself: index of runs, device leases, drafts, open tabs."""
+    """What the program remembers by itself: index of runs, code that was agreed to, device leases, drafts."""
     return _folder("state")
 
 

@@ -12,6 +12,7 @@ from rankdeck.base.errors import ConfigError, RunNotFoundError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, check_file, find_run
+from rankdeck.cli.trust import Trust
 
 if TYPE_CHECKING:
     from rankdeck.compare.curves import LossLine
@@ -79,6 +80,7 @@ def report(
     plan: Annotated[
         bool, typer.Option(help="Plan ways out of a run that ran out of memory, where nobody did.")
     ] = True,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Write what a run came to as one page: figures, memory beside its prediction, and what to try next.
@@ -95,7 +97,7 @@ def report(
     found = read(at)
     why = why_of(at.run, found.fold)
     if why is not None:
-        why = why.with_ways(lines_of(at.run, is_planned=plan), at.run)
+        why = why.with_ways(lines_of(at.run, is_planned=plan, trust=trust), at.run)
     write_report(file, found, by.value, why)
     console.err().print(f"{file} holds the report of {at.run.name}.", soft_wrap=True)
     if as_json:

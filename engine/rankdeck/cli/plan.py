@@ -4,6 +4,7 @@ predictions were for the runs that are there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
+from rankdeck.cli.trust import Trust, may_execute
 from rankdeck.config.planning import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rankdeck.planner.candidates import Candidate
     from rankdeck.planner.targets import Target
     from rankdeck.run.plan_lines import PlanLine
+    from rankdeck.rundir import RunDir
 
 
 def plan(
@@ -51,6 +54,7 @@ def plan(
         typer.Option(metavar="SECONDS", min=1, help="How long each row may take, by the clock."),
     ] = ROW_TIMEOUT_S,
     overrides: Overrides = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Predict the memory of every strategy on every device: fits, tight, or does not fit.
@@ -59,7 +63,7 @@ def plan(
     """
 
     if accuracy:
-        return _accuracy(as_json=as_json)
+        return _accuracy(trust=trust, as_json=as_json)
     if config is None:
         raise ConfigError(
             phrase("rankdeck plan needs a configuration."),
@@ -143,13 +147,14 @@ def predicted_lines(
         yield from advise(own, by_label[own.label], config, target, ask)
 
 
-def _accuracy(*, as_json: bool) -> int:
+def _accuracy(*, trust: bool, as_json: bool) -> int:
     """One row per device of every run that left a measured peak, and how far off predictions were."""
     from rankdeck import rundir
     from rankdeck.cli.plan_tables import accuracy_table, spread_in_words
     from rankdeck.planner.accuracy import compare, spread_of
 
-    compared = [row for run in rundir.list_runs(rundir.default_runs_folder()) for row in compare(run)]
+    runs = _without_refused(rundir.list_runs(rundir.default_runs_folder()), trust=trust)
+    compared = [row for run in runs for row in compare(run)]
     if as_json:
         console.as_json([{**vars(row), "error": row.error} for row in compared])
         return 0
@@ -159,3 +164,20 @@ def _accuracy(*, as_json: bool) -> int:
     console.out().print(accuracy_table(compared))
     console.out().print(spread_in_words(spread_of(row.error for row in compared), len(compared)))
     return 0
+
+
+def _without_refused(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
+    """Those whose prediction is there already, or may be made: that executes what a run names."""
+    from rankdeck.config.consent import is_known
+    from rankdeck.planner.accuracy import to_predict
+
+    planned: dict[RunDir, RunConfig] = {}
+    for run in runs:
+        with contextlib.suppress(ConfigError):  # of a script, or unreadable: nothing of it is planned
+            config = to_predict(run)
+            planned |= {} if config is None else {run: config}
+    if may_execute(list(planned.items()), trust=trust):
+        return runs
+    left = [run for run in runs if run not in planned or is_known(planned[run])]
+    console.err().print(f"Without {len(runs) - len(left)} runs, whose code may not be executed.")
+    return left

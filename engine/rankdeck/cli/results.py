@@ -12,6 +12,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
+from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
     from rankdeck.rundir import RunDir
@@ -65,6 +66,7 @@ def show(
         bool, typer.Option("--plan", help="Predict its memory first, where nobody did: a few seconds.")
     ] = False,
     attempt: Attempt = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Show what a run did and what it cost on every device, beside what was predicted; or how a race went."""
@@ -79,8 +81,11 @@ def show(
     run = find_run(name)
     _check_attempt(run, attempt)
     if with_plan:
-        from rankdeck.planner.accuracy import predict
+        from rankdeck.planner.accuracy import predict, to_predict
 
+        planned = to_predict(run)
+        if planned is not None:
+            check_trust(run, planned, trust=trust)
         predict(run)
     facts = summarise(run, attempt=attempt)
     if as_json:
@@ -102,6 +107,7 @@ def export(
         ),
     ],
     attempt: Attempt = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Write a run's weights or its figures to a file."""
@@ -110,6 +116,9 @@ def export(
     run = find_run(name)
     is_past = _check_attempt(run, attempt)
     if to is ExportFormat.SAFETENSORS and not is_script(run) and (is_past or exporting.is_behind(run)):
+        from rankdeck.config import load
+
+        check_trust(run, load(run.config_to_go_on_with), trust=trust)  # its model is built
         from rankdeck.training.saved_weights import export_saved
 
         step = export_saved(run, file, attempt if is_past else None)

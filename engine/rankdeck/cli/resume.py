@@ -18,8 +18,10 @@ from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run, is_script
 from rankdeck.cli.train import command_started, leave_or_stay
+from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
     from rankdeck.launch.attached import Attached
     from rankdeck.rundir import RunDir
 
@@ -35,12 +37,14 @@ def resume(
         str | None, typer.Option(help="Go on with other devices: cpu:4, gpu:all, gpu:0,2.")
     ] = None,
     overrides: Overrides = None,
+    trust: Trust = False,
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like.
 
-    The run of a script is run again: a new run of the same script.
+    The run of a script is run again: a new run of the same script. Code that a run names and that was never
+    started here is asked about first.
     """
     from rankdeck.config import load
     from rankdeck.launch import start
@@ -49,9 +53,11 @@ def resume(
     if is_script(run):
         if strategy is not None or devices is not None or overrides:
             raise _as_it_was(run)
-        return _run_again(run, detach=detach, as_json=as_json)
+        return _run_again(run, trust=trust, detach=detach, as_json=as_json)
     # Its folder is where it was, not the run's.
-    config = load(run.config_to_go_on_with, strategy=strategy, devices=devices, overrides=overrides or ())
+    file = run.config_to_go_on_with
+    config = load(file, strategy=strategy, devices=devices, overrides=overrides or ())
+    check_trust(run, _as_it_stands(file, config), trust=trust)
     attempt = run.next_attempt()
     start.resume(
         run,
@@ -63,7 +69,17 @@ def resume(
     return leave_or_stay(run, detach=detach, as_json=as_json, attempt=attempt)
 
 
-def _run_again(run: RunDir, *, detach: bool, as_json: bool) -> int:
+def _as_it_stands(file: Path, changed: RunConfig) -> RunConfig:
+    """The run's own configuration: code that was typed just now needs no question."""
+    from rankdeck.config import load
+
+    try:
+        return load(file)
+    except ConfigError:
+        return changed  # which mends it
+
+
+def _run_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
     from rankdeck.cli.staying import begin_and_stay
     from rankdeck.config.interpreters import ChosenPython
     from rankdeck.launch.start import run_again
@@ -79,6 +95,7 @@ def _run_again(run: RunDir, *, detach: bool, as_json: bool) -> int:
 
     script = run.script()
     assert script is not None
+    check_trust(run, script, trust=trust)
     python = ChosenPython(Path(script.script.python), script.script.python_source)
     what = f"{run.name} again; python: {python.in_words(os.environ)}"
     return begin_and_stay(begin, what, detach=detach, as_json=as_json)

@@ -13,6 +13,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run, is_script
+from rankdeck.cli.trust import Trust, may_execute
 from rankdeck.config.planning import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def why(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="How long each plan may take, by the clock.")
     ] = ROW_TIMEOUT_S,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
     """Say why a run ran out of memory: what stood on the device, what tipped it, and three ways out.
@@ -50,7 +52,7 @@ def why(
     if not as_json:
         _print(told)
     lines = []
-    for line in lines_of(run, timeout):
+    for line in lines_of(run, timeout, trust=trust):
         lines.append(line)
         if as_json:
             sys.stdout.buffer.write(plan_lines.encode(line))
@@ -60,13 +62,18 @@ def why(
     return 0
 
 
-def lines_of(run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, is_planned: bool = True) -> Iterator[PlanLine]:
+def lines_of(
+    run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, is_planned: bool = True, trust: bool
+) -> Iterator[PlanLine]:
     """What the planner says would need less, kept or `is_planned` now; nothing of a person's own script: it
-    cannot be planned."""
+    cannot be planned, nor of a run whose code may not be executed."""
+    from rankdeck.config import load
     from rankdeck.run.ways_out import kept_lines
 
     kept = kept_lines(run)
     if kept is None and is_planned and not is_script(run):
+        if not may_execute([(run, load(run.config_to_go_on_with))], trust=trust):
+            return
         from rankdeck.planner.preload import preload
 
         preload()

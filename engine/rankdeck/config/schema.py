@@ -118,7 +118,10 @@ class RehearsalConfig(Table):
 
 class LaunchConfig(Table):
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 60.0
-    """Longest wait in a collective, after warm-up."""
+    """Longest time without progress before a run that hangs is ended."""
+    on_hang: Literal["stop", "wait", "restart"] = "stop"
+    """stop: its devices are free again, and what it did after its newest checkpoint is lost. wait: it is only
+    told. restart: it goes on from its newest checkpoint, at least once."""
     max_restarts: Count = 0
     """How often a run goes on by itself after a rank failed, from its newest checkpoint."""
 
@@ -167,8 +170,17 @@ class RunConfig(Table):
 
     def own_code(self) -> list[str]:
         """What is used that is a person's own, "module:attribute"."""
-        used = (self.model.use, self.data.use, self.loss.use, self.train.optimizer.use)
-        return [use for use in used if ":" in use]
+        return [use for use, _ in self.own_calls().values()]
+
+    def own_calls(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """By part, what is used that is a person's own, with what it is called with."""
+        used = {
+            "model": (self.model.use, self.model.args),
+            "data": (self.data.use, self.data.args),
+            "loss": (self.loss.use, {}),
+            "optimizer": (self.train.optimizer.use, self.train.optimizer.options),
+        }
+        return {part: call for part, call in used.items() if ":" in call[0]}
 
     def to_dict(self) -> dict[str, Any]:
         """The tables as a person writes them, without what is None."""

@@ -76,6 +76,11 @@ class ScriptConfig(Table):
         """The script's file (absolute); None for a module or a program."""
         return Path(self.script.folder, self.script.run) if self.script.kind == "file" else None
 
+    def code_folders(self) -> list[Path]:
+        """Whose code runs: where it was started, if the script is in there, else the script's folder."""
+        folder, script = Path(self.script.folder), self.script_file
+        return [folder if script is None or script.is_relative_to(folder) else script.parent]
+
     def command(self) -> list[str]:
         """What each rank executes, as torchrun starts it."""
         table = self.script

@@ -20,6 +20,8 @@ import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.phrases import phrase
+from rankdeck.config.consent import agree_to_start
+from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose, guard
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.torchrun import without_observer
@@ -83,26 +85,23 @@ def start_guard(
         MachineError: no process could be started.
     """
     run = RunDir(rundir.final_path(hidden))
+    config = hidden.script() or hidden.config()
+    agree_to_start(config)
     for lease in leases:
         lease.parent.mkdir(parents=True, exist_ok=True)
     attached = None if supervised.attached is None else supervised.attached.duplicated()
-    command = [sys.executable, "-P", "-m", supervised.module, str(run.path), "--words", "{words}"]
-    command += ["--attempt", str(attempt), *supervised.arguments]
-    if supervised.signals:
-        command += ["--signals", "{signals}"]
-    if attached is not None:
-        command += ["--attached", attached.to_argument()]
     answer_end, ready_end = os.pipe()
     tether_end, kept_end = (None, None) if detach else os.pipe()
     streams = [] if attached is None else attached.handles()
     spec = {
         "hidden": str(hidden.path),
         "final": str(run.path),
-        "command": command,
+        "command": _command(run, supervised, attempt, attached),
         "leases": [str(path) for path in leases],
         "ready_fd": ready_end,
         "tether_fd": tether_end,
         "attempt": attempt,
+        "max_restarts": (config.script if isinstance(config, ScriptConfig) else config.launch).max_restarts,
         "signals": supervised.signals,
         "stop_s": supervised.stop_s,
         "passed": streams,
@@ -124,6 +123,15 @@ def start_guard(
         os.close(answer_end)
         first.wait()
     return run
+
+
+def _command(run: RunDir, supervised: Supervised, attempt: int, attached: Attached | None) -> list[str]:
+    """How the guard starts the supervisor, with places for its descriptors."""
+    command = [sys.executable, "-P", "-m", supervised.module, str(run.path), "--words", "{words}"]
+    command += ["--attempt", str(attempt), *supervised.arguments]
+    if supervised.signals:
+        command += ["--signals", "{signals}"]
+    return command if attached is None else [*command, "--attached", attached.to_argument()]
 
 
 def _popen(run: RunDir, spec: Mapping[str, Any], passed: Sequence[int]) -> subprocess.Popen[bytes]:

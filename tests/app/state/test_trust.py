@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.config import from_dict
+from rankdeck.config.consent import agree_to_start
+from rankdeck.config.script import ScriptConfig, ScriptTable
 from rankdeck_app.state.trust import Trust
 
 
@@ -45,3 +48,17 @@ def test_a_damaged_file_trusts_nothing(trust: Trust, tmp_path: Path) -> None:
     trust.add(tmp_path)
     trust.path.write_text("folders = [")
     assert not trust.is_trusted(tmp_path)
+
+
+def test_a_trusted_folder_does_not_vouch_for_a_run_that_names_it(trust: Trust, tmp_path: Path) -> None:
+    work, run = tmp_path / "work", tmp_path / "theirs" / "run"
+    trust.add(work)
+    model = from_dict({"model": {"use": "os:system", "args": {"command": "ls"}}}, folder=work)
+    script = ScriptConfig(name="a", script=ScriptTable(run="a.py", folder=str(work), python="/tmp/python"))
+    for config in (model, script):
+        assert trust.untrusted_of(run, config) == [run]
+        agree_to_start(config)
+        assert trust.untrusted_of(run, config) == [], "the person started it"
+    assert trust.untrusted_of(run, from_dict({"model": {"use": "mlp"}}, folder=tmp_path)) == []
+    trust.remove(work)
+    assert trust.untrusted_of(run, model) == [work]

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from rankdeck.base.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
+from rankdeck.config import from_dict
+from rankdeck.launch.choose import ChosenDevices
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.start import NotResumableError, resume
+from rankdeck.launch.start import NotResumableError, environment_of, resume
 from rankdeck.rundir import list_runs
 from tests.helpers import launching
 from tests.helpers.launching import launch
@@ -127,6 +129,25 @@ def test_the_environment_tells_how_to_do_it_again(tmp_path: Path) -> None:
     assert [device["name"] for device in found["devices"]] == ["Virtual 0", "Virtual 1"]
     request_stop(run, now=True)
     launching.ended(run, 5)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_git_executes_nothing_for_a_folder_of_which_the_run_executes_nothing(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "theirs", tmp_path / "mark"
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(folder)]
+    (folder / "own.py").parent.mkdir()
+    (folder / "own.py").touch()
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    subprocess.run([*git, "config", "core.fsmonitor", f"touch {mark};false"], check=True)
+
+    def commit(**model: str) -> str:
+        config = from_dict({"model": model}, folder=folder)
+        told: str = environment_of(config, ChosenDevices([]), [], time.time())["commit"]
+        return told
+
+    assert len(commit(use="mlp")) == 40 and not mark.exists()
+    assert len(commit(use="own.py:make")) == 40 and mark.exists(), "its own settings say what git executes"
 
 
 def test_starting_imports_no_torch(tmp_path: Path) -> None:

@@ -1,0 +1,218 @@
+"""A run of somebody else names code that leaves a mark where it is imported: none is left unasked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+
+from rankdeck import events
+from rankdeck.base.allocations import Allocation
+from rankdeck.base.errors import Problem
+from rankdeck.cli.app import app
+from rankdeck.rundir import RunDir, default_runs_folder, list_folder
+from tests.helpers.cli import RANKDECK, rankdeck_here
+from tests.helpers.launching import wait_until_gone
+from tests.helpers.terminals import Terminal
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+from tests.helpers.written_script import WrittenScript
+
+THEIRS = """
+from pathlib import Path
+from torch import nn
+Path(__file__).with_name("mark").touch()
+
+def model(width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 10))
+"""
+CONFIG = """
+name = "theirs"
+model = { use = "theirs.py:model", args = { width = 8 } }
+data = { use = "digits" }
+train = { steps = 4, global_batch = 8, evaluate_every = 0, checkpoint_every = 2 }
+strategy = { use = "single" }
+devices = { use = "cpu:1" }
+"""
+NAMED = {"train", "run", "plan", "race", "adopt", "validate", "devices", "strategies", "presets", "doctor"}
+"""What a person names themselves, or no run at all; `plan` asks with --accuracy."""
+QUIET = (
+    ("runs",),
+    ("show", "RUN"),
+    ("watch", "RUN"),
+    ("compare", "RUN", "COPY"),
+    ("report", "RUN", "--html", "FILE"),
+    ("label", "RUN", "--tag", "odd"),
+    ("stop", "RUN"),
+    ("export", "RUN", "FILE", "--to", "csv"),
+    ("export", "RUN", "FILE", "--to", "json"),
+    ("export", "RUN", "FILE", "--to", "trace"),
+    ("export", "RUN", "BOARD", "--to", "tensorboard"),
+)
+REFUSED = (("checkpoint", "RUN"), ("why", "RUN"), ("stacks", "RUN"), ("adopt", "RUN"))
+ASKING = (
+    ("show", "RUN", "--plan"),
+    ("plan", "--accuracy"),
+    ("export", "RUN", "FILE", "--to", "safetensors"),
+    ("resume", "RUN", "--set", "train.steps=6"),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run of somebody else, in whose home it was started."""
+    folder = tmp_path_factory.mktemp("theirs")
+    (folder / "theirs.py").write_text(THEIRS)
+    (folder / "theirs.toml").write_text(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKDECK_HOME", str(folder / "home"))
+        rankdeck_here("train", folder / "theirs.toml", "--runs", folder / "runs", code=0)
+    (run,) = list_folder(folder / "runs")
+    wait_until_gone(run)
+    assert (folder / "mark").exists()
+    return run
+
+
+@pytest.fixture
+def run(trained: RunDir) -> RunDir:
+    """Copied into the runs of a person, and unfinished: its weights are those of a checkpoint."""
+    copy = RunDir(shutil.copytree(trained.path, default_runs_folder() / trained.name))
+    copy.weights.unlink()
+    mark_of(copy).unlink(missing_ok=True)
+    return copy
+
+
+def mark_of(run: RunDir) -> Path:
+    return Path(run.config().folder or "", "mark")
+
+
+def words_of(command: Sequence[str], run: RunDir, tmp_path: Path) -> list[str]:
+    if "COPY" in command:
+        shutil.copytree(run.path, tmp_path / "copy")
+    said = {
+        "RUN": str(run.path),
+        "COPY": str(tmp_path / "copy"),
+        "FILE": str(tmp_path / "file.html"),
+        "BOARD": str(tmp_path / "board"),
+    }
+    return [said.get(word, word) for word in command]
+
+
+def test_each_command_is_known_to_ask_or_to_execute_nothing() -> None:
+    commands: Any = typer.main.get_command(app)
+    assert set(commands.commands) <= NAMED | {command[0] for command in (*QUIET, *REFUSED, *ASKING)}
+
+
+def test_what_reads_a_run_executes_nothing_of_it(run: RunDir, tmp_path: Path) -> None:
+    for command in (*QUIET, *REFUSED):
+        rankdeck_here(*words_of(command, run, tmp_path), code=2 if command in REFUSED else 0)
+        assert not mark_of(run).exists(), command
+
+
+@pytest.mark.parametrize("command", ASKING, ids=lambda command: command[0])
+def test_nothing_of_a_strangers_run_is_executed_unasked(
+    command: Sequence[str], run: RunDir, tmp_path: Path
+) -> None:
+    words = words_of(command, run, tmp_path)
+    (refused,) = rankdeck_here(*words, "--json", code=2).json["problems"]
+    assert refused["code"] == "untrusted" and f"{mark_of(run).parent}/theirs.py:model" in refused["message"]
+    assert "--trust" in refused["advice"] and refused["path"] == str(run.path)
+    with Terminal([*RANKDECK, *words], cwd=tmp_path) as terminal:
+        terminal.wait_for(rb"theirs\.py:model\(width=8\)")
+        terminal.wait_for(rb"Run it\? \[y/N\]")
+        terminal.type(b"\n")
+        code = terminal.wait()
+    assert code == (0 if command[0] == "plan" else 130)
+    assert not mark_of(run).exists() and not (tmp_path / "file.html").exists()
+    rankdeck_here(*words, "--trust", code=0)
+    assert mark_of(run).exists()
+
+
+def test_who_has_said_yes_is_not_asked_again(run: RunDir, tmp_path: Path) -> None:
+    words = words_of(ASKING[2], run, tmp_path)
+    with Terminal([*RANKDECK, *words], cwd=tmp_path) as terminal:
+        terminal.wait_for(rb"Run it\?")
+        terminal.type(b"y\n")
+        assert terminal.wait() == 0
+    assert mark_of(run).exists()
+    moved = RunDir(Path(shutil.move(run.path, tmp_path / "moved")))
+    rankdeck_here(*words_of(ASKING[2], moved, tmp_path), code=0)
+    text = moved.config_file.read_text().replace("width = 8", "width = 16")
+    moved.config_file.write_text(text)
+    assert "width=16" in rankdeck_here(*words_of(ASKING[2], moved, tmp_path), code=2).err
+
+
+def test_a_label_vouches_for_nothing(run: RunDir, tmp_path: Path) -> None:
+    rankdeck_here("label", run.path, "--tag", "seen", code=0)  # which enters it in the index of runs
+    assert "untrusted" in rankdeck_here(*words_of(ASKING[0], run, tmp_path), "--json", code=2).out
+
+
+def test_what_a_person_started_here_needs_no_question(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    (tmp_path / "mine.toml").write_text(CONFIG)
+    rankdeck_here("train", tmp_path / "mine.toml", code=0)
+    rankdeck_here("resume", "last", "--set", "train.steps=6", "--set", "model.args.width=8", code=0)
+    rankdeck_here("show", "last", "--plan", code=0)
+
+
+def ran_out(folder: Path) -> WrittenRun:
+    """A stranger's run that ran out of memory, whose ways out nobody has planned."""
+    (folder / "theirs.py").write_text(THEIRS)
+    model = {"use": "theirs.py:model", "args": {"width": 8}}
+    written = WrittenRun(folder / "runs", config={"model": model})
+    devices = device_infos(1)
+    (written.path / "environment.json").write_text(json.dumps({"devices": msgspec.to_builtins(devices)}))
+    written.begin(1, devices)
+    written.memory(0, 2, {0: {"parameters": MIB}})
+    held = Allocation(asked_bytes=MIB, capacity_bytes=MIB, free_bytes=0)
+    written.writer("rank-0").write(events.OutOfMemory(rank=0, step=3, device=0, allocation=held))
+    problem = Problem("out-of-memory", "OutOfMemoryError: no room.", rank=0)
+    written.writer("supervisor").write(events.ProblemRaised(problem=problem))
+    written.end("failed", 1)
+    return written
+
+
+def test_ways_out_of_a_strangers_run_are_not_planned_unasked(tmp_path: Path) -> None:
+    run, page = ran_out(tmp_path).dir, tmp_path / "page.html"
+    for words in (["why", str(run.path)], ["report", str(run.path), "--html", str(page)]):
+        (refused,) = rankdeck_here(*words, "--json", code=2).json["problems"]
+        assert refused["code"] == "untrusted" and not page.exists()
+    with Terminal([*RANKDECK, "why", str(run.path)], cwd=tmp_path) as terminal:
+        terminal.wait_for(rb"ran out of memory")
+        terminal.wait_for(rb"Run it\?")
+        terminal.type(b"n\n")
+        assert terminal.wait() == 0
+    rankdeck_here("report", run.path, "--html", page, "--no-plan", code=0)
+    assert page.exists() and not (tmp_path / "mark").exists()
+
+
+@pytest.mark.slow
+def test_ways_out_are_planned_once_they_are_trusted(tmp_path: Path) -> None:
+    run = ran_out(tmp_path).dir
+    assert rankdeck_here("why", run.path, "--trust", "--json", code=0).out
+    assert (tmp_path / "mark").exists()
+
+
+def test_a_strangers_script_is_run_again_only_when_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('mark', 'w')\n")
+    config = {"python": sys.executable, "args": ["--lr", "0.1\x1b[2K\nno"], "environment": {"LD_DEBUG": "x"}}
+    written = WrittenScript(tmp_path / "runs", config=config)
+    written.launch()
+    written.end()
+    refused = rankdeck_here("resume", written.path, code=2).err
+    assert "LD_DEBUG=x" in refused and "train.py --lr" in refused and f"[{tmp_path}]" in refused
+    with Terminal([*RANKDECK, "resume", str(written.path)], cwd=tmp_path) as terminal:
+        asked = terminal.wait_for(rb"(?s).*Run it\? \[y/N\]").group()
+        terminal.type(b"n\n")
+        assert terminal.wait() == 130
+    assert b"\x1b[2K" not in asked and b"0.1?[2K?no" in asked, "nothing in it moves the cursor"
+    assert not (tmp_path / "mark").exists()
+    again = rankdeck_here("resume", written.path, "--trust", "--detach", code=0).out.strip()
+    wait_until_gone(RunDir(Path(again)))
+    assert (tmp_path / "mark").exists()
