@@ -15,9 +15,9 @@ def with_keys(text: str, keys: str) -> str:
 
 class CommandButton(ToolButton):
     """A tool button for a command of the table: its name and keys in the tooltip, shown while the command
-    applies."""
+    applies. Without a parent it would be a window of its own then, which takes the keyboard."""
 
-    def __init__(self, services: Services, command_id: str, icon: str, parent: QWidget | None = None) -> None:
+    def __init__(self, services: Services, command_id: str, icon: str, parent: QWidget) -> None:
         super().__init__(services.theme, icon, parent)
         self._services = services
         self._command_id = command_id

@@ -76,15 +76,18 @@ class EditorArea(QWidget):
         """Focus the page of that id, or build it: with `factory`, else with the registered kind's.
 
         `focus=False` leaves the keyboard where it is. A `preview` takes the place of the one before it, and
-        stays once it is opened without. `beside` a page: in another group than that page's.
+        stays once it is opened without. `beside` a page: in another group than that page's, a second time or
+        moved there where it is open in that one.
         """
-        existing = self._find(page_id)
+        groups = None if beside is None else self._groups_beside(beside)
+        existing = self._find(page_id, groups)
         if existing is not None:
             group, tab = existing
             tab.preview = tab.preview and preview
         else:
-            group = self._active if beside is None else self._group_beside(beside)
-            tab = Tab(page_id, factory or self._kinds.factory_of(page_id), preview=preview)
+            group = groups[0] if groups else self._active
+            factory = factory or self._kinds.factory_of(page_id)
+            tab = self._taken(page_id) or Tab(page_id, factory, preview=preview)
             tab.build()
             group.insert_in_place_of_preview(tab)
         group.show_tab(tab)
@@ -97,12 +100,19 @@ class EditorArea(QWidget):
         self._tell()
         return tab.build()
 
-    def _group_beside(self, page: Page) -> TabGroup:
-        """The next group to that of a page; one at its right where there is none."""
+    def _groups_beside(self, page: Page) -> list[TabGroup]:
+        """All but that of a page, the next first; a new one at its right where there is none."""
         found, groups = self._find(page.page_id), self.groups()
-        home = found[0] if found is not None else self._active
-        others = [group for group in groups[groups.index(home) :] + groups if group is not home]
-        return others[0] if others else self._split(home, "right")
+        at = groups.index(found[0] if found is not None else self._active)
+        return groups[at + 1 :] + groups[:at] or [self._split(groups[at], "right")]
+
+    def _taken(self, page_id: str) -> Tab | None:
+        """The tab of a page that is open and cannot be doubled, out of its group."""
+        found = self._find(page_id)
+        if found is None or found[1].can_double:
+            return None
+        found[0].take(found[1])
+        return found[1]
 
     def keep(self) -> None:
         """The active tab stays, whatever is looked at next."""
@@ -183,13 +193,10 @@ class EditorArea(QWidget):
     def split(self, zone: Zone) -> None:
         """Show the active page a second time beside itself; a page that cannot be doubled is moved."""
         group, tab = self._active, self._active.current
-        if tab is None:
-            return
-        doubled = tab.page is not None and tab.page.can_split
-        if not doubled and len(group.tabs) == 1:
+        if tab is None or (not tab.can_double and len(group.tabs) == 1):
             return
         fresh = self._split(group, zone)
-        if doubled:
+        if tab.can_double:
             tab = Tab.from_saved(tab.saved() | {"pinned": False, "preview": False}, tab.factory)
         else:
             group.take(tab)
@@ -208,11 +215,6 @@ class EditorArea(QWidget):
         if current is not None:
             self._active.show_tab(tabs[(tabs.index(current) + step) % len(tabs)])
             self._active.focus_page()
-
-    def recent_tabs(self) -> list[Tab]:
-        """Those of the active group: what was looked at last first, what nobody has looked at in the end."""
-        group = self._active
-        return [*group.recent, *(tab for tab in group.tabs if tab not in group.recent)]
 
     def show_tab(self, tab: Tab) -> None:
         """Bring a tab of any group to the front, with the keyboard in it."""
@@ -270,8 +272,8 @@ class EditorArea(QWidget):
 
     # -- groups and the tree --
 
-    def _find(self, page_id: str) -> tuple[TabGroup, Tab] | None:
-        for group in [self._active, *self.groups()]:
+    def _find(self, page_id: str, groups: list[TabGroup] | None = None) -> tuple[TabGroup, Tab] | None:
+        for group in groups or [self._active, *self.groups()]:
             for tab in group.tabs:
                 if tab.page_id == page_id:
                     return group, tab

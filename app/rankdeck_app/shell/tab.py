@@ -74,6 +74,11 @@ class Tab:
                 self.page = UnavailablePage(self.page_id, self.title or self.page_id, str(error))
         return self.page
 
+    @property
+    def can_double(self) -> bool:
+        """Whether its page may be shown a second time; of one that is not built nobody knows."""
+        return self.page is not None and self.page.can_split
+
     def shown_title(self) -> str:
         return self.page.title if self.page is not None else self.title or self.page_id
 

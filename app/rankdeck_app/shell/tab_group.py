@@ -103,7 +103,7 @@ class TabGroup(QWidget):
         strip.addWidget(self.bar, 0)
         strip.addStretch(1)
         strip.addLayout(self._actions)
-        strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal"))
+        strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal", self._strip))
         strip.addWidget(tool_button(services.theme, "ellipsis", tr("More Actions"), self._open_menu))
         self.recent: list[Tab] = []
         """Those that were looked at, the last one first."""
@@ -133,6 +133,10 @@ class TabGroup(QWidget):
     def current(self) -> Tab | None:
         index = self.bar.currentIndex()
         return self.tabs[index] if 0 <= index < len(self.tabs) else None
+
+    def recent_tabs(self) -> list[Tab]:
+        """What was looked at last first, what nobody has looked at in the end."""
+        return [*self.recent, *(tab for tab in self.tabs if tab not in self.recent)]
 
     def insert(self, tab: Tab, index: int | None = None, *, show: bool = True) -> None:
         """Add a tab: at `index`, or right of the current one; never among the pinned ones unless it is

@@ -79,7 +79,7 @@ class TabSwitcher(QFrame):
             before.setFocus(Qt.FocusReason.PopupFocusReason)
 
     def _open(self) -> None:
-        self.model.set_rows([PaletteRow(self._item(tab)) for tab in self._editor.recent_tabs()])
+        self.model.set_rows([PaletteRow(self._item(tab)) for tab in self._editor.active_group.recent_tabs()])
         self.list.setCurrentIndex(self.model.index(0))
         room = self._room.size()
         self.list.setFixedHeight(min(len(self.model.rows), MAX_ROWS) * ROW_HEIGHT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankdeck.base.errors import Problem
 from rankdeck.run.fold import Fold
+from rankdeck.run.spells import Spell
 from rankdeck_app.state.run_answers import RunAnswers
 
 
@@ -33,8 +34,12 @@ class PastRun(RunAnswers):
         return self._moment
 
     @property
+    def spells(self) -> list[Spell]:
+        return self._live.spells
+
+    @property
     def whole_s(self) -> float | None:
-        return self._live.elapsed_s
+        return self._live.since_start_s
 
     @property
     def looked_back_at(self) -> float | None:

@@ -18,11 +18,13 @@ from rankdeck.events import (
     Evaluation,
 )
 from rankdeck.run.anatomy import StepAnatomy
+from rankdeck.run.attempt import spells_of
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.series import Curve, Floats
+from rankdeck.run.spells import Spell, lasted_s
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.cured_plan import CuredPlan
@@ -55,9 +57,14 @@ class RunAnswers:
         return self
 
     @property
+    def spells(self) -> list[Spell]:
+        """When it ran, whichever moment is shown."""
+        return spells_of(self.fold.attempts.values(), is_over=self.is_over)
+
+    @property
     def whole_s(self) -> float | None:
-        """How long it has run by now, whichever moment is shown."""
-        return self.elapsed_s
+        """Since the start by now, whichever moment is shown."""
+        return self.since_start_s
 
     @property
     def looked_back_at(self) -> float | None:
@@ -223,7 +230,12 @@ class RunAnswers:
 
     @property
     def elapsed_s(self) -> float | None:
-        """Until now while the run is alive, else until its end."""
+        """How long it ran, without the time between its attempts."""
+        return lasted_s(self.spells, self.now)
+
+    @property
+    def since_start_s(self) -> float | None:
+        """Until now while the run is alive, else until its end: as far as axes of time go."""
         started = self.started
         if started is None:
             return None

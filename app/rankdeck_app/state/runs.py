@@ -141,9 +141,10 @@ class RunsModel(QAbstractListModel):
 
 class Runs(QObject):
     """`infos` is the last list, in which a race is one row; `changed` says that it differs, `ended` that what
-    was alive is over."""
+    was alive is over; `aged` comes once a second, when what is said of ages may be another."""
 
     changed = Signal()
+    aged = Signal()
     ended = Signal(object)
     _wanted = Signal(Path, bool)
 
@@ -167,6 +168,7 @@ class Runs(QObject):
         self._look_at_all = False
         self._timer = QTimer(self, interval=RESCAN_MS)
         self._timer.timeout.connect(self.rescan)
+        self._timer.timeout.connect(self.aged)
 
     def start(self) -> None:
         self._thread.start(QThread.Priority.LowPriority)

@@ -98,6 +98,7 @@ class RunsView(QWidget):
         self.setFocusProxy(self.list)
         theme.changed.connect(self.list.viewport().update)
         runs.changed.connect(self._describe)
+        runs.aged.connect(self.list.viewport().update)
         self._describe()
 
     def selected(self) -> RunInfo | None:

@@ -114,6 +114,7 @@ class RunsPage(Page):
         self.model.renamed.connect(self.renamed)
         self.model.arranged.connect(self._describe)
         self._runs.changed.connect(self.refresh)
+        self._runs.aged.connect(self._age)
 
     def selected_runs(self) -> list[RunInfo]:
         """The runs that are chosen, from top to bottom."""
@@ -124,6 +125,10 @@ class RunsPage(Page):
         if self.isVisible() and self.table.state() != QAbstractItemView.State.EditingState:
             self.model.set_infos(self._runs.infos)
             self._describe()
+
+    def _age(self) -> None:
+        if self.isVisible():
+            self.model.age()
 
     def rename(self, path: Path) -> None:
         self.table.choose(path)

@@ -17,6 +17,7 @@ from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_duration, format_loss, format_rate
 from rankdeck.run.imbalance import BALANCED
 from rankdeck.run.row import RunFigures, RunInfo
+from rankdeck.run.spells import lasted_s
 from rankdeck_app.widgets.run_list import (
     ago,
     devices_text,
@@ -56,6 +57,8 @@ class RunColumn:
     buckets: Callable[[RunInfo], tuple[Bucket, ...]] | None = None
     is_number: bool = False
     is_shown: bool = True
+    is_of_now: bool = False
+    """Whether its text is another one as time goes on."""
     meaning: str = ""
 
     def bucket_of(self, info: RunInfo) -> Bucket | None:
@@ -82,10 +85,8 @@ def imbalance_text(info: RunInfo) -> str:
     return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}×"
 
 
-def lasted_s(info: RunInfo) -> float | None:
-    if info.started is None or not (info.is_alive or info.ended):
-        return None
-    return max(0.0, (time.time() if info.is_alive else info.ended or 0.0) - info.started)
+def _lasted_s(info: RunInfo) -> float | None:
+    return lasted_s(info.spells, time.time())
 
 
 def _figure(name: str) -> Callable[[RunInfo], Any]:
@@ -275,15 +276,17 @@ COLUMNS: tuple[RunColumn, ...] = (
         lambda info: info.started,
         bucket=_day,
         is_number=True,
+        is_of_now=True,
     ),
     RunColumn(
         "lasted",
         marked("Lasted"),
         78,
-        _text_of(lasted_s, format_duration),
-        lasted_s,
-        bucket=_by_limits(lasted_s, *_TIMES),
+        _text_of(_lasted_s, format_duration),
+        _lasted_s,
+        bucket=_by_limits(_lasted_s, *_TIMES),
         is_number=True,
+        is_of_now=True,
     ),
     RunColumn(
         "tags",
@@ -300,4 +303,5 @@ COLUMNS: tuple[RunColumn, ...] = (
 )
 BY_KEY = {column.key: column for column in COLUMNS}
 PLACES = {column.key: at for at, column in enumerate(COLUMNS)}
+OF_NOW = [at for at, column in enumerate(COLUMNS) if column.is_of_now]
 NAME = PLACES["name"]

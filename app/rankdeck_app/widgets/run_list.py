@@ -18,6 +18,7 @@ from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_count, format_duration, format_loss
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.row import RunInfo
+from rankdeck.run.spells import lasted_s
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
@@ -170,8 +171,8 @@ def details(info: RunInfo) -> str:
     steps = steps_text(info)
     told = steps if info.race is not None or not steps else phrase("step {steps}", steps=steps)
     parts = ["" if info.started is None else ago(info.started), devices_text(info), told]
-    if info.started is not None and info.ended is not None:
-        parts.append(format_duration(info.ended - info.started))
+    if not info.is_alive and (lasted := lasted_s(info.spells, time.time())) is not None:
+        parts.append(format_duration(lasted))
     return " · ".join(spoken(part) for part in parts if part)
 
 

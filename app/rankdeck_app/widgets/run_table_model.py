@@ -20,7 +20,7 @@ from rankdeck.run.row import RunInfo
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.widgets.painting import DATA_ROLE, Index
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, RunColumn
+from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, OF_NOW, RunColumn
 
 _UNKNOWN = phrase("unknown")
 # key of a column -> the group of runs that have none
@@ -69,8 +69,8 @@ class _Kept:
         self.values: dict[str, Any] = {}
 
     def text(self, column: RunColumn) -> str:
-        if self.info.is_alive:
-            return spoken(column.text(self.info))  # it goes on: what it lasted is not kept
+        if column.is_of_now:
+            return spoken(column.text(self.info))
         if column.key not in self.texts:
             self.texts[column.key] = spoken(column.text(self.info))
         return self.texts[column.key]
@@ -135,6 +135,11 @@ class RunTableModel(QAbstractTableModel):
                 self.rows[at] = one.info
                 self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
         return True
+
+    def age(self) -> None:
+        """Time has gone on: what says so is another text in every row."""
+        for at in OF_NOW if self.rows else ():
+            self.dataChanged.emit(self.index(0, at), self.index(len(self.rows) - 1, at))
 
     def _stand_of(self, kept: _Kept) -> object:
         """All that decides where a run stands, and whether it is shown."""

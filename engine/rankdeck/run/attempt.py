@@ -7,7 +7,7 @@ forgotten. fold.py puts attempts together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from rankdeck.run.metrics import POINTS_HELD, LoggedCurves
 from rankdeck.run.script_steps import ScriptJoiner
 from rankdeck.run.script_told import ScriptTold
 from rankdeck.run.series import Floats, Series
+from rankdeck.run.spells import Spell
 from rankdeck.run.step_blocks import MOST_RANKS, StepBlock
 from rankdeck.run.step_table import ROWS_HELD, SCRIPT_COLUMNS, StepTable
 from rankdeck.run.steps import Joiner
@@ -39,6 +40,8 @@ class Attempt:
         self.started: events.RunStarted | None = None
         self.is_stopping = False
         self.ended: events.RunEnded | None = None
+        self.told_until = 0.0
+        """When the newest of its events was written (Unix seconds)."""
         self._rows_held = rows_held
         self.table = StepTable(rows_held)
         self.curves: StepCurves | ScriptCurves | None = None
@@ -256,3 +259,14 @@ class Attempt:
                 self.joiner.restore(max(0, event.step))
             case events.DeviceNotice() if event.device is not None and event.code in ("lost", "back"):
                 self.device(event.device).lost_at = event.t if event.code == "lost" else None
+
+
+def spells_of(attempts: Iterable[Attempt], *, is_over: bool) -> list[Spell]:
+    """When each of a run's attempts ran. One that has not told its end goes on if it is the newest of a run
+    that is not over, and else ended with the last that it told."""
+    announced = [(one, one.started.started) for one in attempts if one.started is not None]
+    alive = None if is_over or not announced else announced[-1][0]
+    return [
+        Spell(began, one.ended.t if one.ended is not None else None if one is alive else one.told_until)
+        for one, began in announced
+    ]

@@ -150,6 +150,8 @@ class Batch:
     )
     """By attempt, rank and name."""
     events: list[tuple[Source, AnyEvent]] = field(default_factory=list)
+    told_until: dict[int, float] = field(default_factory=dict)
+    """By attempt, when the newest of all its events was written (Unix seconds)."""
     num_events: int = 0
     num_refused: int = 0
     counts: LineCounts | None = None
@@ -158,6 +160,9 @@ class Batch:
         """Take a chunk of one file."""
         attempt, writer = attempt_of(file_name), file_name.rsplit(".", 2)[0]
         self.num_events += len(events)
+        if events:
+            told_until = max(event.t for event in events)
+            self.told_until[attempt] = max(told_until, self.told_until.get(attempt, told_until))
         steps = [event for event in events if type(event) is Steps]
         if steps:
             blocks, num_refused = blocks_of(steps)

@@ -89,6 +89,9 @@ class Fold:
             self.counts = batch.counts
             changed |= Changed.PROBLEMS
         before = {number: one.restored for number, one in self.attempts.items()}
+        for number, told_until in batch.told_until.items():
+            one = self._attempt(number)
+            one.told_until = max(one.told_until, told_until)
         for source, event in batch.events:
             changed |= self._take(source, event)
         for number, block in batch.steps:
@@ -223,8 +226,7 @@ class Fold:
     @property
     def rank_failures(self) -> list[Problem]:
         """What the ranks of the latest attempt saw of their ends."""
-        failures = self._latest.rank_failures
-        return [failures[rank].problem for rank in sorted(failures)]
+        return [failed.problem for _, failed in sorted(self._latest.rank_failures.items())]
 
     @property
     def out_of_memory(self) -> dict[int, events.OutOfMemory]:
@@ -244,11 +246,8 @@ class Fold:
         return asked if asked is not None else next((steps for steps in counted if steps), None)
 
     def _with_rows(self) -> list[rates.Attempted]:
-        return [
-            rates.Attempted(one.table, one.samples_of_a_step())
-            for one in self.attempts.values()
-            if len(one.table)
-        ]
+        with_rows = [one for one in self.attempts.values() if len(one.table)]
+        return [rates.Attempted(one.table, one.samples_of_a_step()) for one in with_rows]
 
     @property
     def step(self) -> int | None:

@@ -21,6 +21,7 @@ from rankdeck.run.race import (
     read_race,
 )
 from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step, row_head
+from rankdeck.run.spells import Spell
 from rankdeck.rundir import RaceDir, labels_stamp, read_labels
 
 _WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
@@ -47,7 +48,7 @@ def race_info(folder: RaceDir) -> RunInfo:
         title=race.title,
         outcome=race.outcome,
         started=race.began,
-        ended=race.ended,
+        spells=() if race.outcome != RUNNING and race.ended is None else (Spell(race.began, race.ended),),
         num_devices=len(race.devices),
         device_kind=race.devices[0].kind,
         labels=labels,

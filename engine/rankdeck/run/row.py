@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.run.imbalance import Imbalance
+from rankdeck.run.spells import Spell
 from rankdeck.rundir import (
     Labels,
     RunDir,
@@ -43,8 +45,8 @@ class RunFigures:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a list shows of a run. None is unknown. Times are Unix seconds; `steps` are those planned, `step`
-    is the last one done (0: none). `figures` is None as long as nobody has folded the run.
+    """What a list shows of a run. None is unknown. Times are Unix seconds, `spells` when it ran; `steps` are
+    those planned, `step` is the last one done (0: none). `figures` is None as long as nobody has folded it.
 
     `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use. The row
     of a race (`race`, made by race_row.py) has those of its entries, which say of what race they are
@@ -56,7 +58,7 @@ class RunInfo:
     outcome: str
     strategy: str = ""
     started: float | None = None
-    ended: float | None = None
+    spells: tuple[Spell, ...] = ()
     num_devices: int | None = None
     device_kind: str = ""
     steps: int | None = None
@@ -108,14 +110,14 @@ def read_info(run: RunDir) -> RunInfo:
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
     tables = _tables(run) if begun is None else {}
     is_script = begun.source == events.SCRIPT if begun else "script" in tables
-    stamp, labels = labels_stamp(run.path), read_labels(run.path)
+    stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
         title=labels.name or run.first_title,
-        outcome=run.outcome(),
+        outcome=outcome,
         strategy=_strategy(run, begun, tables),
         started=first.started if first else _seconds(run.environment().get("started")),
-        ended=end.ended if end else None,
+        spells=tuple(_spells(run, started, goes_on=begun is not None and outcome == "running")),
         num_devices=len(begun.devices) if begun else None,
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
         steps=begun.steps if begun else None,
@@ -125,6 +127,21 @@ def read_info(run: RunDir) -> RunInfo:
         labels_stamp=stamp,
         step=last_step(run),
     )
+
+
+def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> Iterator[Spell]:
+    """Of each attempt, the first one first, as attempt.spells_of tells them; `goes_on`: the newest does,
+    unless it has told its end."""
+    for one in reversed(started):
+        last = next(events_from_end(run.events_folder / f"supervisor.{one.attempt}.jsonl"), one)
+        if isinstance(last, events.RunEnded):
+            yield Spell(one.started, last.t)
+        elif goes_on and one is started[0]:
+            yield Spell(one.started)
+        else:
+            paths = _files(run, "*", one.attempt)
+            told = (event.t for path in paths for event in islice(events_from_end(path), 1))
+            yield Spell(one.started, max(told, default=one.t))
 
 
 def _strategy(run: RunDir, begun: events.RunStarted | None, tables: dict[str, Any]) -> str:

@@ -369,6 +369,21 @@ def test_a_preview_beside_a_page_leaves_the_keyboard_there(editor: EditorArea) -
     assert editor.active_page() is editor.page("note:b") and len(editor.groups()) == 2
 
 
+def test_what_is_open_in_the_page_s_own_group_is_shown_beside_it_too(
+    editor: EditorArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(editor, "a")
+    note(editor, "b")
+    page = note(editor, "list")
+    looked_at(editor, "a", beside=page, focus=False)
+    assert titles(editor) == [["A", "B", "List"], ["A"]] and previews(editor) == ["A"]
+    assert editor.active_page() is page and page.isVisible() and page.field.hasFocus()
+    monkeypatch.setattr(NotePage, "can_split", False)
+    looked_at(editor, "b", beside=page, focus=False)
+    assert titles(editor) == [["A", "List"], ["A", "B"]]
+    assert page.isVisible() and page.field.hasFocus(), "what cannot be shown twice is moved"
+
+
 def test_a_preview_comes_back_as_one(qtbot: QtBot, window: MainWindow, editor: EditorArea) -> None:
     looked_at(editor, "a")
     fresh = EditorArea(window.services)

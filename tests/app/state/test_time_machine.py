@@ -69,6 +69,7 @@ def test_a_moment_shows_what_was_known_then_and_nothing_younger(
     qtbot: QtBot, written: WrittenRun, live: LiveRun
 ) -> None:
     assert live.shown is live and live.step == NUM_STEPS
+    ran_s = NUM_STEPS * STEP_S + 1
     for step in (33, 12):
         at(qtbot, live.time, written.started + step * STEP_S + 0.2)
         past = live.shown
@@ -86,10 +87,13 @@ def test_a_moment_shows_what_was_known_then_and_nothing_younger(
         assert past.is_live and past.devices[0].utilisation == pytest.approx(step / 100)
     at(qtbot, live.time, written.started + NUM_STEPS * STEP_S + 3)
     assert (live.shown.outcome, live.shown.step) == ("stopped", NUM_STEPS)
+    assert live.shown.elapsed_s == pytest.approx(ran_s), "it lies stopped"
     at(qtbot, live.time, again_at(written) + 0.05)
     assert (live.shown.outcome, live.shown.step) == ("running", NUM_STEPS), "nothing is restored yet"
     at(qtbot, live.time, again_at(written) + 0.3)
-    assert live.shown.step == KEPT
+    assert live.shown.step == KEPT and live.shown.elapsed_s == pytest.approx(ran_s + 0.3)
+    assert live.since_start_s is not None and live.elapsed_s is not None
+    assert live.since_start_s - live.elapsed_s == pytest.approx(BETWEEN_S - 1, abs=0.5), "between attempts"
 
 
 def test_before_the_first_step_figures_are_unknown_and_not_zero(

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QItemSelectionModel, Qt
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication, QCheckBox, QComboBox, QLineEdit, QPushButton
+from PySide6.QtCore import QEvent, QItemSelectionModel, QObject, Qt
+from PySide6.QtGui import QAction, QGuiApplication
+from PySide6.QtWidgets import QApplication, QCheckBox, QComboBox, QLineEdit, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from rankdeck.rundir import Labels, read_labels, write_labels
 from rankdeck_app.composition import App
-from rankdeck_app.controllers.run_acts import RUN_ACTS
+from rankdeck_app.controllers.run_acts import COMPARE, RUN_ACTS
 from rankdeck_app.views.run_note import RunNote
 from rankdeck_app.views.runs import RunsView
 from rankdeck_app.views.runs_page import RunsPage
+from rankdeck_app.widgets.run_columns import PLACES
 from tests.helpers.app_window import open_run
 from tests.helpers.told_race import WrittenRace, entry
 from tests.helpers.written_run import WrittenRun, device_infos
@@ -85,8 +86,9 @@ def test_a_click_looks_beside_the_table_and_enter_keeps(qtbot: QtBot, page: Runs
         row = titles(page).index(name)
         qtbot.mouseClick(table.viewport(), left, pos=table.visualRect(page.model.index(row, 0)).center())
         qtbot.waitUntil(lambda name=name: tabs(page)[1:] == [[(name, True)]], timeout=10_000)
-    assert app_of(page).window.editor.active_page() is page, "the keyboard stays in the table"
-    table.setFocus()
+        QApplication.processEvents()
+        assert QApplication.focusWidget() is table, "the keyboard stays in the table"
+    qtbot.waitUntil(lambda: app_of(page).window.commands.enabled("runs.rename"), timeout=5000)
     qtbot.keyClick(table, Qt.Key.Key_Return)
     assert tabs(page)[1:] == [[("three", False)]]
     page.previews.setChecked(False)
@@ -94,6 +96,38 @@ def test_a_click_looks_beside_the_table_and_enter_keeps(qtbot: QtBot, page: Runs
     row = titles(page).index("one")
     qtbot.mouseClick(table.viewport(), left, pos=table.visualRect(page.model.index(row, 0)).center())
     assert tabs(page)[1:] == [[("three", False)]]
+
+
+def test_ages_are_told_anew_in_the_table_and_the_side_bar_at_the_same_time(
+    qtbot: QtBot, page: RunsPage
+) -> None:
+    runs, view = app_of(page).session.runs, app_of(page).window.show_activity("runs")
+    assert isinstance(view, RunsView)
+    qtbot.waitUntil(lambda: all(info.figures for info in runs.infos), timeout=10_000)
+    QApplication.processEvents()
+    painted = Painted(view.list.viewport())
+    with qtbot.waitSignal(page.model.dataChanged) as changed:
+        runs.aged.emit()
+    QApplication.processEvents()
+    assert painted.count
+    assert changed.args[0].column() == changed.args[1].column() == PLACES["began"]
+    assert (changed.args[0].row(), changed.args[1].row()) == (0, 3)
+    page.hide()
+    with qtbot.assertNotEmitted(page.model.dataChanged):
+        runs.aged.emit()
+
+
+class Painted(QObject):
+    """How often a widget is."""
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        self.count = 0
+        widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        self.count += event.type() == QEvent.Type.Paint
+        return False
 
 
 def test_the_side_bar_tells_progress_and_a_click_there_looks_too(qtbot: QtBot, page: RunsPage) -> None:
@@ -279,14 +313,20 @@ def test_menus_and_keys_offer_what_applies_and_several_are_compared(qtbot: QtBot
         menu.deleteLater()
         return texts
 
+    def compare() -> QAction:
+        menu = app.lists.acts.menu(page.selected_runs(), page)
+        qtbot.addWidget(menu)
+        return next(action for action in menu.actions() if action.text().startswith("Compare"))
+
     assert {"Resume", "Run Again", "Rename", "Delete"} <= offered("two") and "Resume" not in offered("one")
     assert offered("one", "two") == {
         "Compare", "Open 2 Runs", "Edit Tags of 2 Runs…", "Archive 2 Runs", "Copy 2 Paths", "Delete 2 Runs",
     }  # fmt: skip
     assert "Compare" not in offered("one") and "Compare" in offered("one", "two", "three")
-    menu = app.lists.acts.menu(page.selected_runs(), page)
-    next(action for action in menu.actions() if action.text().startswith("Compare")).trigger()
-    menu.deleteLater()
+    assert compare().text() == "Compare", "no key is its own"
+    app.window.keymap.set_keys(COMPARE, ("Ctrl+K Y",))
+    assert compare().text().partition("\t")[2] == app.window.keymap.text_for(COMPARE) != ""
+    compare().trigger()
     compared = app.window.editor.active_page()
     assert compared is not None and compared.kind == "compare"
     assert app.comparisons.current is not None

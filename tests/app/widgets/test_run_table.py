@@ -17,9 +17,10 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.row import RaceFacts, RunFigures, RunInfo
+from rankdeck.run.spells import Spell
 from rankdeck.rundir import Labels
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME
+from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME, PLACES
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
 
@@ -39,7 +40,12 @@ def figures(loss: float, ratio: float | None = None) -> RunFigures:
 
 RUNS = (
     run("delta", "dp", "failed", started=NOW - 60, step=3, steps=150, reason="rank 1: out of memory"),
-    run("alpha", figures=figures(2.0, 3.2), started=NOW - 90_000, ended=NOW - 89_000.0),
+    run(
+        "alpha",
+        figures=figures(2.0, 3.2),
+        started=NOW - 90_000,
+        spells=(Spell(NOW - 90_000, NOW - 89_500), Spell(NOW - 3_600, NOW - 3_100)),
+    ),
     run("beta", figures=figures(1.5, 1.0), started=OLD, labels=Labels(tags=("paper",))),
     run("gamma", "pipeline", "lost", num_devices=None, device_kind="", steps=None, step=0),
     run("omega", labels=Labels(is_archived=True), started=NOW - 50.0),
@@ -219,6 +225,7 @@ def test_what_cells_say() -> None:
         "25 %",
     )
     assert texts["devices"] == ["4 virtual", "4 virtual", "4 virtual", ""]
+    assert texts["lasted"] == ["16:40", "", "", ""], "not the day in which it lay stopped"
     state = next(at for at, column in enumerate(COLUMNS) if column.key == "state")
     assert model.data(model.index(2, state), Qt.ItemDataRole.ToolTipRole) == "rank 1: out of memory"
 
@@ -257,6 +264,28 @@ def test_a_run_that_goes_on_changes_its_row_alone_and_moves_where_its_place_is_a
         resets.clear()
         model.set_infos([other, *RUNS[1:]])
         assert resets and told(model) == told(made((other, *RUNS[1:]), group="strategy"))
+
+
+def test_ages_are_told_anew_in_every_row_and_nothing_else_is(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = run("alive", outcome="running", started=NOW, spells=(Spell(NOW),))
+    model = made([run("ended", started=NOW), alive, run("unknown")])
+
+    def told(key: str) -> list[str]:
+        return [model.text_at(row, PLACES[key]) for row in range(3)]
+
+    monkeypatch.setattr(time, "time", lambda: NOW + 1)
+    assert (told("began"), told("lasted")) == (["now", "now", ""], ["", "00:01", ""])
+    changed: list[tuple[int, int, int, int]] = []
+    model.dataChanged.connect(
+        lambda first, last: changed.append((first.row(), last.row(), first.column(), last.column()))
+    )
+    monkeypatch.setattr(time, "time", lambda: NOW + 125)
+    model.age()
+    assert changed == [(0, 2, PLACES[key], PLACES[key]) for key in ("began", "lasted")]
+    assert (told("began"), told("lasted")) == (["2 min ago", "2 min ago", ""], ["", "02:05", ""])
+    made([]).age()
 
 
 # The widget

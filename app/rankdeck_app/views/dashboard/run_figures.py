@@ -169,7 +169,7 @@ def moments(run: RunAnswers) -> Moments:
     """
     if _shows_all(run):
         return 0.0, max(1.0, run.whole_s or 0.0)
-    now_s = run.elapsed_s or 0.0
+    now_s = run.since_start_s or 0.0
     return math.ceil(now_s) - _SPAN_S, float(math.ceil(now_s))
 
 
@@ -181,7 +181,7 @@ def memory_age(run: RunAnswers) -> str:
     """How old the newest known memory of any device is, while the run lives."""
     last = [device.memory_history.last_x for device in run.devices]
     known = [at for at in last if at is not None]
-    return "" if not known or run.is_over else age_words((run.elapsed_s or 0.0) - max(known))
+    return "" if not known or run.is_over else age_words((run.since_start_s or 0.0) - max(known))
 
 
 def band(run: RunAnswers) -> BandFigure:
