@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import methodcaller
+from weakref import WeakSet
 
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.exports import Exports, file_name
+from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_files import KINDS
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 
 
@@ -28,13 +33,32 @@ def card_of(page: Page | None) -> ChartCard | None:
 class ChartCommands:
     """`activeCards`: the active tab has cards; `activeChart`: it has a chart, in cards or alone."""
 
-    def __init__(self, window: MainWindow) -> None:
-        self._window = window
+    def __init__(self, window: MainWindow, exports: Exports) -> None:
+        self._window, self._exports = window, exports
+        self._heard: WeakSet[Page] = WeakSet()
+        """Pages whose cards are listened to."""
         window.editor.active_page_changed.connect(self._follow)
 
     def _follow(self, page: Page | None) -> None:
         self._window.context.set("activeCards", grid_of(page) is not None)
         self._window.context.set("activeChart", card_of(page) is not None)
+        if page is not None and page not in self._heard:
+            self._heard.add(page)
+            has_commands = grid_of(page) is not None or card_of(page) is not None
+            for card in page.findChildren(ChartCard):
+                card.export_asked.connect(self._export)
+                if has_commands:
+                    card.keys_of = self._window.keymap.text_for
+
+    def _export(self, card: ChartCard, kind: str) -> None:
+        """Ask for a file named after the page and the card; what the card shows now is written."""
+        page = next(one for one in self._window.editor.pages() if one.isAncestorOf(card))
+        name = f"{file_name(page.title, card.title)}.{kind}"
+        title = tr("Export {card}", card=card.title)
+        file = self._exports.ask_file(title, name, f"{kind.upper()} (*.{kind})")
+        if file is not None:
+            words = tr("{file} holds {card}.", file=file, card=card.title)
+            self._exports.write(file, card.exported(kind), words)
 
     def rows(self) -> list[Command]:
         def row(
@@ -43,6 +67,16 @@ class ChartCommands:
             return Command(f"chart.{name}", title, act, (f"Ctrl+K {keys}",), when)
 
         grid, card = self._on_grid, self._on_card
+        exports = [
+            row(
+                kind,
+                phrase("Chart: Export {kind}…", kind=kind.upper()),
+                card(methodcaller("ask_export", kind)),
+                f"Ctrl+{at}",
+                "activeChart",
+            )
+            for at, kind in enumerate(KINDS, 1)
+        ]
         return [
             row("maximise", phrase("Chart: Maximise or Restore"), grid(ArrangedGrid.toggle), "Ctrl+M"),
             row("moveBack", phrase("Chart: Move Back"), grid(lambda one: one.move_card(-1)), "Ctrl+Up"),
@@ -66,9 +100,7 @@ class ChartCommands:
                 "Ctrl+C",
                 "activeChart",
             ),
-            row("png", phrase("Chart: Export PNG…"), card(ChartCard.ask_png), "Ctrl+1", "activeChart"),
-            row("svg", phrase("Chart: Export SVG…"), card(ChartCard.ask_svg), "Ctrl+2", "activeChart"),
-            row("csv", phrase("Chart: Export CSV…"), card(ChartCard.ask_csv), "Ctrl+3", "activeChart"),
+            *exports,
         ]
 
     def _on_grid(self, act: Callable[[ArrangedGrid], object]) -> Callable[[], None]:

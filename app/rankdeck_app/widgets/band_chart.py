@@ -6,8 +6,9 @@ only thing that is looked for: how far one device is from the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyqtgraph as pg
@@ -18,18 +19,20 @@ from rankdeck.run.series import Curve, Floats, Series
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
+from rankdeck_app.widgets.crosshair import Curve as DrawnCurve
 from rankdeck_app.widgets.painting import chart_font, dashed_line
 from rankdeck_app.widgets.plot_axes import TimeAxis, padded_range
 from rankdeck_app.widgets.time_words import elapsed_label
-from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
+from rankdeck_app.widgets.zoom_plot import LABEL_MARGIN, ZoomPlot, value_before
 
 _COLUMNS = 240
 _LABEL_HEIGHT = 15.0
-_LABEL_PADDING = 8
 # With fewer samples than this in sight each one is marked: a straight line is no reading.
 _FEW = 40
 _AIR = 0.012
 """Before the first sample and behind the last one, so that a dot on it is whole."""
+Beside = Callable[[float], tuple[float, float] | None]
+"""The place of a label of some width in pixels."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,11 @@ class BandChart(ZoomPlot):
         self._gap = pg.FillBetweenItem(self._high, self._gap_top)
         self._limit_lines: list[pg.InfiniteLine] = []
         self._limit_labels: list[pg.TextItem] = []
-        self._lead_label, self._rest_label = pg.TextItem(anchor=(1, 0.5)), pg.TextItem(anchor=(1, 0.5))
+        self._lead_label, self._rest_label = self.add_label(right=1), self.add_label(right=1)
         self._gap_top.hide()
         lines = (self._low, self._high, self._gap_top, self._held, self._held_rest, self._lead)
         for item in (self._gap, self._band, *lines, self._rest_dots, self._dots):
             self.addItem(item, ignoreBounds=True)
-        for label in (self._lead_label, self._rest_label):
-            label.setZValue(10)
-            self.addItem(label, ignoreBounds=True)
         self.retheme()
 
     def set_figure(self, figure: BandFigure) -> None:
@@ -104,14 +104,15 @@ class BandChart(ZoomPlot):
         self.request_draw()
 
     def _rebuild_limits(self) -> None:
-        for item in (*self._limit_lines, *self._limit_labels):
-            self.removeItem(item)
-        self._limit_lines, self._limit_labels = [], []
-        for limit in self.figure.limits:
-            self._limit_lines.append(pg.InfiniteLine(limit.num_bytes, angle=0, movable=False))
-            self._limit_labels.append(pg.TextItem(limit.name, anchor=(1, 0.5)))
-        for item in (*self._limit_lines, *self._limit_labels):
-            self.addItem(item, ignoreBounds=True)
+        for line, label in zip(self._limit_lines, self._limit_labels, strict=True):
+            self.removeItem(line)
+            self.remove_label(label)
+        self._limit_lines = [
+            pg.InfiniteLine(limit.num_bytes, angle=0, movable=False) for limit in self.figure.limits
+        ]
+        self._limit_labels = [self.add_label(right=1) for _ in self.figure.limits]
+        for line in self._limit_lines:
+            self.addItem(line, ignoreBounds=True)
         self._recolor_limits(self._colors)
 
     def recolor(self, colors: ChartColors) -> None:
@@ -214,39 +215,39 @@ class BandChart(ZoomPlot):
         return elapsed_label(x)
 
     def _name_devices(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
-        """Labels at the right, above the line and below the band, never on each other and never cut: where
-        there is no place for one it is left out, limits first.
+        """Labels at the right, above the line and below the band, never on each other and never cut, and on
+        no curve where there is another place: where there is none for one it is left out, limits first.
         """
         figure = self.figure
         above = 6.0 if self.follows else 32.0  # the button of a zoomed plot stands there
-        places = _Places(self.getViewBox(), [limit.num_bytes for limit in figure.limits], above)
-        for label, is_known in ((self._lead_label, lead), (self._rest_label, band)):
-            label.setVisible(is_known is not None)
+        limits = [limit.num_bytes for limit in figure.limits]
+        places = _Places(self.getViewBox(), limits, self._drawn_curves(), above)
+        for label in (self._lead_label, self._rest_label):
+            label.hide()
         if lead is not None:
             name = figure.labels[figure.line]
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
             names = tr("{device} lead", device=name) if figure.is_notable else name, name
-            self._place(self._lead_label, places.beside(top, above=True), *names)
+            self._place(self._lead_label, names, partial(places.beside, top, top, above=True))
         if band is not None:
             least = float(np.nanmin(band[0][-max(1, len(band[0]) // 3) :]))
             most = float(np.nanmax(band[1][-max(1, len(band[1]) // 3) :]))
-            self._place(self._rest_label, places.beside(least, most, above=False), *self._rest_names())
+            self._place(self._rest_label, self._rest_names(), partial(places.beside, least, most))
         for limit, label in zip(figure.limits, self._limit_labels, strict=True):
-            self._place(label, places.beside(limit.num_bytes, above=False), limit.name, limit.short)
+            beside = partial(places.beside, limit.num_bytes, limit.num_bytes)
+            self._place(label, (limit.name, limit.short), beside)
 
-    def _place(self, label: pg.TextItem, at: tuple[float, float] | None, *names: str) -> None:
+    def _place(self, label: pg.TextItem, names: Sequence[str], beside: Beside) -> None:
+        """With the first name that has room."""
+        room = 0.97 * self.getViewBox().width() - 2 * LABEL_MARGIN
+        widths = {name: self._label_metrics.horizontalAdvance(name) for name in names if name}
+        name = next((name for name, width in widths.items() if width <= room), "")
+        at = beside(widths[name] + 2 * LABEL_MARGIN) if name else None
         label.setVisible(at is not None)
         if at is not None:
-            self._name(label, *names)
+            if label.toPlainText() != name:
+                label.setText(name)
             label.setPos(*at)
-
-    def _name(self, label: pg.TextItem, *names: str) -> None:
-        """The first name that has room, or none; told only where it is another one."""
-        room = 0.97 * self.getViewBox().width() - _LABEL_PADDING
-        fitting = (name for name in names if name and self._label_metrics.horizontalAdvance(name) <= room)
-        name = next(fitting, "")
-        if label.toPlainText() != name:
-            label.setText(name)
 
     def _rest_names(self) -> tuple[str, ...]:
         others = [label for index, label in enumerate(self.figure.labels) if index != self.figure.line]
@@ -280,26 +281,46 @@ def _last(series: Curve | Series) -> float:
 
 
 class _Places:
-    """Where labels can stand in a view: off other labels, and on no limit."""
+    """Where labels can stand in a view: off other labels, on no limit, and best on no curve."""
 
-    def __init__(self, view: pg.ViewBox, limits: Sequence[float], above_px: float) -> None:
+    def __init__(
+        self, view: pg.ViewBox, limits: Sequence[float], curves: Sequence[DrawnCurve], above_px: float
+    ) -> None:
         self._above_px = above_px
         (x0, x1), (self._y0, self._y1) = view.viewRange()
         self._pixel = (self._y1 - self._y0) / max(1.0, float(view.height()))
+        self._x_pixel = (x1 - x0) / max(1.0, float(view.width()))
         self._x = float(x0 + 0.97 * (x1 - x0))
-        self._limits = limits
+        self._limits, self._curves = limits, curves
         self._taken: list[float] = []
 
-    def beside(self, y: float, other: float | None = None, *, above: bool) -> tuple[float, float] | None:
-        """The nearest free place to a line, or to a band up to `other`: on the wanted side if it can be."""
-        upper, lower = max(y, y if other is None else other), y
+    def beside(
+        self, lower: float, upper: float, width_px: float, *, above: bool = False
+    ) -> tuple[float, float] | None:
+        """The nearest free place to a line, or to a band: on the wanted side if it can be."""
         up = [upper + (10 + step) * self._pixel for step in range(200)]
         down = [lower - (10 + step) * self._pixel for step in range(200)]
-        for wanted in (*up[:20], *down, *up) if above else (*down[:20], *up, *down):
-            if self._is_free(wanted):
-                self._taken.append(wanted)
-                return self._x, wanted
-        return None
+        wanted = (*up[:20], *down, *up) if above else (*down[:20], *up, *down)
+        free = [y for y in wanted if self._is_free(y)]
+        spans, half = self._spans(width_px), _LABEL_HEIGHT * self._pixel / 2
+        clear = (y for y in free if not any(low < y + half and y - half < high for low, high in spans))
+        y = next(clear, free[0] if free else None)
+        if y is None:
+            return None
+        self._taken.append(y)
+        return self._x, y
+
+    def _spans(self, width_px: float) -> list[tuple[float, float]]:
+        """(least, most) of every curve over the width of a label."""
+        left = self._x - width_px * self._x_pixel
+        spans = []
+        for x, y in self._curves:
+            ends = np.interp([left, self._x], x, y, left=np.nan, right=np.nan)
+            levels = np.append(ends, y[(x >= left) & (x <= self._x)])
+            known = levels[np.isfinite(levels)]
+            if len(known):
+                spans.append((float(known.min()), float(known.max())))
+        return spans
 
     def _is_free(self, y: float) -> bool:
         if not self._y0 + 8 * self._pixel <= y <= self._y1 - self._above_px * self._pixel:

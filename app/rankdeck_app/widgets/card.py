@@ -1,21 +1,20 @@
 """A card of the dashboard: a rounded frame with title, muted subtitle and the source of its figures, around
 one body widget. A body that costs something to make is made when it is first wanted.
 
-The card owns what every chart can do: be copied as a picture, and be exported as PNG, SVG and CSV (the rows
-come from whoever built the card). A body paints its own background, so that a live chart never repaints the
-frame around it.
+The card owns what every chart can do: be copied as a picture, and be exported as PNG, SVG and CSV
+(card_files.py; the rows come from whoever built the card). A body paints its own background, so that a live
+chart never repaints the frame around it.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from PySide6.QtCore import QBuffer, QEvent, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
+    QAction,
     QContextMenuEvent,
     QFocusEvent,
     QFontMetricsF,
@@ -26,12 +25,13 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QPen,
-    QPixmap,
 )
-from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSlider, QToolTip, QWidget, QWidgetAction
+from PySide6.QtWidgets import QMenu, QSlider, QToolTip, QWidget, QWidgetAction
 
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets import card_files
+from rankdeck_app.widgets.card_files import CsvRows, Fill
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.curve_style import AXIS_WORDS, SMOOTHINGS, CurveStyle, Styled
 from rankdeck_app.widgets.layouts import column
@@ -41,20 +41,22 @@ HEADER_HEIGHT = 30
 RADIUS = 6
 
 _UNMADE_HEIGHT = 50
-CsvRows = Callable[[], Iterable[Sequence[object]]]
+_TITLE_GAP = 12
 
 
 class ChartCard(QWidget):
     """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export.
 
     `maximise_asked`: a double click on the header, or Enter. `menu_asked` carries the menu for whoever has
-    something to add; `restyled`: a person changed how the chart is drawn. `body` may be what makes it:
-    `made` carries it then.
+    something to add; `restyled`: a person changed how the chart is drawn. `export_asked` carries the card and
+    the kind of file that is wanted of it, one of `file_kinds`. `body` may be what makes it: `made` carries it
+    then.
     """
 
     maximise_asked = Signal()
     menu_asked = Signal(object)
     restyled = Signal()
+    export_asked = Signal(object, str)
     made = Signal(object)
 
     def __init__(
@@ -68,7 +70,9 @@ class ChartCard(QWidget):
         self.title = title
         self._subtitles: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
-        self._style_words = ""
+        self._style_words: tuple[str, ...] = ()
+        self.keys_of: Callable[[str], str] = lambda _command: ""
+        """The keys of a command, as a person reads them."""
         self._is_target = False
         self._sources: tuple[str, ...] = ()
         self._theme = theme
@@ -136,11 +140,11 @@ class ChartCard(QWidget):
             self._tell()
 
     def _words_beside_title(self) -> tuple[str, ...]:
-        """A note before the subtitle, and how it is drawn before both."""
+        """A note before the subtitle, and how it is drawn before both: that is said when nothing else is."""
         words = self._notes or self._subtitles
         if not self._style_words:
             return words or ("",)
-        return *(f"{self._style_words}; {text}" for text in words if text), self._style_words, *words
+        return *(f"{self._style_words[0]}; {text}" for text in words if text), *self._style_words
 
     @property
     def subtitle(self) -> str:
@@ -190,29 +194,42 @@ class ChartCard(QWidget):
         """Title, subtitle, and the source at the right, each in words that fit whole."""
         left, right, colors = 12.0, self.width() - 12.0, self._colors
         room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
-        shown = paint_text(painter, room, self.title, colors.foreground, 12, bold=True, elide=elide)
-        left += painted_width(painter, shown) + 12
+        title_room = room.adjusted(0, 0, -min(self._style_width, room.width() / 2), 0)
+        shown = paint_text(painter, title_room, self.title, colors.foreground, 12, bold=True, elide=elide)
+        left += painted_width(painter, shown) + _TITLE_GAP
         subtitle, source = self.fitting_words(right - left)
         room.setLeft(left)
         if subtitle:
-            paint_text(painter, room, subtitle, colors.muted, 11)
+            paint_text(painter, room, subtitle, colors.muted, 11, elide=elide)
         if source:
             paint_text(painter, room, source, colors.axis, 10, RIGHT)
 
+    @property
+    def _least_style(self) -> str:
+        return self._style_words[-1] if self._style_words else ""
+
+    @property
+    def _style_width(self) -> float:
+        """What a long title leaves to how the chart is drawn, in pixels."""
+        width = QFontMetricsF(chart_font(11)).horizontalAdvance(self._least_style)
+        return width + _TITLE_GAP + 1 if width else 0.0
+
     def fitting_words(self, room: float) -> tuple[str, str]:
-        """(subtitle, source) that fit beside each other: any source before a subtitle."""
+        """(subtitle, source) that fit beside each other: any source before a subtitle, but none before how
+        the chart is drawn.
+        """
         subtitles, sources = self._words_beside_title(), self._sources or ("",)
         of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
         wanted = [(subtitles[0], sources[0])]
         wanted += [(subtitle, sources[-1]) for subtitle in subtitles]
-        wanted += [("", sources[-1])] if sources[-1] else []
+        wanted += [(self._least_style, sources[-1])] if sources[-1] else []
         wanted += [(subtitle, "") for subtitle in subtitles]
         for subtitle, source in wanted:
             gap = 14 if subtitle and source else 1
             widths = of_subtitle.horizontalAdvance(subtitle), of_source.horizontalAdvance(source)
             if sum(widths) + gap <= room:
                 return subtitle, source
-        return "", ""
+        return self._least_style, ""
 
     def sizeHint(self) -> QSize:
         return QSize(420, 220)
@@ -220,42 +237,23 @@ class ChartCard(QWidget):
     def copy_picture(self) -> None:
         QGuiApplication.clipboard().setPixmap(self.grab())
 
-    def export_png(self, path: Path) -> None:
-        """Writes the card at twice its size on screen, for papers and slides.
+    @property
+    def file_kinds(self) -> tuple[str, ...]:
+        """What it can be exported as."""
+        return card_files.KINDS[: 2 if self._csv_rows is None else 3]
 
-        Raises:
-            OSError: the file cannot be written.
-        """
-        pixmap = QPixmap(self.size() * 2)
-        pixmap.setDevicePixelRatio(2)
-        pixmap.fill(Qt.GlobalColor.transparent)
-        self.render(pixmap)
-        if not pixmap.save(str(path), "PNG"):
-            raise OSError(tr("The picture could not be written to {path}.", path=path))
+    def ask_export(self, kind: str) -> None:
+        if kind in self.file_kinds:
+            self.export_asked.emit(self, kind)
 
-    def export_svg(self, path: Path) -> None:
-        """Raises OSError: the file cannot be written."""
-        from PySide6.QtSvg import QSvgGenerator
-
-        generator, written = QSvgGenerator(), QBuffer()
-        generator.setOutputDevice(written)
-        generator.setSize(self.size())
-        generator.setViewBox(self.rect())
-        generator.setTitle(self.title)
-        painter = QPainter(generator)
-        self.render(painter, self.rect().topLeft())
-        painter.end()
-        path.write_bytes(written.data().data())
-
-    def export_csv(self, path: Path) -> None:
-        """Writes the figures behind the picture.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+    def exported(self, kind: str) -> Fill:
+        """What a file of this kind holds, as the card is now."""
+        if kind == "png":
+            return card_files.png(self)
+        if kind == "svg":
+            return card_files.svg(self, self.title)
         assert self._csv_rows is not None
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(self._csv_rows())
+        return card_files.table(self._csv_rows())
 
     def build_menu(self) -> QMenu:
         menu = QMenu(self)
@@ -264,27 +262,20 @@ class ChartCard(QWidget):
             menu.addSeparator()
             self._fill_style_menu(menu, self.styled)
         menu.addSeparator()
-        menu.addAction(tr("Copy as Picture"), self.copy_picture)
-        menu.addAction(tr("Export PNG…"), self.ask_png)
-        menu.addAction(tr("Export SVG…"), self.ask_svg)
-        if self._csv_rows is not None:
-            menu.addAction(tr("Export CSV…"), self.ask_csv)
+        self.offer(menu, tr("Copy as Picture"), self.copy_picture, "copy")
+        for kind in self.file_kinds:
+            self.offer(menu, tr("Export {kind}…", kind=kind.upper()), partial(self.ask_export, kind), kind)
         return menu
 
-    def ask_png(self) -> None:
-        self._export_with_dialog("png", self.export_png)
-
-    def ask_svg(self) -> None:
-        self._export_with_dialog("svg", self.export_svg)
-
-    def ask_csv(self) -> None:
-        if self._csv_rows is not None:
-            self._export_with_dialog("csv", self.export_csv)
+    def offer(self, menu: QMenu, text: str, act: Callable[[], object], command: str) -> QAction:
+        """Adds what a command on charts does, with its keys."""
+        keys = self.keys_of(f"chart.{command}")
+        return menu.addAction(f"{text}\t{keys}" if keys else text, act)
 
     # How a curve is drawn
 
     def _fill_style_menu(self, menu: QMenu, chart: Styled) -> None:
-        log = menu.addAction(tr("Logarithmic Scale"), self.toggle_log)
+        log = self.offer(menu, tr("Logarithmic Scale"), self.toggle_log, "log")
         log.setCheckable(True)
         log.setChecked(chart.style.is_log)
         smoothing, slider = menu.addMenu(tr("Smoothing")), QWidgetAction(menu)
@@ -318,7 +309,7 @@ class ChartCard(QWidget):
     def _draw_as(self, style: CurveStyle) -> None:
         assert self.styled is not None
         self.styled.set_style(style)
-        self._style_words = " · ".join(style.words())
+        self._style_words = style.words()
         self._tell()
 
     def toggle_log(self) -> None:
@@ -377,15 +368,3 @@ class ChartCard(QWidget):
         menu = self.build_menu()
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())
-
-    def _export_with_dialog(self, suffix: str, export: Callable[[Path], None]) -> None:
-        name = f"{self.title.lower().replace(' ', '-')}.{suffix}"
-        chosen, _ = QFileDialog.getSaveFileName(
-            self, tr("Export {card}", card=self.title), name, f"{suffix.upper()} (*.{suffix})"
-        )
-        if not chosen:
-            return
-        try:
-            export(Path(chosen))
-        except OSError as error:
-            QMessageBox.warning(self, tr("Export"), tr("{error}\nChoose another folder.", error=error))

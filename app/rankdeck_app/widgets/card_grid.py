@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from PySide6.QtCore import QRect
+from PySide6.QtCore import QRect, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QScrollArea, QWidget
 
@@ -36,8 +36,10 @@ _LEADING_SPANS = _SPANS | {3: (5, 4, 3)}
 class CardGrid(QScrollArea):
     """Cards by name, in the order in which they stand. `devices` are those with a row per device, `whole`
     those that take a row alone, `wide` those that take two thirds of a row of two. Cards that are not shown
-    leave their room to the others.
+    leave their room to the others. `filled` tells whether one card has the page to itself.
     """
+
+    filled = Signal(bool)
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class CardGrid(QScrollArea):
         self._shown = set(cards)
         self.maximised = ""
         """The name of the card that has the page to itself."""
+        self._is_filled = False
         self._inner = QWidget()
         self.setWidget(self._inner)
         for card in cards.values():
@@ -117,6 +120,9 @@ class CardGrid(QScrollArea):
             self._lay_row(row, QRect(0, top, width, row_height))
             top += row_height + GAP
         self._inner.resize(width, max(0, top - GAP))
+        if self._is_filled != (shown == [self.maximised]):
+            self._is_filled = not self._is_filled
+            self.filled.emit(self._is_filled)
 
     # Which cards stand beside each other
 

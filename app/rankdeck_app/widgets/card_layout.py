@@ -108,17 +108,17 @@ class ArrangedGrid(CardGrid):
 
     def _fill_menu(self, name: str, menu: QMenu) -> None:
         """The part of a card's menu that is about its place."""
-        shown = self.shown
+        shown, offer = self.shown, partial(self.cards[name].offer, menu)
         at = shown.index(name) if name in shown else 0
-        menu.addAction(tr("Restore") if self.maximised else tr("Maximise"), lambda: self.toggle(name))
-        for text, by in ((tr("Move Back"), -1), (tr("Move On"), 1)):
-            action = menu.addAction(text, partial(self.move_card, by, name))
+        offer(tr("Restore") if self.maximised else tr("Maximise"), partial(self.toggle, name), "maximise")
+        for text, by, command in ((tr("Move Back"), -1, "moveBack"), (tr("Move On"), 1, "moveOn")):
+            action = offer(text, partial(self.move_card, by, name), command)
             action.setEnabled(0 <= at + by < len(shown) and not self.maximised)
-        menu.addAction(tr("Hide"), lambda: self.hide_card(name)).setEnabled(len(shown) > 1)
+        offer(tr("Hide"), partial(self.hide_card, name), "hide").setEnabled(len(shown) > 1)
         for hidden in (one for one in self.order if one in self.hidden & self.existing):
             show = tr("Show {card}", card=self.cards[hidden].title)
             menu.addAction(show, partial(self.show_card, hidden))
-        menu.addAction(tr("Reset Layout"), self.reset).setEnabled(bool(self.layout_state()))
+        offer(tr("Reset Layout"), self.reset, "resetLayout").setEnabled(bool(self.layout_state()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.maximised:

@@ -1,101 +1,147 @@
 """What stands under the pointer of a plot: an upright line, and a text beside it that is never cut and, where
-there is any other place, on no curve.
+there is any other place, on no curve. In a plot that is too small for it the text reaches over what is beside
+the plot, as far as the window goes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyqtgraph as pg
 from numpy.typing import NDArray
-from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QFontMetricsF
+from PySide6.QtCore import QPoint, QPointF, QRect, QRectF, QSize, QSizeF, Qt
+from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent
+from PySide6.QtWidgets import QWidget
 
+from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.painting import chart_font
+from rankdeck_app.widgets.painting import chart_font, paint_text
 
 _GAP = 8.0
-_PADDING = 4.0  # of the document that a text item is
+_PADDING = 5.0
 PARTS = "  "
 """Between the parts of a text, which stand under each other where a line is too wide."""
 
 Curve = tuple[NDArray[np.floating], NDArray[np.floating]]
 
 
-class Crosshair:
-    """`show` and `hide`; the items are the plot's."""
+class Readout(QWidget):
+    """The text, in a child of the window: no card cuts it, and the pointer goes through."""
 
-    def __init__(self, view: pg.ViewBox) -> None:
-        self._view = view
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.text = ""
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+
+    def show_in(self, window: QWidget, box: QRectF, text: str) -> None:
+        if self.parentWidget() is not window:
+            self.setParent(window)
+        self.text = text
+        self.setGeometry(box.toRect())
+        self.update()
+        if self.isHidden():
+            self.show()
+            self.raise_()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, color, lines = QPainter(self), self._theme.color, self.text.split("\n")
+        painter.setPen(color("editorHoverWidget.border"))
+        painter.setBrush(color("editorHoverWidget.background"))
+        painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        room = QRectF(self.rect()).adjusted(_PADDING, _PADDING, -_PADDING, -_PADDING)
+        room.setHeight(room.height() / len(lines))
+        for place, line in enumerate(lines):
+            below = room.translated(0, place * room.height())
+            paint_text(painter, below, line, color("editorHoverWidget.foreground"), 11, mono=True)
+        painter.end()
+
+
+class Crosshair:
+    """`show` and `hide`; the line is the plot's."""
+
+    def __init__(self, plot: pg.PlotWidget, theme: Theme) -> None:
+        self._plot, self._theme = plot, theme
         self.line = pg.InfiniteLine(angle=90, movable=False)
-        self.text = pg.TextItem(anchor=(0, 0))
-        self.text.setZValue(20)
         self.line.hide()
-        self.text.hide()
+        self.readout: Readout | None = None
 
     def recolor(self, colors: ChartColors) -> None:
         self.line.setPen(pg.mkPen(colors.axis, width=1, style=Qt.PenStyle.DotLine))
-        self.text.setColor(colors.foreground)
-        self.text.setFont(chart_font(11, mono=True))
-        self.text.fill = pg.mkBrush(colors.card)
 
     def hide(self) -> None:
         self.line.hide()
-        self.text.hide()
+        self.hide_readout()
 
-    def show(self, x: float, text: str, curves: Iterable[Curve], taken: Sequence[QRectF] = ()) -> None:
-        """`curves` are in units of the axes, `taken` are boxes in pixels of the view."""
+    def hide_readout(self) -> None:
+        if self.readout is not None:
+            self.readout.hide()
+
+    def show(self, x: float, text: str, curves: Iterable[Curve], taken: Sequence[QWidget] = ()) -> None:
+        """`curves` are in units of the axes, `taken` are widgets that are not to be covered."""
         if not text:
             self.hide()
             return
         self.line.setPos(x)
         self.line.show()
-        room = QRectF(0, 0, self._view.width(), self._view.height())
-        pixels = [self._to_pixels(curve) for curve in curves]
-        shown, box = placed(text, self._pixel_x(x), room, pixels, taken)
-        self.text.setText(shown)
-        self.text.setPos(self._view.mapToView(box.topLeft()))
-        self.text.show()
+        plot, window, view = self._plot, self._plot.window(), self._plot.getViewBox()
+        room = QRectF(plot.mapFromScene(view.sceneBoundingRect()).boundingRect())
+        room.translate(QPointF(plot.viewport().mapTo(window, QPoint())))
+        cursor = room.left() + float(view.mapFromView(QPointF(x, 0)).x())
+        pixels = [self._to_pixels(curve, room) for curve in curves]
+        boxes = [QRectF(QRect(one.mapTo(window, QPoint()), one.size())) for one in taken]
+        shown, box = placed(text, cursor, room, QRectF(window.rect()), pixels, boxes)
+        if self.readout is None:
+            self.readout = Readout(self._theme)
+            plot.destroyed.connect(self.readout.deleteLater)
+        self.readout.show_in(window, box, shown)
 
-    def _pixel_x(self, x: float) -> float:
-        return float(self._view.mapFromView(QPointF(x, 0)).x())
-
-    def _to_pixels(self, curve: Curve) -> Curve:
-        (x0, x1), (y0, y1) = self._view.viewRange()
+    def _to_pixels(self, curve: Curve, room: QRectF) -> Curve:
+        (x0, x1), (y0, y1) = self._plot.getViewBox().viewRange()
         x, y = curve
-        across, down = self._view.width() / max(1e-12, x1 - x0), self._view.height() / max(1e-12, y1 - y0)
-        return (np.asarray(x) - x0) * across, (y1 - np.asarray(y)) * down
+        across, down = room.width() / max(1e-12, x1 - x0), room.height() / max(1e-12, y1 - y0)
+        return room.left() + (np.asarray(x) - x0) * across, room.top() + (y1 - np.asarray(y)) * down
 
 
 def placed(
-    text: str, cursor: float, room: QRectF, curves: Sequence[Curve], taken: Sequence[QRectF] = ()
+    text: str,
+    cursor: float,
+    view: QRectF,
+    window: QRectF,
+    curves: Sequence[Curve],
+    taken: Sequence[QRectF] = (),
 ) -> tuple[str, QRectF]:
-    """The text, over several lines if it has to be, and its box beside the cursor inside the room.
+    """The text, over several lines if it has to be, and its box beside the cursor: inside the view, else
+    inside the window around it.
 
     Of the places at its right and left, above and below, the one that covers least of what is drawn.
     """
-    for shown in (text, text.replace(PARTS, "\n")):
-        width, height = _size(shown)
-        lefts = [cursor + _GAP, cursor - _GAP - width]
-        fitting = [left for left in lefts if left >= room.left() and left + width <= room.right()]
-        if fitting:
-            break
-    else:
-        fitting = [max(room.left(), min(lefts[0], room.right() - width))]
-    tops = (
-        room.top(),
-        max(room.top(), room.bottom() - height),
-        max(room.top(), room.center().y() - height / 2),
-    )
-    boxes = [QRectF(left, top, width, height) for top in tops for left in fitting]
-    return shown, min(boxes, key=lambda box: _covered(box, curves, taken))
+    wordings = text, text.replace(PARTS, "\n")
+    for room in (view, window):
+        for shown in wordings:
+            if boxes := [box for box in _beside(cursor, _size(shown), view) if room.contains(box)]:
+                return shown, min(boxes, key=lambda box: _covered(box, curves, taken))
+    return wordings[1], QRectF(window.topLeft(), QSizeF(_size(wordings[1])))
 
 
-def _size(text: str) -> tuple[float, float]:
+def _beside(cursor: float, size: QSize, view: QRectF) -> list[QRectF]:
+    """At the right of the cursor and at its left: in the view, and then below and above it."""
+    width, height = size.width(), size.height()
+    inside = view.top(), view.bottom() - height, view.center().y() - height / 2
+    outside = view.bottom() + _GAP, view.top() - _GAP - height
+    return [
+        QRectF(round(left), round(top), width, height)
+        for top in (*inside, *outside)
+        for left in (cursor + _GAP, cursor - _GAP - width)
+    ]
+
+
+def _size(text: str) -> QSize:
     metrics, lines = QFontMetricsF(chart_font(11, mono=True)), text.split("\n")
-    width = max(metrics.horizontalAdvance(line) for line in lines)
-    return width + 2 * _PADDING, metrics.lineSpacing() * len(lines) + 2 * _PADDING
+    width = max(metrics.horizontalAdvance(line) for line in lines) + 2 * _PADDING
+    return QSize(math.ceil(width), math.ceil(metrics.height() * len(lines) + 2 * _PADDING))
 
 
 def _covered(box: QRectF, curves: Sequence[Curve], taken: Sequence[QRectF]) -> int:

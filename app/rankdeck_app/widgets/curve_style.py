@@ -12,7 +12,7 @@ from rankdeck_app.language import tr
 STEP, TIME, SAMPLES = "step", "time", "samples"
 X_AXES = (STEP, TIME, SAMPLES)
 AXIS_WORDS = {STEP: marked("Step"), TIME: marked("Time"), SAMPLES: marked("Samples")}
-_BY_AXIS = {TIME: marked("by time"), SAMPLES: marked("by samples")}
+_BY_AXIS = {TIME: (marked("by time"), marked("time")), SAMPLES: (marked("by samples"), marked("samples"))}
 SMOOTHINGS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
 """Weights of what was before: 0 draws the raw values alone, 0.99 averages over about a hundred steps."""
 
@@ -32,14 +32,17 @@ class CurveStyle:
         )  # fmt: skip
         return replace(self, smoothing=SMOOTHINGS[max(0, min(len(SMOOTHINGS) - 1, now + places))])
 
-    def words(self) -> list[str]:
-        """What differs from the usual."""
-        found = [tr("log")] if self.is_log else []
+    def words(self) -> tuple[str, ...]:
+        """What differs from the usual: whole, and in the fewest words; nothing where nothing does."""
+        told = [(tr("log"), tr("log"))] if self.is_log else []
         if self.smoothing:
-            found.append(tr("smoothed {weight:g}", weight=self.smoothing))
+            told.append((tr("smoothed {weight:g}", weight=self.smoothing), f"{self.smoothing:g}"))
         elif self.smoothing is not None:
-            found.append(tr("raw"))
-        return found + ([tr(_BY_AXIS[self.x_axis])] if self.x_axis != STEP else [])
+            told.append((tr("raw"), tr("raw")))
+        if self.x_axis != STEP:
+            by, axis = _BY_AXIS[self.x_axis]
+            told.append((tr(by), tr(axis)))
+        return tuple(map(" · ".join, zip(*told, strict=True)))
 
     def state(self) -> dict[str, Any]:
         """Only what differs, as JSON."""

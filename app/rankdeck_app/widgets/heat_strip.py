@@ -22,7 +22,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
-from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, paint_text
+from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, paint_outline, paint_text
 from rankdeck_app.widgets.time_words import ago_label, elapsed_label
 from rankdeck_app.widgets.tracks import image_of
 
@@ -137,6 +137,8 @@ class HeatStrip(Chart[HeatFigure]):
             named = label, ink.foreground if leads else ink.muted
             rows.paint_words(painter, index, named, number, bold=leads)
         strip, share = rows.plot, figure.marked_share
+        around = strip.toAlignedRect().adjusted(-1, 0, 1, 0)
+        paint_outline(painter, around, self._theme.color("contrastBorder"))
         if share is not None:
             at = strip.left() + share * strip.width()
             painter.fillRect(QRectF(at - 0.75, strip.top(), 1.5, strip.height()), ink.foreground)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
-from rankdeck_app.widgets.painting import RIGHT, paint_segments, paint_text, painted_width
+from rankdeck_app.widgets.painting import RIGHT, paint_outline, paint_segments, paint_text, painted_width
 
 _BAR = 12.0
 _LINE = 18.0
@@ -62,6 +62,7 @@ class HolderList(Chart[HoldersFigure]):
             for item in self.figure.holders
         )
         paint_segments(painter, QRectF(0, 0, self.width(), _BAR), segments, least=1.0)
+        paint_outline(painter, QRect(0, 0, self.width(), int(_BAR)), self._theme.color("contrastBorder"))
         top = _BAR + 8
         facts = list(self.figure.facts)
         room = self.height() - top

@@ -37,10 +37,10 @@ class _Items:
         self.raw = pg.PlotCurveItem(connect="finite")
         self.average = pg.PlotCurveItem(connect="finite", antialias=True)
         self.points = pg.ScatterPlotItem(symbol="d", size=7, pxMode=True)
-        self.letter = pg.TextItem(anchor=(0, 0.5))
-        self.all = (self.raw, self.average, self.points, self.letter)
-        for item in self.all:
+        for item in (self.raw, self.average, self.points):
             plot.addItem(item, ignoreBounds=True)
+        self.letter = plot.add_label(right=0)
+        self.all = (self.raw, self.average, self.points, self.letter)
 
     def draw(self, line: LossLine, *, with_raw: bool) -> None:
         x, y = np.repeat(line.x, 2), np.empty(2 * len(line.x))

@@ -170,6 +170,13 @@ def paint_plate(painter: QPainter, theme: Theme, box: QRectF, radius: float, col
     painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5) if line.alpha() else box, radius, radius)
 
 
+def paint_track(painter: QPainter, theme: Theme, box: QRectF) -> None:
+    """The ground of a bar; high-contrast themes have a line around it, out of the way of thin segments."""
+    if not box.isEmpty():
+        painter.fillRect(box.adjusted(-1, -1, 1, 1), theme.color("contrastBorder"))
+        painter.fillRect(box, theme.color("rankdeck.track"))
+
+
 def paint_segments(
     painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, least: float = 0.0
 ) -> float:

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QSizePolicy
 from rankdeck.compare.bars import Bar, BarGroup
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
-from rankdeck_app.widgets.painting import paint_text, painted_width
+from rankdeck_app.widgets.painting import paint_text, paint_track, painted_width
 
 _TITLE, _ROW, _BAR = 22, 20, 12
 _GAP, _GROUP_GAP = 28, 12
@@ -98,7 +98,7 @@ class PairedBars(Chart[PairedFigure]):
         track = QRectF(
             row.left() + _LETTER, row.top() + (_ROW - _BAR) / 2, row.width() - _LETTER - _NUMBER, _BAR
         )
-        painter.fillRect(track, colors.track)
+        paint_track(painter, self._theme, track)
         if bar.share is not None:
             filled = QRectF(track)
             filled.setWidth(max(1.0, track.width() * bar.share / 100))

@@ -25,7 +25,6 @@ from rankdeck.config.catalog import (
     CatalogCard,
     OptionField,
 )
-from rankdeck.config.naming import title_of
 from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.toml_schema import spoken_fields
@@ -152,9 +151,8 @@ def strategy_rows(draft: Draft) -> list[FormRow]:
 
 
 def name_row(draft: Draft) -> FormRow:
-    title = "" if draft.config is None else title_of(draft.config)
     what = tr("What the run is called; what it is where you give no name.")
-    return FormRow(("name",), tr("Name"), OptionField("name", "text", title, what))
+    return FormRow(("name",), tr("Name"), OptionField("name", "text", draft.run_title, what))
 
 
 def problems_by_field(draft: Draft) -> dict[Place, Problem]:

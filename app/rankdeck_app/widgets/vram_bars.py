@@ -23,7 +23,14 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_rows import label_width, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
-from rankdeck_app.widgets.painting import RIGHT, chart_font, dashed_line, paint_segments, paint_text
+from rankdeck_app.widgets.painting import (
+    RIGHT,
+    chart_font,
+    dashed_line,
+    paint_segments,
+    paint_text,
+    paint_track,
+)
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 11
@@ -169,7 +176,7 @@ class VramBars(Chart[BarsFigure]):
         )
         bar_top = row.y() + (row.height() - columns.bar_height) / 2
         box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
-        painter.fillRect(box, self._colors.track)
+        paint_track(painter, self._theme, box)
         room = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
         number = bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
         ink = self._colors.muted if bar.total_bytes is None or bar.is_old else self._colors.foreground

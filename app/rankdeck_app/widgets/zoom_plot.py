@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame
 
 from rankdeck.run.series import Curve, Series
@@ -25,6 +25,8 @@ from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.plot_axes import ValueAxis
 
 LEAST_INTERVAL_S = 0.1
+LABEL_MARGIN = 1
+"""Of the plate of a label around its text, in pixels."""
 
 
 class ZoomPlot(pg.PlotWidget):
@@ -51,6 +53,7 @@ class ZoomPlot(pg.PlotWidget):
         self._marked: float | None = None
         self._mark = pg.InfiniteLine(angle=90, movable=False)
         self._mark.hide()
+        self._labels: list[pg.TextItem] = []
         self.drawn_at = 0.0
         """When it was drawn last, on the monotonic clock."""
         self._stale = True
@@ -73,8 +76,8 @@ class ZoomPlot(pg.PlotWidget):
         view.disableAutoRange()
         view.setMouseEnabled(x=True, y=False)
         view.sigRangeChangedManually.connect(self._take_hand)
-        self._crosshair, self._awaited = crosshair.Crosshair(view), pg.TextItem(anchor=(0.5, 0.5))
-        for item in (self._mark, self._crosshair.line, self._crosshair.text, self._awaited):
+        self._crosshair, self._awaited = crosshair.Crosshair(self, theme), pg.TextItem(anchor=(0.5, 0.5))
+        for item in (self._mark, self._crosshair.line, self._awaited):
             self.addItem(item, ignoreBounds=True)
         self.viewport().setMouseTracking(True)
         theme.changed.connect(self.retheme)
@@ -175,10 +178,33 @@ class ZoomPlot(pg.PlotWidget):
             return
         self._awaited.setText(text)
         self._awaited.setVisible(is_empty)
+        if is_empty:
+            for item in self.getPlotItem().items:
+                if isinstance(item, (pg.PlotCurveItem, pg.ScatterPlotItem)):
+                    item.setData([], [])
         for side in ("left", "bottom"):
             self.getPlotItem().getAxis(side).setStyle(showValues=not is_empty)
         (x0, x1), (y0, y1) = self.getViewBox().viewRange()
         self._awaited.setPos((x0 + x1) / 2, (y0 + y1) / 2)
+
+    def add_label(self, right: float) -> pg.TextItem:
+        """A text on a plate of its own above the curves; `right` is the share of it that lies left of its
+        place.
+        """
+        label = pg.TextItem(anchor=(right, 0.5))
+        label.textItem.document().setDocumentMargin(LABEL_MARGIN)
+        label.setZValue(10)
+        self.addItem(label, ignoreBounds=True)
+        self._labels.append(label)
+        self._lay_plate(label)
+        return label
+
+    def remove_label(self, label: pg.TextItem) -> None:
+        self._labels.remove(label)
+        self.removeItem(label)
+
+    def _lay_plate(self, label: pg.TextItem) -> None:
+        label.fill = pg.mkBrush(self._colors.card)
 
     def readout(self, x: float) -> str:
         """What stands at an x, for the pointer; empty for nothing."""
@@ -197,6 +223,8 @@ class ZoomPlot(pg.PlotWidget):
         self._mark.setPen(pg.mkPen(self._colors.foreground, width=1))
         self._awaited.setColor(self._colors.axis)
         self._awaited.setFont(chart_font(11))
+        for label in self._labels:
+            self._lay_plate(label)
         self.recolor(self._colors)
         self.request_draw(now=True)
 
@@ -233,8 +261,7 @@ class ZoomPlot(pg.PlotWidget):
             self._crosshair.hide()
             return
         x = view.mapSceneToView(QPointF(scene_point)).x()
-        corner = self.mapToScene(self._reset.geometry()).boundingRect()
-        taken = [] if self.follows else [view.mapRectFromScene(corner)]
+        taken = [] if self.follows else [self._reset]
         self._crosshair.show(x, self.readout(x), self._drawn_curves(), taken)
 
     def _drawn_curves(self) -> list[crosshair.Curve]:
@@ -245,6 +272,10 @@ class ZoomPlot(pg.PlotWidget):
     def leaveEvent(self, event: QEvent) -> None:
         self._crosshair.hide()
         super().leaveEvent(event)
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        self._crosshair.hide_readout()  # the line alone is the plot's, and may be gone where this is its end
+        super().hideEvent(event)
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)

@@ -29,7 +29,7 @@ from rankdeck.rundir import RaceDir
 
 _LABEL_WIDTH = 40
 _STYLES = {REFERENCE: "dim", AGREES: "green", EXPECTED: "yellow", DIFFERS: "bold red"}
-NOT_OF_GPUS = "These are times of this CPU, not of GPUs: they rank nothing but a rehearsal."
+NOT_OF_GPUS = "These are times of this CPU, not of GPUs: there another strategy may be the fastest."
 
 
 def introduction(race: Race) -> str:

@@ -42,11 +42,14 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 def label_heights(ends: Sequence[tuple[float, float]], low: float, high: float) -> list[float]:
     """How high the letter beside each end (x, y) of a curve stands: ends that lie above each other have
     theirs parted."""
-    order = sorted(range(len(ends)), key=lambda at: ends[at][0])
+    groups: list[list[int]] = []
+    for at in sorted(range(len(ends)), key=lambda at: ends[at][0]):
+        if groups and ends[at][0] - ends[groups[-1][-1]][0] < LABEL_WIDTH:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
     heights = [y for _, y in ends]
-    while order:
-        near = [at for at in order if ends[at][0] - ends[order[0]][0] < LABEL_WIDTH]
-        order = order[len(near) :]
+    for near in groups:
         for at, height in zip(
             near, parted([ends[at][1] for at in near], LABEL_HEIGHT, low, high), strict=True
         ):

@@ -45,13 +45,13 @@ def _other_task(runs: Sequence[ComparedRun]) -> str:
         if None in tasks:
             return phrase("nobody has seen which data the scripts train on")
         is_other = _are_different(tasks)
-        return phrase("the scripts train other models or on other data") if is_other else ""
+        return phrase("the models or the data differ, so losses cannot be compared") if is_other else ""
     if _are_different([_table(run, "data") for run in runs]):
-        return phrase("they have other data")
+        return phrase("the data differ, so losses cannot be compared")
     if _are_different([_table(run, "loss") for run in runs]):
-        return phrase("they have other losses")
+        return phrase("the loss functions differ, so losses cannot be compared")
     if _are_different([_model(run) for run in runs]):
-        return phrase("they are losses of other models")
+        return phrase("the models differ, so losses cannot be compared")
     return ""
 
 
@@ -68,8 +68,8 @@ def _other_model(runs: Sequence[ComparedRun], kind: str) -> str:
     if not _are_different(models):
         return ""
     if kind in (MEMORY, BYTES):
-        return phrase("they are bytes of other models")
-    return phrase("they are times of other models")
+        return phrase("the models differ, so memory cannot be compared")
+    return phrase("the models differ, so times cannot be compared")
 
 
 def of_two_kinds(runs: Sequence[ComparedRun]) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from threading import Event
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
-from pytest import MonkeyPatch
+from pytest import MonkeyPatch, fixture, mark
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
+from rankdeck_app.controllers.exports import file_name
+from rankdeck_app.shell.toasts import Notification
 from rankdeck_app.views.dashboard.page import RunPage
+from rankdeck_app.widgets.card import ChartCard
 from tests.helpers.app_window import open_run
 from tests.helpers.written_run import WrittenRun, device_infos
 
@@ -46,7 +52,7 @@ def test_cards_are_reached_by_keys_and_commands(
     assert len(page.grid.shown) == 6
     for name in ("log", "smoother", "xAxis"):
         commands.run(f"chart.{name}")
-    assert page.cards["loss"].body.style.words() == ["log", "smoothed 0.98", "by time"]
+    assert page.cards["loss"].body.style.words()[0] == "log · smoothed 0.98 · by time"
     commands.run("chart.moveBack")
     assert page.grid.shown.index("loss") == 3
     commands.run("chart.copy")
@@ -55,9 +61,130 @@ def test_cards_are_reached_by_keys_and_commands(
         file = tmp_path / f"loss.{suffix}"
         monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_args, file=file: (str(file), ""))
         commands.run(f"chart.{suffix}")
+        app.session.disk.settle()
         assert file.stat().st_size > 30
     commands.run("chart.hide")
     assert "loss" not in page.grid.shown and "loss" in page.grid.hidden
     commands.run("chart.resetLayout")
     assert page.grid.layout_state() == {} and not page.cards["loss"].body.style.words()
     run.lose()
+
+
+def test_the_menu_of_a_card_shows_the_keys_of_its_commands(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    page, keymap = opened(qtbot, app, tmp_path), app.window.keymap
+    keymap.set_keys("chart.hide", ("Ctrl+Alt+H",))
+    menu = page.cards["loss"].build_menu()
+    keys = dict(text.split("\t") for action in menu.actions() if "\t" in (text := action.text()))
+    named = {
+        "Maximise": "maximise", "Move Back": "moveBack", "Move On": "moveOn", "Hide": "hide",
+        "Reset Layout": "resetLayout", "Logarithmic Scale": "log", "Copy as Picture": "copy",
+        "Export PNG…": "png", "Export SVG…": "svg", "Export CSV…": "csv",
+    }  # fmt: skip
+    assert keys == {text: keymap.text_for(f"chart.{name}") for text, name in named.items()}
+    assert keys["Hide"] == "Ctrl+Alt+H"
+    menu.deleteLater()
+    plan = app.window.editor.open("plan:")
+    menu = plan.findChildren(ChartCard)[0].build_menu()
+    assert not any("\t" in action.text() for action in menu.actions()), "where keys do nothing none are shown"
+    menu.deleteLater()
+    assert app.session.disk.settle()
+
+
+def opened(qtbot: QtBot, app: App, tmp_path: Path) -> RunPage:
+    """The tab of a run of two steps."""
+    run = WrittenRun(tmp_path / "runs", "first")
+    run.begin(devices=device_infos(2))
+    run.steps(0, 1, [4.0, 3.9])
+    run.end()
+    open_run(app, run.path)
+    page = app.window.editor.active_page()
+    assert isinstance(page, RunPage)
+    qtbot.waitUntil(lambda: page.run.step == 2 and page.run.is_over)
+    return page
+
+
+@fixture
+def asked(monkeypatch: MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What each dialog suggested; it gives "out" and the suffix, in the folder of the test."""
+    found = list[str]()
+
+    def ask(_window: object, _title: str, suggested: str, _kind: str) -> tuple[str, str]:
+        found.append(suggested)
+        return str(tmp_path / f"out{Path(suggested).suffix}"), ""
+
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", ask)
+    return found
+
+
+def _said(app: App) -> Notification:
+    """Once the disk has done all that it was asked for."""
+    assert app.session.disk.settle()
+    return app.window.toasts.history[-1]
+
+
+@mark.parametrize("kind", ["png", "svg", "csv"])
+def test_an_export_is_named_after_run_and_card_and_its_folder_is_offered(
+    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch, kind: str
+) -> None:
+    shown = list[Path]()
+    monkeypatch.setattr(app.exports, "_reveal", shown.append)
+    menu = opened(qtbot, app, tmp_path).cards["loss"].build_menu()
+    next(one for one in menu.actions() if one.text().startswith(f"Export {kind.upper()}…")).trigger()
+    menu.deleteLater()
+    assert asked == [str(Path.cwd() / f"first - Training loss.{kind}")]
+    notice = _said(app)
+    assert notice.text == f"{tmp_path}/out.{kind} holds Training loss." and notice.tone == "info"
+    assert (tmp_path / f"out.{kind}").is_file()
+    ((label, open_folder),) = notice.actions
+    open_folder()
+    assert label == "Open Its Folder" and shown == [tmp_path]
+
+
+def test_the_disk_writes_what_the_click_saw(qtbot: QtBot, app: App, asked: list[str], tmp_path: Path) -> None:
+    page, gate = opened(qtbot, app, tmp_path), Event()
+    app.session.disk.do(gate.wait)
+    page.cards["loss"].ask_export("csv")
+    assert asked and not (tmp_path / "out.csv").exists(), "the click is over, and nothing is written"
+    page.run.losses._all_parts()[0].append_many([3.0], [[1.0]] * 4)
+    gate.set()
+    assert "holds" in _said(app).text
+    rows = (tmp_path / "out.csv").read_text().splitlines()
+    assert rows[:2] == ["step,loss,ema,held_out", "1,4,4,"] and [row[:6] for row in rows[2:]] == ["2,3.9,"]
+
+
+def test_an_export_that_fails_is_told_and_leaves_what_was_there(
+    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    file = tmp_path / "out.csv"
+    file.write_text("before")
+
+    def run_full(path: Path) -> None:
+        path.write_text("half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    app.exports.write(file, run_full, "never said")
+    notice = _said(app)
+    assert notice.tone == "error" and "No space left on device" in notice.text and "Make room" in notice.text
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / "gone" / "out.csv"), ""))
+    opened(qtbot, app, tmp_path).cards["loss"].ask_export("csv")
+    notice = _said(app)
+    assert notice.tone == "error" and "cannot be written: No such file" in notice.text
+    assert file.read_text() == "before" and not list(tmp_path.glob(".*.new"))
+
+
+def test_a_title_becomes_the_name_of_a_file_on_any_system() -> None:
+    assert file_name("GPT · DP · 4", "VRAM over time") == "GPT · DP · 4 - VRAM over time"
+    assert file_name('lr 1/2: "why"?\n', "train\\loss") == "lr 1-2- -why--- - train-loss"
+    assert file_name("../..", "a.") == "-.. - a"
+    assert 190 < len(file_name("손실" * 200, "loss").encode()) <= 200
+
+
+@mark.parametrize("page_id", ["plan:", "strategy:ddp"])
+def test_every_chart_is_exported_under_the_name_of_its_page(app: App, asked: list[str], page_id: str) -> None:
+    page = app.window.editor.open(page_id)
+    cards = page.findChildren(ChartCard)
+    for card in cards:
+        card.ask_export("csv")
+    expected = [file_name(page.title, card.title) for card in cards if "csv" in card.file_kinds]
+    assert [Path(one).stem for one in asked] == expected != []
+    assert app.session.disk.settle()

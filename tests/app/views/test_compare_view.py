@@ -17,6 +17,7 @@ from rankdeck import events
 from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.table import letter_of
 from rankdeck_app.composition import App
+from rankdeck_app.shell.palette import MAX_ROWS
 from rankdeck_app.views.compare.page import ComparePage
 from rankdeck_app.views.compare.side_bar import CompareView
 from rankdeck_app.widgets.side_by_side import SideFigure
@@ -189,13 +190,16 @@ def test_runs_are_chosen_one_after_another_in_the_palette(
     def rows() -> list[tuple[str, str]]:
         return [(row.item.label, row.item.icon) for row in box.model.rows]
 
-    assert all(icon == "circle" for _, icon in rows())
+    missing = ("Compare: choose at least two runs", "git-compare")
+    assert rows()[0] == missing and all(icon == "circle" for _, icon in rows()[1:])
+    qtbot.keyClick(box.input, Qt.Key.Key_Return)
+    assert box.isVisible() and rows()[0] == missing
     choose("one")
-    assert ("one", "check") in rows() and box.isVisible()
+    assert rows() == [missing, ("one", "check")]
     choose("three")
-    assert rows()[0] == ("Compare 2 runs", "git-compare")
+    assert rows() == [("Compare 2 runs", "git-compare"), ("three", "check")]
     choose("three")
-    assert ("three", "circle") in rows() and rows()[0][1] != "git-compare"
+    assert rows() == [missing, ("three", "circle")]
     choose("two")
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
     page = app.window.editor.active_page()
@@ -203,10 +207,37 @@ def test_runs_are_chosen_one_after_another_in_the_palette(
     known(page, 2)
     assert page.title == "Compare: one / two"
     app.window.commands.run("compare.add")
+    assert rows() == [("Add: choose at least one run", "git-compare"), ("three", "circle")]
     choose("three")
     assert rows()[0] == ("Add 1 run", "git-compare")
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
     known(page, 3)
+
+
+def test_no_row_of_the_list_moves_while_runs_are_chosen_with_the_mouse(
+    make_app: MakeApp, tmp_path: Path, qtbot: QtBot
+) -> None:
+    app = make_app()
+    for number in range(MAX_ROWS + 4):
+        written(f"run {number}")
+    wait_for(lambda: len(app.session.runs.infos) == MAX_ROWS + 4, 10, "more runs than there is room for")
+    box = app.window.palette_box
+    app.window.commands.run("compare.runs")
+    bar = box.list.verticalScrollBar()
+
+    def click(row: int) -> None:
+        place = box.list.visualRect(box.model.index(row)).center()
+        qtbot.mouseClick(box.list.viewport(), Qt.MouseButton.LeftButton, pos=place)
+
+    bar.setValue(bar.maximum())
+    labels, at = [row.item.label for row in box.model.rows], bar.value()
+    for row in (len(labels) - 1, len(labels) - 2):
+        click(row)
+        assert box.model.rows[row].item.icon == "check" and bar.value() == at > 0
+        assert [one.item.label for one in box.model.rows][1:] == labels[1:]
+    assert box.list.currentIndex().row() == 0 and box.model.rows[0].item.label == "Compare 2 runs"
+    qtbot.keyClick(box.input, Qt.Key.Key_Return)
+    assert isinstance(app.window.editor.active_page(), ComparePage)
 
 
 def test_a_run_that_is_over_offers_to_compare_it(make_app: MakeApp, tmp_path: Path, qtbot: QtBot) -> None:
@@ -309,7 +340,7 @@ def test_tables_are_exported_as_numbers(make_app: MakeApp, tmp_path: Path) -> No
     page = opened(app, written("one").path, written("two", 0.25).path)
     for name, least in (("figures", 10), ("memory", 5), ("speed", 3), ("keys", 1), ("loss", 9)):
         file = tmp_path / f"{name}.csv"
-        page.cards[name].export_csv(file)
+        page.cards[name].exported("csv")(file)
         rows = list(csv.reader(io.StringIO(file.read_text())))
         assert len(rows) >= least and len({len(row) for row in rows}) == 1, name
     rows = list(csv.reader(io.StringIO((tmp_path / "figures.csv").read_text())))

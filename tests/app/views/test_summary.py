@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from pytestqt.qtbot import QtBot
 from safetensors.numpy import load_file, save_file
 
 from rankdeck import events
+from rankdeck.checkpoint_files import write_commit
 from rankdeck.compare.naming import RunAt
 from rankdeck.compare.reading import read
 from rankdeck.compare.report import report_of
@@ -102,6 +104,24 @@ def test_it_is_folded_by_a_key_and_stays_so(qtbot: QtBot, app: App) -> None:
     assert not panel.is_open
 
 
+def test_it_steps_aside_for_a_card_that_has_the_page(qtbot: QtBot, app: App) -> None:
+    panel = opened(qtbot, app, write_run("done").path)
+    page = app.window.editor.active_page()
+    assert isinstance(page, RunTab)
+    qtbot.waitUntil(lambda: panel.height() > 100, timeout=WAIT_MS)
+    page.grid.toggle("bars")
+    assert not panel.isVisible()
+    page._show_summary()
+    assert not panel.isVisible(), "whatever news of the run there is"
+    bottom = panel.geometry().top()
+    qtbot.waitUntil(lambda: page.grid.geometry().top() <= bottom, timeout=WAIT_MS)
+    page.grid.toggle("bars")
+    assert panel.isVisible() and panel.is_open
+    page.grid.toggle("bars")
+    page.grid.show_only({"loss", "band"})
+    assert panel.isVisible(), "a card that is gone has no page"
+
+
 @pytest.mark.parametrize("outcome", ["failed", "stopped", None])
 def test_of_other_ends_the_banner_speaks_and_the_summary_is_folded(
     qtbot: QtBot, app: App, outcome: str | None
@@ -154,6 +174,29 @@ def test_weights_are_exported_into_the_file_that_is_chosen(
     assert load_file(file)["w"].tolist() == [0.0, 1.0, 2.0]
     said = app.window.toasts.history
     qtbot.waitUntil(lambda: any("holds the weights of" in notice.text for notice in said), timeout=WAIT_MS)
+
+
+def test_weights_of_an_unfinished_run_are_exported_once_its_code_is_trusted(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "left", config={"model": {"use": "theirs.py:model"}})
+    run.end("stopped")
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(app.comparisons, "_write", lambda _file, command, _told: asked.append(command))
+    save_file({"w": np.arange(3.0)}, run.dir.weights, metadata={"step": "40"})
+    app.comparisons.export_weights(run.path, tmp_path / "w")
+    app.session.disk.settle()
+    assert len(asked) == 1 and "--trust" not in asked[0] and app.launching.question is None
+    checkpoint = run.dir.checkpoints_folder / "41"
+    checkpoint.mkdir(parents=True)
+    write_commit(checkpoint, {})
+    app.comparisons.export_weights(run.path, tmp_path / "w")
+    app.session.disk.settle()
+    question = app.launching.question
+    assert question is not None and run.path in question.folders and len(asked) == 1
+    question.yes.click()
+    app.session.disk.settle()
+    assert len(asked) == 2 and "--trust" in asked[1]
 
 
 def test_of_many_devices_the_phases_are_summed_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QLabel
@@ -11,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_files import WHOLE, Column, ManyRows
 
 
 @pytest.fixture
@@ -26,21 +28,35 @@ def card(qtbot: QtBot) -> ChartCard:
 
 
 def test_exports_are_real_files(card: ChartCard, tmp_path: Path) -> None:
-    card.export_png(tmp_path / "card.png")
-    card.export_svg(tmp_path / "card.svg")
-    card.export_csv(tmp_path / "card.csv")
+    for kind in card.file_kinds:
+        card.exported(kind)(tmp_path / f"card.{kind}")
     image = QImage(str(tmp_path / "card.png"))
     assert (image.width(), image.height()) == (1000, 400)
     assert (tmp_path / "card.svg").read_text(encoding="utf-8").count("<text") >= 3
     assert (tmp_path / "card.csv").read_text(encoding="utf-8").splitlines() == ["device,bytes", "Virtual 0,5"]
 
 
+def test_an_export_is_of_what_was_there_when_it_was_asked_for(card: ChartCard, tmp_path: Path) -> None:
+    steps, losses, written = np.arange(1.0, 4.0), np.array([0.5, 0.25, np.nan]), list[Path]()
+    whole = Column(steps, WHOLE)
+    rows: list[object] = [("run", "step", "loss"), ManyRows("A", whole, Column(losses)), ("B", 1, None)]
+    told = ChartCard("Loss", Theme(), QLabel("body"), lambda: rows)  # type: ignore[arg-type,return-value]
+    for kind, shown in (("csv", told), ("svg", card), ("png", card)):
+        fill, before = shown.exported(kind), tmp_path / f"before.{kind}"
+        shown.exported(kind)(before)
+        rows.append(("C", 2, None))
+        card.set_title(f"another title than before {kind}")
+        fill(tmp_path / f"after.{kind}")
+        written.append(before)
+        assert (tmp_path / f"after.{kind}").read_bytes() == before.read_bytes()
+    assert written[0].read_text().splitlines() == ["run,step,loss", "A,1,0.5", "A,2,0.25", "A,3,nan", "B,1,"]
+    told.deleteLater()
+
+
 def test_an_export_that_cannot_be_written_says_so(card: ChartCard, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="could not be written"):
-        card.export_png(tmp_path / "no" / "card.png")
-    for export in (card.export_svg, card.export_csv):
+    for kind in card.file_kinds:
         with pytest.raises(OSError, match="No such file"):
-            export(tmp_path / "no" / "card")
+            card.exported(kind)(tmp_path / "no" / "card")
 
 
 def test_copy_puts_a_picture_on_the_clipboard(card: ChartCard) -> None:

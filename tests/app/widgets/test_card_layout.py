@@ -9,10 +9,12 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets import card as card_module
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.curve_style import STEP, CurveStyle
+from rankdeck_app.widgets.painting import paint_text
 
 
 def make_grid(qtbot: QtBot) -> ArrangedGrid:
@@ -106,6 +108,29 @@ def test_how_a_curve_is_drawn_is_said_and_kept(qtbot: QtBot) -> None:
     for _ in range(20):
         card.smooth_by(-1)
     assert card.styled.style.smoothing == 0.0
+
+
+@pytest.mark.parametrize("title", ["Loss", "a name that a script gave to what it logs, and a long one"])
+@pytest.mark.parametrize("width", [230, 300, 700])
+def test_how_a_curve_is_drawn_is_said_however_narrow_its_card_is(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, width: int, title: str
+) -> None:
+    card = make_grid(qtbot).cards["loss"]
+    card.set_title(title)
+    card.set_subtitle("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
+    card.set_source("measured in rehearsal", "rehearsal")
+    card.restore_style({"is_log": True, "smoothing": 0.98, "x_axis": "time"})
+    card.setFixedWidth(width)
+    said: list[str] = []
+    monkeypatch.setattr(
+        card_module, "paint_text", lambda *a, **k: said.append(paint_text(*a, **k)) or said[-1]
+    )
+    card.grab()
+    whole, least = "log · smoothed 0.98 · by time", "log · 0.98 · time"
+    assert any(text.startswith((whole, least)) for text in said)
+    assert card.toolTip() == f"{whole}; raw and EMA, ◆ held-out\nmeasured in rehearsal"
+    assert card.fitting_words(1000) == (f"{whole}; raw and EMA, ◆ held-out", "measured in rehearsal")
+    assert card.fitting_words(10) == (least, "")
 
 
 def test_the_menu_has_all_of_it(qtbot: QtBot) -> None:

@@ -150,6 +150,17 @@ def test_an_empty_plot_says_what_it_waits_for(qtbot: QtBot) -> None:
     assert plot._awaited.isVisible() and "first step" in plot._awaited.toPlainText()
 
 
+def test_no_curve_of_before_is_drawn_through_what_a_plot_waits_for(qtbot: QtBot) -> None:
+    plot, _ = curve(qtbot)
+    plot.set_curves(Series(), Series())
+    chart = band(qtbot)
+    chart.set_figure(BandFigure())
+    for one in (plot, chart):
+        assert one._drawn_curves()
+        one.request_draw(now=True)
+        assert one._awaited.isVisible() and not one._drawn_curves()
+
+
 def band(qtbot: QtBot, lead: float = 285, limits: tuple[MemoryLimit, ...] = ()) -> BandChart:
     histories = []
     for index in range(4):
@@ -186,6 +197,38 @@ def test_labels_are_never_on_each_other(qtbot: QtBot, lead: float) -> None:
     heights = sorted(label.pos().y() / per_pixel for label in labels if label.isVisible())
     assert len(heights) == 3
     assert min(np.diff(heights)) >= 14
+
+
+def test_labels_are_on_no_curve_where_there_is_another_place(qtbot: QtBot) -> None:
+    """The others lie where the name of the lead would be."""
+    chart, x, histories = band(qtbot), np.linspace(0, 50, 200), []
+    for level in (300, 320, 330):
+        histories.append(Series(4096, 1024))
+        histories[-1].append_many(x, np.full(200, level * MIB))
+    chart.set_figure(BandFigure(["Virtual 0", "Virtual 1", "Virtual 2"], histories, 0, (), (0.0, 51.0)))
+    chart.request_draw(now=True)
+    view, drawn = chart.getViewBox(), chart._drawn_curves()
+    across, down = view.viewPixelSize()
+    for label in (chart._lead_label, chart._rest_label):
+        assert label.isVisible()
+        right, y, size = label.pos().x(), label.pos().y(), label.textItem.boundingRect()
+        columns = np.linspace(right - size.width() * across, right, 200)
+        for xs, ys in drawn:
+            levels = np.interp(columns, xs, ys, left=np.nan, right=np.nan)
+            assert not np.any(np.abs(levels - y) < 5 * down), label.toPlainText()
+
+
+def test_every_label_has_a_plate_of_the_card_above_the_curves(qtbot: QtBot) -> None:
+    chart = band(qtbot, limits=(MemoryLimit("capacity 1 GiB", 1024 * MIB),))
+    theme = chart._theme
+    for name in (theme.name, "Light Modern"):
+        theme.load(name)
+        for label in (chart._lead_label, chart._rest_label, *chart._limit_labels):
+            assert label.fill.color() == theme.color("rankdeck.card.background")
+            assert label.zValue() > max(item.zValue() for item in (chart._lead, chart._low, chart._high))
+    chart.set_figure(replace(chart.figure, limits=()))
+    chart.request_draw(now=True)
+    assert len(chart._labels) == 2, "a limit takes its label along"
 
 
 def test_the_last_value_is_held_to_now_while_the_run_lives(qtbot: QtBot) -> None:

@@ -167,5 +167,5 @@ def test_it_is_exported_as_a_picture_that_scales(qtbot: QtBot, tmp_path: Path) -
     qtbot.addWidget(card)
     chart.set_figure(replicas())
     card.resize(600, card.natural_height)
-    card.export_svg(tmp_path / "step.svg")
+    card.exported("svg")(tmp_path / "step.svg")
     assert "backward" in (tmp_path / "step.svg").read_text()

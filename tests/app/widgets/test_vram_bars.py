@@ -44,6 +44,24 @@ def pixels(bars: VramBars, color: QColor) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.parametrize("num_devices", [1, 4, 16])
+@pytest.mark.parametrize("name", ["Dark High Contrast", "Light High Contrast", "Dark Modern"])
+def test_tracks_have_a_line_around_them_in_high_contrast(
+    shown: VramBars, name: str, num_devices: int
+) -> None:
+    shown._theme.load(name)
+    shown.set_figure(figure(num_devices, 2**30))
+    columns, image = shown._columns(), shown.grab().toImage()
+    middle, end = int(columns.bar_left + columns.bar_width - 20), round(columns.bar_left + columns.bar_width)
+    line, track = (shown._theme.color(key).name() for key in ("contrastBorder", "rankdeck.track"))
+    for index in range(num_devices):
+        top = columns.top + index * columns.row_height + (columns.row_height - columns.bar_height) / 2
+        down = [image.pixelColor(middle, y).name() for y in range(round(top) - 2, round(top) + 3)]
+        assert track in down and (line in down) == ("High Contrast" in name)
+        across = [image.pixelColor(x, round(top) + 1).name() for x in range(end - 1, end + 2)]
+        assert (line in across) == ("High Contrast" in name)
+
+
 def test_amber_marks_the_lead_device_only(shown: VramBars) -> None:
     shown.set_figure(figure(4))
     hot = QColor(Theme().color("rankdeck.kind.gathered"))

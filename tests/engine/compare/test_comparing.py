@@ -13,7 +13,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.compare.curves import BY, loss_line, step_axis
-from rankdeck.compare.drawing import DASHES, label_heights, parted, ticks
+from rankdeck.compare.drawing import DASHES, LABEL_HEIGHT, label_heights, parted, ticks
 from rankdeck.compare.figures import Figure
 from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.reading import ReadRun, read
@@ -99,11 +99,15 @@ def test_the_best_of_a_row_is_marked_with_its_difference(
         (
             {"config": {"model": {"use": "mlp", "args": {"hidden": [8]}}}},
             "samples_per_s",
-            "times of other models",
+            "the models differ, so times cannot",
         ),
-        ({"config": {"model": {"use": "mlp", "args": {"hidden": [8]}}}}, "peak", "bytes of other models"),
-        ({"config": {"model": {"use": "resnet", "args": {}}}}, "loss", "losses of other models"),
-        ({"config": {"data": {"use": "digits", "order": "given"}}}, "loss", "other data"),
+        (
+            {"config": {"model": {"use": "mlp", "args": {"hidden": [8]}}}},
+            "peak",
+            "the models differ, so memory cannot",
+        ),
+        ({"config": {"model": {"use": "resnet", "args": {}}}}, "loss", "the models differ, so losses cannot"),
+        ({"config": {"data": {"use": "digits", "order": "given"}}}, "loss", "the data differ"),
         ({"kind": "gpu"}, "samples_per_s", "some of a rehearsal"),
         ({"pace": "simulated"}, "step_s", "simulated times"),
         ({"losses": (4.0, 3.0, 2.0)}, "loss", "different numbers of steps"),
@@ -346,5 +350,7 @@ def test_labels_are_parted_and_stay_inside() -> None:
     assert found == sorted(found) and all(b - a >= 12 - 1e-9 for a, b in pairwise(found))
     assert found[0] >= 0 and found[-1] <= 100
     assert label_heights([(10, 50), (500, 51), (12, 50)], 0, 100) == [50, 51, 63]
+    heights = label_heights([(0, 50), (15, 50), (17, 50)], 0, 100)
+    assert all(b - a >= LABEL_HEIGHT for a, b in pairwise(sorted(heights))), "of the last two as well"
     assert ticks(0, 60, 6) == [0, 10, 20, 30, 40, 50, 60] and ticks(1.0, 1.0, 5) == [1.0]
     assert len(set(DASHES)) == len(DASHES) == MOST_RUNS and set(BY) == {"step", "time", "samples"}

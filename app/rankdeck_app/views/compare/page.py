@@ -25,7 +25,8 @@ from rankdeck_app.state.comparing import Comparing
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.compare import compare_figures
 from rankdeck_app.views.compare.chips import ChipRow
-from rankdeck_app.widgets.card import ChartCard, CsvRows
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_files import CsvRows
 from rankdeck_app.widgets.layouts import column, push_button, row, scrolled, text_label
 from rankdeck_app.widgets.loss_overlay import MOST_WITH_RAW, LossOverlay
 from rankdeck_app.widgets.paired_bars import PairedBars

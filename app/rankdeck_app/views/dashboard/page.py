@@ -5,7 +5,7 @@ Read run_tab.py first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from PySide6.QtWidgets import QWidget
@@ -23,11 +23,12 @@ from rankdeck_app.views.dashboard.run_tab import LR_WORDS, NORM_WORDS, PACE_WORD
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_files import ManyRows, Row
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import LOSS_WORDS, CurvePlot
 from rankdeck_app.widgets.stat_strip import Stat
 
-RunRows = Callable[[RunAnswers], Iterable[Sequence[object]]]
+RunRows = Callable[[RunAnswers], Iterable[Row | ManyRows]]
 
 
 class RunPage(RunTab):
@@ -62,7 +63,7 @@ class RunPage(RunTab):
         )
         return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr", "norm"))
 
-    def _rows(self, rows: RunRows) -> Iterable[Sequence[object]]:
+    def _rows(self, rows: RunRows) -> Iterable[Row | ManyRows]:
         return rows(self.shown)
 
     def _curves(self, run: RunAnswers) -> Mapping[str, Curves]:

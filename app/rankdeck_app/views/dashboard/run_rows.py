@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from rankdeck.run.series import Curve
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.views.dashboard import run_figures
+from rankdeck_app.widgets.card_files import WHOLE, Column, ManyRows, Row
+
+_SECONDS = "{:.3f}".format
 
 
-def anatomy_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def anatomy_rows(run: RunAnswers) -> Iterator[Row]:
     yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
     sampled = run.anatomy
     for row in () if sampled is None else sampled.rows:
@@ -20,7 +24,7 @@ def anatomy_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
             yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
 
 
-def bars_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def bars_rows(run: RunAnswers) -> Iterator[Row]:
     """CSV of the bars, in bytes."""
     figure = run_figures.bars(run)
     yield ("device", "peak_bytes", *figure.labels, "predicted_bytes")
@@ -29,42 +33,44 @@ def bars_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
         yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in figure.labels), bar.predicted_bytes)
 
 
-def band_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def band_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("device", "seconds", "bytes")
     for device in run.devices:
-        for x, y in zip(*device.memory_history.points(), strict=True):
-            yield (run.label_of(device), f"{x:.3f}", round(float(y)))
+        seconds, sizes = device.memory_history.points()
+        yield ManyRows(run.label_of(device), Column(seconds, _SECONDS), Column(sizes, WHOLE))
 
 
-def heat_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def heat_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("device", "seconds", "busy")
     for device in run.devices:
-        for x, y in zip(*device.utilisation_history.points(), strict=True):
-            yield (run.label_of(device), f"{x:.3f}", f"{y:.4f}")
+        seconds, shares = device.utilisation_history.points()
+        yield ManyRows(run.label_of(device), Column(seconds, _SECONDS), Column(shares, "{:.4f}".format))
 
 
-def loss_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def loss_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     """Training losses, then held-out ones: a step has one row for each that it has."""
     yield ("step", "loss", "ema", "held_out")
-    for step, loss, average in zip(*run.losses.points(), run.loss_ema.points()[1], strict=True):
-        yield (int(step), f"{loss:.6g}", f"{average:.6g}", "")
-    for step, loss in zip(*run.held_out.points(), strict=True):
-        yield (int(step), "", "", f"{loss:.6g}")
+    yield ManyRows(*by_step(run.losses, run.loss_ema), "")
+    steps, losses = by_step(run.held_out)
+    yield ManyRows(steps, "", "", losses)
 
 
-def lr_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def lr_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("step", "lr")
-    for step, lr in zip(*run.fold.lrs.points(), strict=True):
-        yield (int(step), f"{lr:.6g}")
+    yield ManyRows(*by_step(run.fold.lrs))
 
 
-def norm_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def norm_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("step", "grad_norm")
-    for step, norm in zip(*run.fold.grad_norms.points(), strict=True):
-        yield (int(step), f"{norm:.6g}")
+    yield ManyRows(*by_step(run.fold.grad_norms))
 
 
-def rate_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def rate_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("step", "samples_per_s", "smoothed")
-    for step, rate, smooth in zip(*run.rates.points(), run.rate_ema.points()[1], strict=True):
-        yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")
+    yield ManyRows(*by_step(run.rates, run.rate_ema))
+
+
+def by_step(*curves: Curve) -> tuple[Column, ...]:
+    """The steps of the first curve, and the values of all: they are over the same."""
+    points = [curve.points() for curve in curves]
+    return (Column(points[0][0], WHOLE), *(Column(values) for _, values in points))

@@ -91,6 +91,7 @@ class RunTab(Page):
         self.time_bar = TimeBar(run, theme)
         self._layouts, self._layout_kind = layouts, ""
         self.grid.arranged.connect(self._keep_layout)
+        self.grid.filled.connect(self._summary.step_aside)
         below = column(self._banner, self._summary, (self.grid, 1), spacing=10)
         parts = (self._strip, *self._facts_parts(theme), (below, 1), self.time_bar)
         column(*parts, on=self, margins=(16, 0, 16, 2), spacing=4)

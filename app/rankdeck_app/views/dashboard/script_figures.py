@@ -7,7 +7,7 @@ says why in one line. run_figures.py has what such a run shares with a configure
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rankdeck import events
 from rankdeck.base.phrases import marked
@@ -16,9 +16,10 @@ from rankdeck.run.script_words import without_steps
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.views.dashboard import run_figures, run_rows
+from rankdeck_app.widgets.card_files import ManyRows, Row
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.facts_line import Fact
-from rankdeck_app.widgets.metric_curves import MetricCurve, MetricsFigure, value_text
+from rankdeck_app.widgets.metric_curves import MetricCurve, MetricsFigure
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 
 _LOSS_WORDS = (marked("what backward ran on, sampled"), marked("sampled"))
@@ -260,24 +261,21 @@ def metrics_subtitle(run: RunAnswers) -> str:
 # CSV
 
 
-def metrics_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def metrics_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("name", "through", "step", "value")
     for name, one in run.fold.metrics.items():
-        for step, value in zip(*one.curve.points(), strict=True):
-            yield (name, one.through, int(step), f"{value:.6g}")
+        yield ManyRows(name, one.through, *run_rows.by_step(one.curve))
 
 
-def rate_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def rate_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     script = run.fold.script
     yield ("step", "steps_per_s", "smoothed")
-    for step, rate, smooth in zip(*script.step_rates.points(), script.step_rate_ema.points()[1], strict=True):
-        yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")
+    yield ManyRows(*run_rows.by_step(script.step_rates, script.step_rate_ema))
 
 
-def wait_rows(run: RunAnswers) -> Iterator[Sequence[object]]:
+def wait_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("step", "wait_share")
-    for step, share in zip(*run.fold.script.waits.points(), strict=True):
-        yield (int(step), value_text(float(share)))
+    yield ManyRows(*run_rows.by_step(run.fold.script.waits))
 
 
 csv_rows = {

@@ -22,6 +22,7 @@ from rankdeck_app.views.dashboard.logged_card import LoggedCard
 from rankdeck_app.views.dashboard.run_tab import LR_WORDS, NORM_WORDS, PACE_WORDS, Curves, RunTab
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_files import ManyRows, Row
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.facts_line import FactsLine
@@ -55,7 +56,7 @@ class ScriptPage(RunTab):
                 )
         return ArrangedGrid(self.cards, devices=("bars", "heat"), optional=("lr", "norm"))
 
-    def _rows(self, card: str) -> Iterable[Sequence[object]]:
+    def _rows(self, card: str) -> Iterable[Row | ManyRows]:
         return script_figures.csv_rows[card](self.shown)
 
     def _curves(self, run: RunAnswers) -> Mapping[str, Curves]:

@@ -57,9 +57,11 @@ class SummaryPanel(QWidget):
         super().__init__()
         self._theme = theme
         self._report: Reported | None = None
+        self._has_report = False
         self._wanted: bool | None = None
         """Whether a person wants it open; None as long as nobody has said so."""
         self._is_usually_open = True
+        self._is_aside = False
         self._page_height = 0
         self.fold_button = tool_button(theme, "chevron-down", tr("Fold the summary"), self._turn)
         self.title, self.line = text_label(wrap=False), ElidedLabel("")
@@ -84,11 +86,12 @@ class SummaryPanel(QWidget):
         self, title: str, report: Reported | None, actions: Sequence[PageAction], *, is_usually_open: bool
     ) -> None:
         """None hides it."""
-        self.setVisible(report is not None)
         self._is_usually_open = is_usually_open
         self.title.setText(title)
         self._actions.show(actions)
         self._show_buttons()
+        self._has_report = report is not None
+        self._show_or_hide()
         if report is not None and report != self._report:
             self._report = report
             self.line.setText(in_one_line(report))
@@ -113,6 +116,14 @@ class SummaryPanel(QWidget):
     def set_wanted(self, wanted: bool | None) -> None:
         self._wanted = wanted
         self._fit()
+
+    def step_aside(self, is_aside: bool) -> None:
+        """While a card has the page."""
+        self._is_aside = is_aside
+        self._show_or_hide()
+
+    def _show_or_hide(self) -> None:
+        self.setVisible(self._has_report and not self._is_aside)
 
     def fit(self, page_height: int) -> None:
         """Take no more than its share of a page that is so high."""

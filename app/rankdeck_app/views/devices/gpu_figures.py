@@ -22,6 +22,7 @@ from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
 from rankdeck_app.views.devices.words import HOT_C, errors_of, series_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
+from rankdeck_app.widgets.card_files import SHORT, Column, ManyRows, Row
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_tracks import span_words
@@ -166,11 +167,15 @@ def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
         yield (gpu.label, gpu.uuid, gpu.used_bytes, gpu.total_bytes)
 
 
-def history_rows(gpus: Gpus, *metrics: str) -> Iterator[Sequence[object]]:
+def history_rows(gpus: Gpus, *metrics: str) -> Iterator[Row | ManyRows]:
     """All that is still held one by one, of some metrics or of all."""
     yield ("device", "uuid", "metric", "unit", "seconds", "value")
     for gpu in gpus.devices:
         for metric in metrics or METRICS:
-            for x, y in zip(*series_of(gpus, gpu.uuid, metric).points(), strict=True):
-                value = "" if math.isnan(y) else f"{y:.6g}"
-                yield (gpu.label, gpu.uuid, metric, METRICS[metric].unit, f"{x:.3f}", value)
+            seconds, values = series_of(gpus, gpu.uuid, metric).points()
+            told = Column(seconds, "{:.3f}".format), Column(values, _known)
+            yield ManyRows(gpu.label, gpu.uuid, metric, METRICS[metric].unit, *told)
+
+
+def _known(value: float) -> str:
+    return "" if math.isnan(value) else SHORT(value)

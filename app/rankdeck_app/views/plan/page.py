@@ -144,7 +144,7 @@ class PlanPage(Page):
         return self._here if self._elsewhere.devices is None else self._elsewhere
 
     def breadcrumbs(self) -> list[str]:
-        return [self._draft.origin_in_words or self._draft.name, tr("VRAM plan")]
+        return [self._draft.title, tr("VRAM plan")]
 
     def tooltip(self) -> str:
         return tr("What every strategy would need of every device (predicted)")

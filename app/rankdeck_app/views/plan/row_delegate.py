@@ -193,6 +193,8 @@ class PlanRowDelegate(FigureDelegate):
         height, gap = bar_sizes(num_bars)
         top = rect.y() + (rect.height() - num_bars * (height + gap) + gap) // 2
         left, width = columns.bars + INDEX_WIDTH, columns.bars_width - INDEX_WIDTH
+        around = QRectF(left - 1, top - 1, width + 2, num_bars * (height + gap) - gap + 2)
+        painter.fillRect(around, self.theme.color("contrastBorder"))  # seen between the bars, too
         for place in range(num_bars):
             box = QRectF(left, top + place * (height + gap), width, height)
             painter.fillRect(box, self.colors.track)

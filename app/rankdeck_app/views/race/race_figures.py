@@ -16,7 +16,7 @@ from rankdeck_app.state.race import RaceSeen
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
 
-NOT_OF_GPUS = marked("These are times of this CPU, not of GPUs: they rank nothing but a rehearsal.")
+NOT_OF_GPUS = marked("These are times of this CPU, not of GPUs: there another strategy may be the fastest.")
 LOSSES = {
     races.REFERENCE: ("circle", marked("reference"), "muted"),
     races.AGREES: ("pass", marked("agree"), "ok"),

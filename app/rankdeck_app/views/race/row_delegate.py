@@ -17,7 +17,15 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.views.race.race_figures import LOSSES, RaceRow
 from rankdeck_app.widgets.figure_list import FigureDelegate
-from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, chart_font, paint_text, paint_words
+from rankdeck_app.widgets.painting import (
+    DATA_ROLE,
+    RIGHT,
+    Index,
+    chart_font,
+    paint_text,
+    paint_track,
+    paint_words,
+)
 
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
@@ -163,7 +171,7 @@ class RaceRowDelegate(FigureDelegate):
 
     def _paint_progress(self, painter: QPainter, rect: QRect, columns: RaceColumns, share: float) -> None:
         box = self._track(rect, columns)
-        painter.fillRect(box, self.colors.track)
+        paint_track(painter, self.theme, box)
         done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
         painter.fillRect(done, self.theme.color("button.background"))
         words = f"{share * 100:.0f} %" if share else tr("starting")
@@ -176,7 +184,7 @@ class RaceRowDelegate(FigureDelegate):
 
     def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         box, colors = self._track(rect, columns), self.colors
-        painter.fillRect(box, colors.track)
+        paint_track(painter, self.theme, box)
         if figure.step_s is None or not columns.bar_width:
             return
         scale = box.width() / self.end_s
