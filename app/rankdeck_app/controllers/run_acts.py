@@ -178,14 +178,17 @@ class RunActs(QObject):
                 menu.addSeparator()
                 group = act.group
             text = act.many(len(chosen)) if act.many and len(chosen) > 1 else tr(act.text)
-            keys = self._window.keymap.text_for(f"runs.{act.key}")
-            menu.addAction(f"{text}\t{keys}" if keys else text, partial(self._acts[act.key], chosen))
+            menu.addAction(self._with_keys(text, f"runs.{act.key}"), partial(self._acts[act.key], chosen))
         return menu
+
+    def _with_keys(self, text: str, command_id: str) -> str:
+        keys = self._window.keymap.text_for(command_id)
+        return f"{text}\t{keys}" if keys else text
 
     def _add_compare(self, menu: QMenu, chosen: list[RunInfo]) -> None:
         self.choose(chosen)
         commands = self._window.commands
         if self._window.context.get("runsComparable") and commands.enabled(COMPARE):
             menu.addSeparator()
-            keys = self._window.keymap.text_for(COMPARE)
-            menu.addAction(f"{commands[COMPARE].label}\t{keys}", partial(commands.run, COMPARE))
+            text = self._with_keys(commands[COMPARE].label, COMPARE)
+            menu.addAction(text, partial(commands.run, COMPARE))

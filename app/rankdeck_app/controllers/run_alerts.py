@@ -16,6 +16,7 @@ from rankdeck.config.cures import EVENLY
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
+from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.imbalance_alert import ImbalanceAlert
 from rankdeck_app.widgets.run_list import strategy_title
@@ -99,7 +100,7 @@ class RunAlerts(QObject):
 
         def used() -> None:
             change(draft)
-            undo = (tr("Bring Mine Back"), lambda: draft.bring_back(before))
+            undo = (tr("Bring Mine Back"), Once(lambda: draft.bring_back(before)))
             self._window.toasts.show(text, actions=[undo] if was_edited else [])
 
         self._tabs.use_configuration(path, used)

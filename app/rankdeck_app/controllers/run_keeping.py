@@ -16,6 +16,7 @@ from rankdeck.rundir import Labels
 from rankdeck_app.controllers.run_tabs import PAGE_KIND, RACE_KIND
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
+from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.run_keeper import RunKeeper, Trashed
 from rankdeck_app.views.run_note import RunNote
@@ -83,7 +84,7 @@ class RunKeeping(QObject):
         paths = [info.path for info in infos]
         self.keeper.change_labels(paths, lambda labels: labels.changed(is_archived=away))
         if away:
-            undo = (tr("Undo"), lambda: self.archive(infos, away=False))
+            undo = (tr("Undo"), Once(lambda: self.archive(infos, away=False)))
             words = (
                 tr("{run} is archived.", run=infos[0].title)
                 if len(infos) == 1
@@ -109,5 +110,5 @@ class RunKeeping(QObject):
             if len(titles) == 1
             else tr("{n} runs are in the trash.", "{n} run is in the trash.", len(titles))
         )
-        undo = (tr("Undo"), lambda: self.keeper.restore(trashed))
+        undo = (tr("Undo"), Once(lambda: self.keeper.restore(trashed)))
         self._window.toasts.show(words, actions=[undo], key=f"trashed {trashed[0].now_at}")

@@ -34,6 +34,7 @@ from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.draft import FROM_RUN
 from rankdeck_app.state.engine_process import EngineCall, refusal_of, saved_by
 from rankdeck_app.state.open_runs import OpenRuns
+from rankdeck_app.state.run_keeper import title_on_disk
 from rankdeck_app.widgets.run_list import outcome_look
 
 if TYPE_CHECKING:
@@ -224,13 +225,14 @@ class RunTabs(QObject):
     def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
         """Make the run's resolved configuration the draft, of a race what was asked for, and go on."""
 
-        def read() -> str:
-            return files.read_text(RaceDir(path).asked if is_race(path) else RunDir(path).config_file)
+        def read() -> tuple[str, str]:
+            file = RaceDir(path).asked if is_race(path) else RunDir(path).config_file
+            return files.read_text(file), title_on_disk(path)
 
-        def use(text: str) -> None:
+        def use(found: tuple[str, str]) -> None:
+            text, title = found
             self._session.script.choose(False)
-            origin = f"{FROM_RUN}{path.name}"
-            self._session.draft.replace(text, folder=path, stem=path.name, origin=origin)
+            self._session.draft.replace(text, folder=path, stem="", origin=f"{FROM_RUN}{title}")
             self._window.show_activity("launch")
             then()
 

@@ -62,7 +62,13 @@ class Session:
         self.gpus = Gpus(self.engine, parent)
         self.runs = Runs(self.workspace.runs_folder, parent)
         self.workspace.changed.connect(lambda: self.runs.set_folder(self.workspace.runs_folder))
-        self.draft = Draft(state_folder / "draft.json", self.workspace.folder, parent, disk=disk)
+        self.draft = Draft(
+            state_folder / "draft.json",
+            self.workspace.folder,
+            parent,
+            disk=disk,
+            num_chosen=self.gpus.num_chosen,
+        )
         self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent, disk=disk)
         self.workspace.changed.connect(lambda: self.script.set_folder(self.workspace.folder))
         self.scripts = ScriptFolder(self.workspace, state_folder / "interpreters.json", parent, disk=disk)
@@ -147,7 +153,7 @@ class Session:
                 return self.use_preset(preset)
         except OSError:
             pass
-        return self.draft.replace(_FALLBACK, folder=self.workspace.folder, stem="run")
+        return self.draft.replace(_FALLBACK, folder=self.workspace.folder, stem="")
 
 
 def _follow_python(settings: Settings, engine: Engine) -> None:

@@ -12,7 +12,7 @@ from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.presets import PresetCard
 from rankdeck.config.script import ScriptConfig
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import RunDir, slug
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.launching import Launching
@@ -21,6 +21,7 @@ from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import error_in_words, tr
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
+from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
@@ -243,7 +244,7 @@ class AppCommands:
         if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
             self.window.show_activity("launch")
         if was_edited:
-            undo = (tr("Bring It Back"), lambda: self.session.draft.bring_back(before))
+            undo = (tr("Bring It Back"), Once(lambda: self.session.draft.bring_back(before)))
             text = tr(
                 "The configuration is now {preset}; the one before had changes of yours.", preset=preset.name
             )
@@ -325,7 +326,7 @@ class AppCommands:
 
     def _save_as(self) -> None:
         draft, workspace = self.session.draft, self.session.workspace
-        suggested = str(draft.source or workspace.dialog_folder / f"{draft.stem}.toml")
+        suggested = str(draft.source or workspace.dialog_folder / f"{draft.stem or slug(draft.title)}.toml")
         title, kind = tr("Save Configuration"), tr(_TOML_FILTER)
         chosen, _ = QFileDialog.getSaveFileName(self.window, title, suggested, kind)
         if chosen:

@@ -84,8 +84,7 @@ class NotificationsPage(Page):
     def showEvent(self, event: QEvent) -> None:
         self._toasts.is_read_elsewhere = True
         self._toasts.clear()
-        if self._toasts.unread:
-            self._toasts.mark_read()
+        self._fill()  # what a toast's button did is done here, too
 
     def hideEvent(self, event: QEvent) -> None:
         self._toasts.is_read_elsewhere = False

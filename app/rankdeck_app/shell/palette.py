@@ -56,7 +56,7 @@ _STEPS = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: MAX_ROWS, 
 @dataclass(frozen=True)
 class QuickItem:
     """A row: what it says, what it says in grey, what stands at its right, what choosing it does, what
-    being on it does, and what else it is found by.
+    being on it does, and what else it is found by. One that `stays` is first, whatever is typed.
     """
 
     label: str
@@ -66,6 +66,7 @@ class QuickItem:
     icon: str = ""
     preview: Callable[[], object] | None = None
     also: str = ""
+    stays: bool = False
 
 
 QuickProvider = Callable[[], Sequence[QuickItem]]
@@ -125,8 +126,8 @@ class RowDelegate(QStyledItemDelegate):
             painter.drawRoundedRect(
                 rect.toRectF().adjusted(0.5, 0.5, -0.5, -0.5) if selected else rect.toRectF(), 3, 3
             )
-        ink = color("list.activeSelectionForeground" if selected else "quickInput.foreground")
-        dim = ink if selected else color("descriptionForeground")
+        dim = color("list.activeSelectionForeground" if selected else "descriptionForeground")
+        ink = color("quickInput.foreground") if row.item.callback and not selected else dim
         x = rect.x() + 16
         if row.item.icon:
             draw_icon(painter, row.item.icon, QRect(rect.x() + 12, rect.y() + 6, 15, 15).toRectF(), ink)
@@ -224,13 +225,20 @@ class Palette(QFrame):
         *,
         at: int = 0,
         left: Callable[[], object] | None = None,
+        goes_on: bool = False,
     ) -> None:
         """Ask for one of `items`, beginning on the one `at`; the chosen one's callback runs, or `left` where
-        none is chosen.
+        none is chosen. Where the question `goes_on` after a choice, what was typed holds until something else
+        is, and the list stays where it was.
         """
-        self._begin("", placeholder, lambda text: _filtered(text, items))
+        bar = self.list.verticalScrollBar()
+        text, scrolled = (self.input.text(), bar.value()) if goes_on else ("", 0)
+        self._begin(text, placeholder, lambda text: _filtered(text, items))
         self._left = left
+        self.input.selectAll()
         self.list.setCurrentIndex(self.model.index(at))
+        if goes_on:
+            bar.setValue(scrolled)
 
     def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
         """Ask for a line of text; `answer` gets it on Enter."""
@@ -322,8 +330,11 @@ class Palette(QFrame):
 
     def _refilter(self, text: str) -> None:
         rows = self._rows_for(text)
-        self.model.set_rows(rows or [PaletteRow(QuickItem(tr("Nothing matches")))])
-        self.list.setCurrentIndex(self.model.index(0))
+        num_staying = sum(row.item.stays for row in rows)
+        if num_staying == len(rows):
+            rows = [*rows, PaletteRow(QuickItem(tr("Nothing matches")))]
+        self.model.set_rows(rows)
+        self.list.setCurrentIndex(self.model.index(num_staying if text.strip() else 0))
         self.place()
 
     def _choose(self, index: QModelIndex) -> None:
@@ -360,9 +371,11 @@ def _filtered(text: str, items: Sequence[QuickItem]) -> list[PaletteRow]:
     """Best matches first; without text, all in their own order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
-    matches = [(match, item) for item in items if (match := _match(text, item)) is not None]
+    staying = [PaletteRow(item) for item in items if item.stays]
+    others = [item for item in items if not item.stays]
+    matches = [(match, item) for item in others if (match := _match(text, item)) is not None]
     matches.sort(key=lambda pair: -pair[0].score)
-    return [PaletteRow(item, match.at) for match, item in matches]
+    return staying + [PaletteRow(item, match.at) for match, item in matches]
 
 
 def _match(text: str, item: QuickItem) -> Match | None:

@@ -48,6 +48,19 @@ TONE_COLOR: dict[ToastTone, str] = {
 }
 
 
+class Once:
+    """What an action does that can be done once, as an undo: its button says whether it was."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self.is_done = False
+
+    def __call__(self) -> None:
+        if not self.is_done:
+            self.is_done = True
+            self._act()
+
+
 @dataclass(frozen=True)
 class Notification:
     """What was said, when (seconds since the epoch), and what one can do about it."""
@@ -74,15 +87,28 @@ def action_buttons(
     row.addStretch(1)
     width = 0
     for at, (label, callback) in enumerate(actions):
-        button = QPushButton(label)
+        button = _action_button(label, callback, run)
         if at == 0 and suggests:
             button.setProperty("kind", "primary")
-        button.clicked.connect(lambda _checked=False, callback=callback: run(callback))
         row.addWidget(button, 0, Qt.AlignmentFlag.AlignRight)
         width += button.fontMetrics().horizontalAdvance(label) + _AROUND_LABEL + _GAP
     if width > room:
         row.setDirection(QBoxLayout.Direction.TopToBottom)
     return row
+
+
+def _action_button(
+    label: str, callback: Callable[[], object], run: Callable[[Callable[[], object]], object]
+) -> QPushButton:
+    button = QPushButton(label)
+    button.setDisabled(isinstance(callback, Once) and callback.is_done)
+
+    def act() -> None:
+        button.setDisabled(isinstance(callback, Once))
+        run(callback)
+
+    button.clicked.connect(act)
+    return button
 
 
 class Toast(QFrame):

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.base.files import write_whole
 from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
-from rankdeck.config.devices import parse_devices
+from rankdeck.config.devices import DeviceSelection, parse_devices
+from rankdeck.config.naming import title_of
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
@@ -32,9 +34,8 @@ from rankdeck_app.state.toml_writing import Place, write_value
 
 # Where the options of a chosen card stand: in a table of their own, or beside its `use`.
 _ARGS_PLACES = {("model",), ("data",)}
-_UNTITLED = "run"
 FROM_RUN = "run "
-"""Stands before the name of the run that a text came from."""
+"""Stands before what the run is called that a text came from."""
 SETTLE_MS = 700
 """Half a line is no TOML, and half a number is none: so long nothing is said of it."""
 
@@ -59,22 +60,32 @@ class Draft(QObject):
     set_aside = Signal(object)
 
     def __init__(
-        self, file: Path, folder: Path, parent: QObject | None = None, *, disk: Disk | None = None
+        self,
+        file: Path,
+        folder: Path,
+        parent: QObject | None = None,
+        *,
+        disk: Disk | None = None,
+        num_chosen: Callable[[DeviceSelection], int | None] = attrgetter("known_count"),
     ) -> None:
+        """`num_chosen`: how many devices of this machine a selection is."""
         super().__init__(parent)
         self._disk = disk or Disk(self)
+        self._num_chosen = num_chosen
         self._kept = KeptFile(file, self._to_keep, self, disk=self._disk)
         self._settling = QTimer(self, interval=SETTLE_MS, singleShot=True)
         self._settling.timeout.connect(self.changed)
         self.text = self._toml_text = ""
         self.folder = folder
-        self.stem = _UNTITLED
+        self.stem = ""
         self.source: Path | None = None
         self._saved_text: str | None = None
         self.origin = ""
         self.is_edited = False
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
+        self._named: RunConfig | None = None
+        """The last one that there was of this text."""
         self.problems: list[Problem] = []
         self.is_restored = self.is_edited = self._restore()
         self._validate_anew(self._toml_text)
@@ -92,9 +103,16 @@ class Draft(QObject):
         return self._settling.isActive()
 
     @property
-    def name(self) -> str:
-        name = self.tables.get("name")
-        return name if isinstance(name, str) and name.strip() else self.stem
+    def run_title(self) -> str:
+        """What its run would be called; empty where nobody can tell yet."""
+        config = self._named
+        return "" if config is None else title_of(config, self._num_chosen(config.selection))
+
+    @property
+    def title(self) -> str:
+        """Its preset's name or its file's; of what came from a run, what the next one would be called."""
+        has_name = self.origin and not self.origin.startswith(FROM_RUN)
+        return self.origin if has_name else self.run_title or self.origin_in_words
 
     def value(self, place: Place) -> Any:
         """What the text says at a place, or None where it says nothing."""
@@ -284,6 +302,7 @@ class Draft(QObject):
         for text in ("", readable, self.text):
             self.text = text
             self._validate()
+        self._named = self.config
 
     def _validate(self) -> None:
         self.problems = []
@@ -294,6 +313,7 @@ class Draft(QObject):
             return
         self._toml_text = self.text
         self.config, self.problems = self._problems_of(self.text)
+        self._named = self.config or self._named
 
     def _problems_of(self, text: str) -> tuple[RunConfig | None, list[Problem]]:
         try:

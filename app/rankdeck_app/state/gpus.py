@@ -16,6 +16,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
+from rankdeck.config.devices import DeviceSelection
 from rankdeck.events import ProcessUse
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.telemetry.availability import Availability
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 NO_GPU = marked("No NVIDIA driver found")
 LOOK_EVERY_S = 0.25
+AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,14 @@ class Gpus(QObject):
     def whole(self) -> list[GpuState]:
         """The GPUs without the MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]
+
+    def num_chosen(self, selection: DeviceSelection) -> int | None:
+        """How many devices a selection is on this machine; None while nobody knows."""
+        if selection.known_count is not None or not self.known:
+            return selection.known_count
+        if selection.kind == "auto":
+            return sum(gpu.availability.is_for_auto for gpu in self.devices) or AUTO_VIRTUAL
+        return sum(gpu.availability.is_for_all for gpu in self.whole) or None
 
     @property
     def is_simulated(self) -> bool:

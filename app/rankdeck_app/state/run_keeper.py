@@ -100,10 +100,11 @@ def _relabel(change: Callable[[Labels], Labels], path: Path) -> tuple[Path, str,
     labels = change(before)
     if labels != before:
         write_labels(path, labels)
-    return path, _title(path), labels
+    return path, title_on_disk(path), labels
 
 
-def _title(path: Path) -> str:
+def title_on_disk(path: Path) -> str:
+    """What a run or a race is called."""
     return race_info(RaceDir(path)).title if is_race(path) else RunDir(path).title
 
 
@@ -119,7 +120,7 @@ def _held(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            told = tr("{run} is running. Stop it first, then delete it.", run=_title(path))
+            told = tr("{run} is running. Stop it first, then delete it.", run=title_on_disk(path))
             raise KeepingError(told) from None
         yield
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QListWidget,
     QListWidgetItem,
@@ -32,6 +33,26 @@ from rankdeck_app.widgets.toml_editor import TomlEditor
 
 PAGE_ID = "config:"
 _LINE_ROLE = int(Qt.ItemDataRole.UserRole)
+_MOST_PX = 110
+
+
+class _Lines(QListWidget):
+    """As high as its lines are, up to a few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setWordWrap(True)
+        self.setViewportMargins(12, 0, 12, 4)
+
+    def fit(self) -> None:
+        first, last = (self.visualItemRect(self.item(at)) for at in (0, self.count() - 1))
+        around = self.viewportMargins()
+        self.setFixedHeight(min(_MOST_PX, last.bottom() + 1 - first.top() + around.top() + around.bottom()))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width() and self.count():
+            self.fit()
 
 
 class ConfigPage(Page):
@@ -47,13 +68,10 @@ class ConfigPage(Page):
         self.editor.show_text(draft.text)
         self.editor.textChanged.connect(self._typed)
         self.forms: dict[str, DraftForm] = {}
-        self.problem_list = QListWidget()
+        self.problem_list = _Lines()
         self.problem_list.setAccessibleName(tr("Problems of the configuration"))
-        self.problem_list.setWordWrap(True)
-        self.problem_list.setMaximumHeight(110)
         self.problem_list.itemActivated.connect(self._go_to)
         self.problem_list.itemClicked.connect(self._go_to)
-        self.problem_list.setViewportMargins(12, 0, 12, 4)
         right = QWidget()
         self.find_bar = FindBar(theme, EditorSearch(self.editor))
         column(self.find_bar, (self.editor, 1), self.problem_list, on=right, spacing=0)
@@ -94,7 +112,7 @@ class ConfigPage(Page):
 
     def breadcrumbs(self) -> list[str]:
         place = self._draft.source
-        name = self._draft.origin_in_words or tr("new")
+        name = self._draft.title or tr("new")
         return [*([str(place.parent)] if place else [tr("draft")]), name]
 
     def tooltip(self) -> str:
@@ -126,7 +144,7 @@ class ConfigPage(Page):
         if not self._typing:
             self.editor.show_text(self._draft.text)
         dirty = self._draft.source is not None and not self._draft.is_saved
-        title = f"{self._draft.origin_in_words or tr('Configuration')}{' ●' if dirty else ''}"
+        title = f"{self._draft.title or tr('Configuration')}{' ●' if dirty else ''}"
         if title != self.title:
             self.set_title(title)
         if not self._draft.is_settling:
@@ -144,6 +162,8 @@ class ConfigPage(Page):
             item.setData(_LINE_ROLE, problem.line)
             self.problem_list.addItem(item)
         self.problem_list.setVisible(bool(self._draft.problems))
+        if self._draft.problems:
+            self.problem_list.fit()
         self.editor.set_marks(marks)
 
     def _typed(self) -> None:

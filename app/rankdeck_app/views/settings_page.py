@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,8 @@ _GROUPS = {
     "notifications": marked("Notifications"),
 }
 """Headings, by the first part of the keys of their settings."""
+_TRUSTED = marked("Trusted folders")
+_NONE_TRUSTED = marked("None. You are asked before a folder's own Python code runs for the first time.")
 Preview = Callable[[str], object]
 """Shows a value without keeping it."""
 
@@ -181,6 +183,11 @@ def _group_of(key: str) -> str:
     return key.split(".", 1)[0]
 
 
+def _are_in(words: Iterable[str], said: Iterable[str]) -> bool:
+    told = " ".join(said).lower()
+    return all(word in told for word in words)
+
+
 def _grouped(settings: Settings) -> dict[str, list[Setting]]:
     """By the first part of their keys, in the order of the table."""
     groups: dict[str, list[Setting]] = {}
@@ -238,13 +245,14 @@ class SettingsPage(Page):
         words, groups = text.lower().split(), set[str]()
         for key, row_of in self.rows.items():
             said = [key, tr(row_of.option.text), *(tr(choice) for choice in row_of.option.choices)]
-            told = " ".join(said).lower()
-            row_of.setVisible(all(word in told for word in words))
+            row_of.setVisible(_are_in(words, said))
             if not row_of.isHidden():
                 groups.add(_group_of(key))
         for group, heading in self.headings.items():
             heading.setVisible(group in groups)
-        self.nothing.setVisible(not groups)
+        if self.trusted.parent() is not None:  # else it would be a window of its own
+            self.trusted.setVisible(_are_in(words, [tr(_TRUSTED), tr(_NONE_TRUSTED)]))
+        self.nothing.setVisible(not groups and self.trusted.isHidden())
 
     def _list_trusted(self) -> None:
         self._settings.disk.do(self._trust.folders, self._show_trusted, key=self)
@@ -253,10 +261,9 @@ class SettingsPage(Page):
         if not isValid(self):
             return
         clear(self._trusted_column)
-        self._trusted_column.addWidget(text_label(tr("Trusted folders").upper(), "section", wrap=False))
+        self._trusted_column.addWidget(text_label(tr(_TRUSTED).upper(), "section", wrap=False))
         if not folders:
-            none = tr("None. You are asked before a folder's own Python code runs for the first time.")
-            self._trusted_column.addWidget(text_label(none, "dim"))
+            self._trusted_column.addWidget(text_label(tr(_NONE_TRUSTED), "dim"))
         for folder in folders:
             tooltip = tr("Ask again before code of this folder runs")
             forget = partial(self._forget, folder)

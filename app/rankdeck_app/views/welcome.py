@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QFrame, QLabel, QPushButton, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QLabel, QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck.run.row import RunInfo
@@ -18,7 +18,7 @@ from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.controls import ElidedLabel
+from rankdeck_app.widgets.controls import ElidedLabel, FewLines
 from rankdeck_app.widgets.layouts import clear, column, framed, push_button, reading_column, row, text_label
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
@@ -28,6 +28,10 @@ MAX_WIDTH = 1400
 _ROW = 20
 _LEAST_OF_CARDS, _LEAST_OF_SUGGESTION = 760, 560
 """Widths of the page from which two stand side by side, in pixels."""
+_LEAST_OF_LESSONS = 1000
+"""From this width on presets, whose texts are long, get twice the room of runs."""
+_MOST_LINES = 3
+"""Of what is said of a preset."""
 HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
 
 HintText = Callable[[str], tuple[str, str]]
@@ -61,7 +65,7 @@ class WelcomePage(Page):
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
         inside.addWidget(self._suggestion_card())
-        self._cards = row((self._runs_card(), 1), (self._presets_card(), 1), spacing=16)
+        self._cards = row(self._runs_card(), self._presets_card(), spacing=16)
         inside.addLayout(self._cards)
         inside.addWidget(self._hints(hint))
         inside.addStretch(1)
@@ -76,6 +80,8 @@ class WelcomePage(Page):
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
         self._cards.setDirection(down if self.width() < _LEAST_OF_CARDS else right)
+        self._cards.setStretch(0, 1)
+        self._cards.setStretch(1, 2 if self.width() >= _LEAST_OF_LESSONS else 1)
         self._suggested.setDirection(down if self.width() < _LEAST_OF_SUGGESTION else right)
 
     # One suggested run
@@ -156,14 +162,22 @@ class WelcomePage(Page):
     def _presets_card(self) -> QFrame:
         frame, inside = framed(tr("Presets"))
         self.preset_buttons: list[QPushButton] = []
-        rows = column(spacing=2)
-        for preset in self._presets:
+        rows = QGridLayout()
+        rows.setHorizontalSpacing(10)
+        rows.setVerticalSpacing(4)
+        rows.setColumnStretch(1, 1)
+        for at, preset in enumerate(self._presets):
             tooltip = f"{tr(preset.text)}\n{tr('Make it the configuration in the side bar')}"
             button = _link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
             needs = tr("needs a GPU") if preset.needs_gpu else ""
             facts = (strategy_title(preset.strategy), needs, tr(preset.lesson))
-            rows.addWidget(_row(button, " · ".join(filter(None, facts))))
+            lesson = FewLines(_MOST_LINES)
+            lesson.setProperty("tone", "small")
+            lesson.show_text(" · ".join(filter(None, facts)))
+            rows.addWidget(button, at, 0, Qt.AlignmentFlag.AlignTop)
+            rows.addWidget(lesson, at, 1, Qt.AlignmentFlag.AlignTop)
+            rows.setRowMinimumHeight(at, _ROW)
         inside.addLayout(rows)
         inside.addStretch(1)
         return frame

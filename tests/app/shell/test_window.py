@@ -14,6 +14,7 @@ from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.side_bar import Activity, SideBarView
+from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.shell.window_state import WindowState
 from tests.app.shell.pages import NotePage, add_frame_pages
@@ -268,6 +269,37 @@ def test_the_page_of_notifications_has_their_buttons_and_no_toast_beside_it(
     qtbot.waitUntil(lambda: not window.toasts.is_read_elsewhere)
     window.toasts.info("shown again")
     assert len(window.toasts.all_shown) == 1
+
+
+def test_what_can_be_done_once_is_seen_to_be_done_on_the_toast_and_in_the_list(
+    qtbot: QtBot, window: MainWindow
+) -> None:
+    done: list[str] = []
+    add_frame_pages(window)
+    window.commands.run("notifications.show")
+    page = window.editor.active_page()
+    assert isinstance(page, NotificationsPage)
+
+    def button(name: str) -> QPushButton:
+        window.editor.open(page.page_id)
+        (found,) = (b for b in page.findChildren(QPushButton) if b.text() == name and b.isVisible())
+        return found
+
+    for name in ("Undo it", "Undo that"):
+        window.commands.run("preferences.keys")
+        window.toasts.show(f"{name}?", actions=[(name, Once(lambda name=name: done.append(name)))])  # type: ignore[misc]
+    on_toast = window.toasts.all_shown[0].findChild(QPushButton)
+    assert on_toast is not None and on_toast.isEnabled()
+    on_toast.click()
+    assert not on_toast.isEnabled() and not button("Undo it").isEnabled()
+    in_list = button("Undo that")
+    assert in_list.isEnabled()
+    in_list.click()
+    assert not in_list.isEnabled() and done == ["Undo it", "Undo that"]
+    window.toasts.show("Show?", actions=[("Show", lambda: done.append("Show"))])
+    for _ in range(2):
+        button("Show").click()
+    assert done[2:] == ["Show", "Show"] and not button("Undo that").isEnabled()
 
 
 def test_notifications_have_one_page_whose_buttons_stand_beside_each_other_where_there_is_room(

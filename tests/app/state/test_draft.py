@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.draft import FROM_RUN, Draft
 
 TEXT = """\
 # what one learns here
@@ -120,6 +120,23 @@ def test_the_draft_is_there_again_at_the_next_start(draft: Draft, tmp_path: Path
     assert again.is_restored
     assert (again.text, again.folder, again.stem, again.origin) == (draft.text, tmp_path, "gpt", "gpt-dp")
     assert again.config is not None and again.config.train.steps == 7
+
+
+def test_a_draft_of_a_run_is_called_what_the_next_run_will_be_called(draft: Draft) -> None:
+    assert (draft.title, draft.run_title) == ("gpt-dp", "gpt")
+    draft.replace(f'name = ""\n{TEXT}', folder=draft.folder, stem="", origin=f"{FROM_RUN}before")
+    assert draft.title == draft.run_title == "GPT · DP · 4" and draft.origin_in_words == "run before"
+    draft.choose(("strategy",), "ddp")
+    for wrong in ("soon", 5):
+        draft.set_value(("train", "steps"), wrong)
+        assert draft.title == "GPT · DDP · 4", "also while something is wrong"
+    for name, title in (("mine", "mine"), (None, "GPT · DDP · 4")):
+        draft.set_value(("name",), name)
+        assert draft.title == title
+    draft.choose(("strategy",), "single")
+    assert draft.title == "GPT · Single"
+    draft.replace("[train]\nsteps = -1\n", folder=draft.folder, stem="", origin=f"{FROM_RUN}other")
+    assert draft.title == "run other" and not draft.run_title
 
 
 def test_save_as_makes_the_file_and_moves_where_relative_paths_start(draft: Draft, tmp_path: Path) -> None:

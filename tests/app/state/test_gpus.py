@@ -9,8 +9,9 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
+from rankdeck.config.devices import parse_devices
 from rankdeck_app.state.engine_process import Engine
-from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus
 from rankdeck_app.state.suggestion import default_devices
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, ProcessUse, Reading, feed_machine
@@ -104,6 +105,17 @@ def test_auto_takes_no_simulated_busy_split_or_lost_gpu(gpus: Gpus) -> None:
     assert default_devices("ddp", gpus.devices) == "auto"
     gpus.take(device_lines.notice("lost", "GPU-0001"))
     assert default_devices("ddp", gpus.devices) == "cpu:4"
+
+
+def test_auto_and_all_are_as_many_devices_as_a_run_would_take(gpus: Gpus) -> None:
+    def count(use: str) -> int | None:
+        return gpus.num_chosen(parse_devices(use))
+
+    assert (count("auto"), count("gpu:all"), count("cpu:3"), count("gpu:0,2")) == (None, None, 3, 2)
+    feed_machine(gpus, 3, busy=(0,))
+    assert (count("auto"), count("gpu:all")) == (2, 3)
+    gpus.give_up()
+    assert (count("auto"), count("gpu:all")) == (AUTO_VIRTUAL, None)
 
 
 def test_parts_of_a_split_gpu_have_names_of_their_own(gpus: Gpus) -> None:

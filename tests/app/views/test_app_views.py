@@ -26,6 +26,7 @@ from rankdeck_app.views.output import OutputTools, OutputView
 from rankdeck_app.views.problems import ProblemsView
 from rankdeck_app.views.runs import RunsView
 from rankdeck_app.views.welcome import WelcomePage
+from rankdeck_app.widgets.controls import FewLines
 from tests.helpers.app_window import open_run, settle
 from tests.helpers.written_run import WrittenRun, device_infos
 
@@ -64,6 +65,21 @@ def test_the_welcome_page_takes_the_width_that_it_has(app: App) -> None:
         assert inside.width() <= area.viewport().width(), f"nothing to scroll sideways at {width}"
         tops = {card.mapTo(inside, QPoint()).y() for card in cards}
         assert len(tops) == (2 if width >= 760 else 3), f"two cards side by side, or all in turn at {width}"
+    page.close()
+    page.deleteLater()
+
+
+@pytest.mark.parametrize("width", [1100, 1570])
+def test_what_presets_teach_is_read_whole_where_there_is_room(app: App, width: int) -> None:
+    page = welcome(app)
+    page.setParent(None)
+    page.show()
+    page.resize(width, 900)
+    settle()
+    lessons = page.findChildren(FewLines)
+    cut = [lesson.toolTip() for lesson in lessons if lesson.toolTip()]
+    assert len(lessons) == len(page.preset_buttons) and len(cut) <= (0 if width > 1500 else 4), cut
+    assert len({lesson.mapTo(page, QPoint()).x() for lesson in lessons}) == 1, "in one column"
     page.close()
     page.deleteLater()
 
@@ -172,7 +188,7 @@ def test_runs_are_listed_filtered_opened_and_reused(
     assert QGuiApplication.clipboard().text() == str(written.path)
     app.window.commands.run("run.reuse")
     app.session.disk.settle()
-    assert app.session.draft.origin == f"run {written.path.name}" and app.session.draft.config is not None
+    assert app.session.draft.origin == "run gpt-dp" and app.session.draft.config is not None
 
 
 def test_device_cards_show_what_is_in_use_and_nothing_of_a_run_that_is_over(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, QRect, Qt
 from PySide6.QtGui import QHelpEvent, QTextCursor
-from PySide6.QtWidgets import QApplication, QToolTip
+from PySide6.QtWidgets import QApplication, QLineEdit, QToolTip
 from pytestqt.qtbot import QtBot
 
+from rankdeck.config import from_text
+from rankdeck.config.naming import title_of
 from rankdeck_app.composition import App
 from rankdeck_app.state.toml_schema import Offer
 from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.widgets.completion_box import ROW_HEIGHT
 from rankdeck_app.widgets.run_rows import all_rows
+from tests.helpers.app_window import settle
+from tests.helpers.written_run import WrittenRun
 
 TEXT = '# mine\n[train]\nsteps = 5\n\n[strategy]\nuse = "dp"\n\n[devices]\nuse = "cpu:2"\n'
 
@@ -62,6 +67,47 @@ def test_each_problem_marks_its_line_and_a_click_goes_there(qtbot: QtBot, app: A
     assert page.problem_list.count() == 2 and page.problem_list.isVisible()
     page.problem_list.itemClicked.emit(page.problem_list.item(1))
     assert page.editor.textCursor().blockNumber() + 1 == 6
+
+
+def test_problems_take_the_room_that_they_need_and_leave_the_rest_to_the_editor(
+    app: App, page: ConfigPage
+) -> None:
+    def height_of(text: str) -> int:
+        app.session.draft.set_text(text)
+        settle()
+        shown = page.problem_list
+        last = shown.visualItemRect(shown.item(shown.count() - 1))
+        assert shown.height() < 110 or shown.verticalScrollBar().isVisible()
+        assert shown.height() == 110 or shown.viewport().height() == last.bottom() + 1
+        return shown.height()
+
+    app.window.resize(1800, 900)
+    wrong = TEXT.replace("steps = 5", 'steps = "x"')
+    one, two = height_of(wrong), height_of(wrong.replace('use = "dp"', 'use = "ddpp"'))
+    many = "".join(f"\n[nonsense_{at}]\n" for at in range(20))
+    assert one < two < height_of(TEXT + many) == 110
+    page.problem_list.parentWidget().setFixedWidth(200)
+    assert height_of(wrong) > one
+
+
+def test_the_configuration_of_a_run_is_called_what_the_next_run_will_be(app: App, page: ConfigPage) -> None:
+    path = WrittenRun(Path(os.environ["RANKDECK_RUNS"])).path
+    app.alerts.use_strategy(path, "ddp")
+    app.session.disk.settle()
+    draft = app.session.draft
+    draft.set_value(("devices", "use"), "cpu:4")
+    assert draft.config is not None
+    title = title_of(from_text(draft.config.to_toml(), folder=draft.folder))
+    assert title == "MLP · DDP · 4" and (draft.title, draft.origin) == (title, "run gpt-dp")
+    name = page.forms["Run"].fields[("name",)].editor
+    assert isinstance(name, QLineEdit)
+    for typed in ("mine", ""):
+        name.setText(typed)
+        name.textEdited.emit(typed)
+        assert page.title == (typed or title)
+    name = page.forms["Run"].fields[("name",)].editor
+    assert isinstance(name, QLineEdit)
+    assert name.placeholderText() == title and page.breadcrumbs()[-1] == title
 
 
 def test_half_a_line_is_marked_when_nobody_types_on_and_the_form_stays_as_it_was(
@@ -125,10 +171,10 @@ def test_opening_a_file_replaces_the_draft(app: App, page: ConfigPage, tmp_path:
     (tmp_path / "other.toml").write_text('name = "Other"\n')
     app.actions.open_config(tmp_path / "other.toml")
     app.session.disk.settle()
-    assert page.editor.toPlainText() == 'name = "Other"\n' and app.session.draft.name == "Other"
+    assert page.editor.toPlainText() == 'name = "Other"\n' and app.session.draft.run_title == "Other"
     app.actions.open_config(tmp_path / "missing.toml")
     app.session.disk.settle()
-    assert app.session.draft.name == "Other" and "cannot be read" in app.window.toasts.history[-1].text
+    assert app.session.draft.run_title == "Other" and "cannot be read" in app.window.toasts.history[-1].text
 
 
 def test_what_fits_is_listed_while_one_types_and_taken_with_enter(

@@ -457,7 +457,7 @@ def test_the_csv_exports_hold_the_figures(
     qtbot.waitUntil(lambda: page._heat.figure.shares is not None)
     rows = {}
     for name in ("bars", "band", "heat", "loss", "rate"):
-        page.cards[name].export_csv(tmp_path / f"{name}.csv")
+        page.cards[name].exported("csv")(tmp_path / f"{name}.csv")
         rows[name] = (tmp_path / f"{name}.csv").read_text(encoding="utf-8").splitlines()
     assert rows["bars"][1].startswith(f"Virtual 0,{286 * MIB},{21 * MIB}")
     assert rows["loss"][1].startswith("1,4,") and len(rows["loss"]) == 41

@@ -13,7 +13,6 @@ from rankdeck import events
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import script_figures
 from rankdeck_app.views.dashboard.script_page import ScriptPage
 from tests.helpers.written_run import MIB, backdated
 from tests.helpers.written_script import WrittenScript
@@ -99,7 +98,11 @@ def stats(page: ScriptPage) -> dict[str, str]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_script_that_tells_everything_fills_every_card(
-    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage], size: tuple[int, int]
+    qtbot: QtBot,
+    make: Callable[..., WrittenScript],
+    opened: Callable[..., ScriptPage],
+    size: tuple[int, int],
+    tmp_path: Path,
 ) -> None:
     run = make(ranks=2, args=["--lr", "0.1"])
     write_all(run)
@@ -128,8 +131,9 @@ def test_a_script_that_tells_everything_fills_every_card(
     boxes = [page.cards[name].geometry() for name in known]
     for index, box in enumerate(boxes):
         assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])
-    rows = list(script_figures.metrics_rows(page.run))
-    assert rows[1] == ("accuracy", "transformers", 0, "0.1") and len(rows) == 5
+    page._logged.exported("csv")(tmp_path / "logged.csv")
+    rows = (tmp_path / "logged.csv").read_text().splitlines()
+    assert rows[1] == "accuracy,transformers,0,0.1" and len(rows) == 5
 
 
 def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(

@@ -13,7 +13,7 @@ from rankdeck_app.language import pseudo
 from rankdeck_app.settings import OPTIONS
 from rankdeck_app.views.settings_page import SettingsPage
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from tests.helpers.app_window import wait_for
+from tests.helpers.app_window import settle, wait_for
 
 
 def opened(app: App) -> SettingsPage:
@@ -42,17 +42,23 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
     page.filter.setText("seconds NOTIFICATION")
     assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
     page.filter.setText("no such thing")
-    assert page.nothing.isVisible()
+    assert page.nothing.isVisible() and not page.trusted.isVisible()
+    page.filter.setText("trusted FOLDERS")
+    assert page.trusted.isVisible() and not page.nothing.isVisible()
     page.filter.clear()
     assert not page.nothing.isVisible() and all(one.isVisible() for one in page.rows.values())
+    assert page.trusted.isVisible()
 
 
 def test_what_was_searched_for_before_all_rows_are_there_holds_for_them(app: App) -> None:
     app.window.commands.run("preferences.settings")
     page = app.window.editor.active_page()
     assert isinstance(page, SettingsPage) and not page.rows
+    page.filter.setText("trusted")
+    assert not page.trusted.isVisible()
     page.filter.setText("seconds notification")
-    wait_for(lambda: page.trusted.isVisible(), 10, "all rows")
+    wait_for(lambda: set(page.rows) == set(app.window.settings.options), 10, "all rows")
+    settle()
     assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
 
 

@@ -87,7 +87,7 @@ def test_the_planner_s_own_step_is_drawn_with_the_draft_s_devices(
     assert f"moves {page.step.timeline.in_words()} a step" in " ".join(told.output.split())
     assert page.step.timeline.in_words() in page.chart_card.subtitle
     assert page.chart_card.source == "predicted"
-    page.chart_card.export_csv(tmp_path / "step.csv")
+    page.chart_card.exported("csv")(tmp_path / "step.csv")
     rows = list(csv.DictReader((tmp_path / "step.csv").read_text().splitlines()))
     assert {row["what"] for row in rows} >= {"forward", "backward", "step"}
     assert [row for row in rows if row["bytes"] and (row["among"] or row["from"])]

@@ -20,7 +20,7 @@ from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
 from rankdeck_app.language import tr
 from rankdeck_app.state.device_choice import DeviceChoice
-from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus, GpuState, clock_time
 from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import GAP_OF_READINGS, DeviceFigure, DeviceGrid
@@ -29,7 +29,6 @@ from rankdeck_app.widgets.controls import WholeLabel, tool_button
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 DEFAULT_VIRTUAL = 4
-AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
 LEAST_OF_BUTTON = 60
 SIMULATED = marked("simulated devices")
 THERE = marked("Train on this machine's GPUs")
