@@ -246,13 +246,14 @@ def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(restarted:
 
 
 @pytest.mark.slow
-def test_restarts_come_to_an_end(job: Path) -> None:
+def test_what_fails_twice_in_the_same_way_fails_for_good(job: Path) -> None:
     facts = rankdeck_here(
-        "train", job, "--set", "launch.max_restarts=1", "--json", code=1, env={"FAULT": "always"}
+        "train", job, "--set", "launch.max_restarts=5", "--json", code=1, env={"FAULT": "always"}
     ).json
     assert (facts["outcome"], facts["attempts"]) == ("failed", 2)
     first, last = facts["problems"]
-    assert "from the beginning" in first["message"] and first["severity"] == "warning"
-    assert "bad batch 18" in last["message"] and last["severity"] == "error"
+    assert "(restart 1 of 5)" in first["message"] and first["severity"] == "warning"
+    assert "bad batch 18" in last["message"] and "It was the same before" in last["message"]
+    assert last["severity"] == "error"
     assert [item.code for item in problems(the_run())] == [last["code"]]
     assert summarise(the_run())["exit_code"] == 1

@@ -7,7 +7,9 @@ cause.py next.
 from __future__ import annotations
 
 import errno
+import os
 import re
+import resource
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import msgspec
 from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.own_code import fold, is_own
 from rankdeck.events import RankFailed
 
@@ -33,6 +36,10 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
+_SHARED_MEMORY = "/dev/shm"
+_OF_SHARED_MEMORY = re.compile(
+    r"shared memory|bus error|/dev/shm/|unable to write to file </?torch_", re.IGNORECASE
+)
 _COMMUNICATION_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 
 IN_LOG = marked("The whole traceback is in logs/{log} of the run.")
@@ -62,7 +69,7 @@ def describe(error: BaseException, rank: int) -> RankFailed:
         _message(error, text),
         path=file,
         line=line,
-        advice=_ADVICE.get(code) or phrase(IN_LOG, log=f"rank-{rank}.*.err"),
+        advice=advice_for(code) or phrase(IN_LOG, log=f"rank-{rank}.*.err"),
         rank=rank,
         last_lines=last_lines(_formatted(error)),
     )
@@ -103,21 +110,41 @@ def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a device or of the host."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return is_named or "can't allocate memory" in str(error)
+    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return is_named or is_refused or "can't allocate memory" in str(error)
+
+
+def advice_for(code: str) -> Phrase | None:
+    """What to do next; what a process may take is looked at where it is the reason (`ulimit -v`)."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if code == "out-of-memory" and most != resource.RLIM_INFINITY:
+        return phrase(
+            "A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most)
+        )
+    return _ADVICE.get(code)
 
 
 def _code(error: BaseException, text: str) -> str:
     name = type(error).__name__
     if is_out_of_memory(error):
         return "out-of-memory"
-    if "shared memory" in text or "bus error" in text.lower():
+    if _OF_SHARED_MEMORY.search(text):
         return "shared-memory"
     if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _causes(error)):
-        return "disk-full"
+        # A semaphore or a queue lies there too, and its error names no file.
+        return "shared-memory" if _is_shared_memory_full() else "disk-full"
     if "Expected to have finished reduction in the prior iteration" in text:
         return "unused-parameters"
     about_ranks = name in _COMMUNICATION_TYPES or (isinstance(error, RuntimeError) and is_communication(text))
     return "communication" if about_ranks else "rank-exception"
+
+
+def _is_shared_memory_full() -> bool:
+    try:
+        told = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return False
+    return told.f_blocks > 0 and told.f_bavail == 0
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -358,9 +358,9 @@ def _make(argv: list[str]) -> ScriptSupervisor:
     for handle in (given.signals, given.words, *given.attached.handles()):
         if handle is not None:
             os.set_inheritable(handle, False)
-    run = RunDir(given.run)
+    run, of_guard = RunDir(given.run), (given.signals, given.attached)
     return ScriptSupervisor(
-        ScriptArguments(run, given.attempt, given.words, given.restarts, given.signals, given.attached)
+        ScriptArguments(run, given.attempt, given.words, given.restarts, given.failed, *of_guard)
     )
 
 

@@ -28,7 +28,8 @@ import msgspec
 from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
+from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
+from rankdeck.diagnose.exceptions import advice_for, is_out_of_memory
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
 from rankdeck.launch.watch import Watch
@@ -47,13 +48,15 @@ class StopAsked(BaseException):
 class Arguments:
     """What the guard passes. `words` is the pipe for the reason of a failure.
 
-    `restarts`: how many attempts this supervisor has begun by itself, this one included.
+    `restarts`: how many attempts this supervisor has begun by itself, this one included; `failed`: what the
+    one before came to, where that was an exception (`_signature`).
     """
 
     run: RunDir
     attempt: int
     words: int | None = None
     restarts: int = 0
+    failed: str = ""
 
 
 class Supervising(abc.ABC):
@@ -72,6 +75,7 @@ class Supervising(abc.ABC):
         self._ending = self._is_asked_to_stop = False
         self._reason: str | None = None
         self._restarts = False
+        self._failed = ""
 
     @property
     @abc.abstractmethod
@@ -129,9 +133,7 @@ class Supervising(abc.ABC):
             code = self._fail(error.problem, error.exit_code)
         except Exception as error:
             traceback.print_exc()
-            message = phrase("{error}: {text}", error=type(error).__name__, text=error)
-            advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
-            code = self._fail(Problem("internal", message, advice=advice), 1)
+            code = self._fail(_own_failure(error), 1)
         self._ending = True
         self.end_ranks(stopped=code == EXIT_STOPPED)
         if self._sampler is not None:
@@ -198,6 +200,10 @@ class Supervising(abc.ABC):
         kills = max(0, _count_oom_kills() - oom_kills)
         full = _is_full(self._run.path)
         cause = self.cause(kills, disk_is_full=full)
+        self._failed = _signature(cause.problem, self.watch.evidence())
+        if self._failed and self._failed == self._arguments.failed:
+            message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
+            return self._fail(cause.problem.but(message=message), cause.exit_code)
         if self._arguments.restarts < self.max_restarts and self.may_restart(cause):
             self._restarts = True
             self.raise_problem(self._restart_problem(cause.problem))
@@ -206,18 +212,14 @@ class Supervising(abc.ABC):
 
     def _restart_problem(self, cause: Problem) -> Problem:
         told = {"next": self.next_words(), "n": self._arguments.restarts + 1, "most": self.max_restarts}
-        said = cause.said("message")
-        if said.endswith("."):
-            message = phrase("{cause} {next} (restart {n} of {most}).", cause=said, **told)
-        else:
-            message = phrase("{cause}. {next} (restart {n} of {most}).", cause=said, **told)
+        message = phrase("{cause} {next} (restart {n} of {most}).", cause=_sentence(cause), **told)
         return cause.but(code="restarted", message=message, severity="warning")
 
     def _begin_next_attempt(self) -> NoReturn:
         # The last one of each argument counts.
         command = [sys.executable, *sys.orig_argv[1:]]
         command += ["--attempt", str(self._arguments.attempt + 1)]
-        command += ["--restarts", str(self._arguments.restarts + 1)]
+        command += ["--restarts", str(self._arguments.restarts + 1), "--failed", self._failed]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.execv(command[0], command)
@@ -250,6 +252,36 @@ class Supervising(abc.ABC):
                 os.write(self._arguments.words, json.dumps({"reason": self._reason[:4000]}).encode())
             except OSError:
                 pass
+
+
+def _own_failure(error: Exception) -> Problem:
+    """Of the supervisor itself."""
+    if is_out_of_memory(error):
+        message = phrase("There was not enough memory to start the ranks.")
+        advice = advice_for("out-of-memory") or phrase("Close other programs, or use fewer devices.")
+        return Problem("out-of-memory", message, advice=advice)
+    message = phrase("{error}: {text}", error=type(error).__name__, text=str(error) or phrase("no message"))
+    advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
+    return Problem("internal", message, advice=advice)
+
+
+def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
+    """The exception of a rank, where it was raised and in which step: what would come again, whatever the
+    machine does. Empty for every other cause."""
+    for rank in ranks:
+        own = None if rank.failure is None else rank.failure.problem
+        if (
+            own is not None
+            and rank.beat is not None
+            and (own.code, own.message) == (problem.code, problem.message)
+        ):
+            return f"{own.code} at {own.path}:{own.line} in step {rank.beat.step}"
+    return ""
+
+
+def _sentence(problem: Problem) -> str:
+    said = problem.said("message")
+    return said if said.endswith(".") else phrase("{words}.", words=said)
 
 
 def _is_full(folder: Path) -> bool:
@@ -287,6 +319,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--attempt", type=int, default=0)
     made.add_argument("--words", type=int, help="a pipe for the reason of a failure")
     made.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
+    made.add_argument("--failed", default="", help="the exception of the attempt before")
     return made
 
 

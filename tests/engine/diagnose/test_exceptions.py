@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rankdeck
 from rankdeck.base.errors import DataError, TrainingError
 from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, own_place, read_last_lines
 from rankdeck.events import RankFailed, decode, encode
@@ -82,6 +86,8 @@ def test_a_long_message_ends_with_a_whole_word() -> None:
             1,
         ),
         (RuntimeError("DataLoader worker (pid 1) is killed by signal: Bus error."), "shared-memory", 1),
+        (RuntimeError("unable to write to file </torch_7_1_0>: No space left on device"), "shared-memory", 1),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out-of-memory", 1),
         (
             RuntimeError("Expected to have finished reduction in the prior iteration before starting"),
             "unused-parameters",
@@ -95,6 +101,39 @@ def test_a_long_message_ends_with_a_whole_word() -> None:
 def test_every_kind_has_its_code_and_exit_code(error: Exception, code: str, exit_code: int) -> None:
     failure = raised(error)
     assert (failure.problem.code, failure.exit_code, failure.is_communication) == (code, exit_code, False)
+
+
+_FULL_SHARED_MEMORY = """
+import multiprocessing
+from rankdeck.diagnose.exceptions import describe
+try:
+    multiprocessing.Queue()
+except OSError as error:
+    print(describe(error, 0).problem.code)
+"""
+
+
+def test_where_shared_memory_is_full_the_disk_is_not_to_blame() -> None:
+    """A semaphore's error names no file. In a mount namespace, where that may be made."""
+    full = "mount -t tmpfs -o size=64k none /dev/shm && head -c 1M /dev/zero > /dev/shm/x 2> /dev/null; "
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", full + 'exec "$0" -c "$1"', sys.executable, _FULL_SHARED_MEMORY],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(rankdeck.__file__).parents[1])},
+        check=False,
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
+    assert done.stdout == "shared-memory\n", done.stderr
+
+
+def test_a_limit_of_memory_is_named() -> None:
+    ask = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); " + (
+        "from rankdeck.diagnose.exceptions import describe; print(describe(MemoryError(), 0).problem.advice)"
+    )
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert "6.0 GiB" in done.stdout and "ulimit -v" in done.stdout
 
 
 def test_a_users_exception_behind_ours_gives_the_last_lines() -> None:
