@@ -26,11 +26,13 @@ from rankdeck.cli import (
     compare,
     console,
     devices,
+    doctor,
     label,
     plan,
     race,
     results,
     resume,
+    stacks,
     train,
     why,
 )
@@ -55,6 +57,7 @@ for _group, _commands in {
         resume.resume,
         attach.watch,
         attach.stop,
+        stacks.stacks,
         resume.checkpoint,
         results.runs,
         results.show,
@@ -65,7 +68,7 @@ for _group, _commands in {
         results.export,
         adopt.adopt,
     ),
-    "Before a run": (plan.plan, race.race),
+    "Before a run": (plan.plan, race.race, doctor.doctor),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
 }.items():
     for _command in _commands:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
+from rankdeck.base.cgroups import tightest
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
@@ -16,8 +16,6 @@ from rankdeck.config.gpu_models import gpu_model, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.telemetry.listing import GpuStatus, list_gpus
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
@@ -72,14 +70,8 @@ def _rehearsal(config: RunConfig, count: int) -> Target:
 def _free_host_bytes() -> int:
     """Memory that this machine, or the container that this is, has left."""
     free = psutil.virtual_memory().available
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        used -= int(counts["inactive_file"]) + int(counts["active_file"])  # the kernel gives these up
-    except (OSError, ValueError, KeyError):
-        return free  # no limit, or no cgroup of the second version
-    return max(0, min(free, limit - used))
+    group = tightest("memory")
+    return free if group is None else min(free, group.left)
 
 
 def _own(gpus: list[GpuStatus]) -> Target:

@@ -49,12 +49,12 @@ def choose(
 ) -> ChosenPython:
     """The interpreter for a script. `given` is --python, `from_file` what rankdeck.toml says, whose
     relative paths start in `from_file_folder`. `folders` are those where a .venv counts: the current one, the
-    script's.
+    script's; without any, what lies in a folder is not started.
 
     Raises:
         ConfigError: what is named is no interpreter.
     """
-    folder = folders[0]
+    folder = folders[0] if folders else Path.cwd()
     if given is not None:
         return ChosenPython(named(given, folder=folder, environ=environ, where="--python"), "--python")
     if from_file is not None:

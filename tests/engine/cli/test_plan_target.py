@@ -20,7 +20,9 @@ def host_bytes(devices: str) -> int | None:
 
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("rankdeck.cli.plan_target._CGROUP", tmp_path)
+    (tmp_path / "membership").write_text("0::/\n")
+    monkeypatch.setattr("rankdeck.base.cgroups.ROOT", tmp_path)
+    monkeypatch.setattr("rankdeck.base.cgroups.MEMBERSHIP", tmp_path / "membership")
     (tmp_path / "memory.current").write_text(f"{7 * MIB}\n")
     (tmp_path / "memory.stat").write_text(f"anon {MIB}\ninactive_file {MIB}\nactive_file {4 * MIB}\n")
     return tmp_path

@@ -1,0 +1,94 @@
+"""What the kernel lets this process's control group have, in the first and in the second version of cgroups.
+
+A limit may be set at any group above, so the tightest one counts. Nothing is told of a controller without a
+limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rankdeck.base import files
+
+ROOT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_FILES = {
+    "memory": (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    "pids": (("pids.max", "pids.current"), ("pids.max", "pids.current")),
+}
+"""By controller: names of limit and use in the second version, then in the first."""
+_GIVEN_UP = ("inactive_file", "active_file")
+_SMALL_BYTES = 1 << 20
+_NO_LIMIT = 1 << 60
+"""What the first version says where there is none is larger."""
+
+
+class GroupLimit(NamedTuple):
+    """`file` says the limit; `used` leaves out cached files, which the kernel gives up."""
+
+    limit: int
+    used: int
+    file: Path
+
+    @property
+    def left(self) -> int:
+        return max(0, self.limit - self.used)
+
+
+def tightest(controller: str) -> GroupLimit | None:
+    """The limit that leaves least of "memory" (bytes) or "pids" (processes and threads)."""
+    found = []
+    for folder, version in _folders(controller):
+        names = _FILES[controller][version]
+        limit, used = (_number(folder / name) for name in names)
+        if limit is not None and used is not None and limit < _NO_LIMIT:
+            cached = _cached(folder) if controller == "memory" else 0
+            found.append(GroupLimit(limit, used - cached, folder / names[0]))
+    return min(found, key=lambda limit: limit.left, default=None)
+
+
+def cpu_quota() -> float | None:
+    """How many cores' worth of time the group may take; None without a limit."""
+    quotas = []
+    for folder, version in _folders("cpu"):
+        if version == 0:
+            given, _, per = _text(folder / "cpu.max").partition(" ")
+        else:
+            given, per = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        if given.isdecimal() and per.isdecimal() and int(per):
+            quotas.append(int(given) / int(per))
+    return min(quotas, default=None)
+
+
+def _folders(controller: str) -> Iterator[tuple[Path, int]]:
+    """(folder, 0 for the second version or 1 for the first) of the process's group and all above it."""
+    for line in _text(MEMBERSHIP).splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0":
+            top, version = ROOT, 0
+        elif controller in names.split(","):
+            top, version = ROOT / names, 1
+        else:
+            continue
+        place = top / path.strip("/")
+        # Inside a container the path may be the host's own, of which only the top is there.
+        yield from ((folder, version) for folder in (place, *place.parents) if folder.is_relative_to(top))
+
+
+def _cached(folder: Path) -> int:
+    counts = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    return sum(int(counts[name]) for name in _GIVEN_UP if counts.get(name, "").isdecimal())
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file)
+    return int(text) if text.isdecimal() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return files.read_text(file, _SMALL_BYTES).strip()
+    except OSError:
+        return ""

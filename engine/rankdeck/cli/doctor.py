@@ -1,0 +1,132 @@
+"""`rankdeck doctor`: whether this machine can train, and what to do where it cannot."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck.base.errors import ConfigError, MachineError, did_you_mean, one_of
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+from rankdeck.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from rankdeck.doctor.checks import Looked
+    from rankdeck.doctor.lines import CheckLine, DoctorLine, DoneLine
+
+_STYLES = {"good": "green", "look": "yellow", "broken": "bold red", "not-tried": "dim"}
+_VERDICT_WIDTH, _TITLE_WIDTH = 14, 23
+
+Rows = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CHECK]...", help="Only these, as in: rankdeck doctor gloo hostname.", show_default=False
+    ),
+]
+Python = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PYTHON",
+        help="The interpreter to try, or its environment's folder; else the active or Rankdeck's own.",
+    ),
+]
+Runs = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The folder that would hold runs; ./runs by default.")
+]
+
+
+def doctor(rows: Rows = None, python: Python = None, runs: Runs = None, as_json: AsJson = False) -> int:
+    """Look this machine over: driver, torch, memory, disk, network, and two ranks that meet.
+
+    Every check has a verdict, how it was found, and what to do. Nothing is changed or left behind.
+    Exit status: 0 where nothing is broken, 3 where something is. --json gives a line for each as it is known.
+    """
+    from rankdeck.doctor.checks import checks_of, only
+    from rankdeck.doctor.lines import announced, encode, summed_up
+    from rankdeck.doctor.looking import look_over
+
+    began_s, names = time.monotonic(), set(rows or ())
+    _check_names(names)
+    checks = only(checks_of(_looked(python, runs)), names)
+
+    def tell(line: DoctorLine) -> None:
+        sys.stdout.buffer.write(encode(line))
+        sys.stdout.buffer.flush()
+
+    if as_json:
+        tell(announced([name for check in checks for name in check.names]))
+    found: list[CheckLine] = []
+    for line in look_over(checks):
+        found.append(line)
+        if as_json:
+            tell(line)
+        else:
+            _print(line)
+    done = summed_up(found, round(time.monotonic() - began_s, 2))
+    if as_json:
+        tell(done)
+    else:
+        _print_sum(done, len(found))
+    return MachineError.exit_code if done.broken else 0
+
+
+def _looked(python: str | None, runs: Path | None) -> Looked:
+    """Raises: ConfigError where what is named is no interpreter."""
+    from rankdeck import rundir
+    from rankdeck.config import interpreters
+    from rankdeck.doctor.checks import Looked
+
+    # What lies in the current folder may be anybody's: it is tried where it is named.
+    chosen = interpreters.choose(python, folders=[], environ=os.environ)
+    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    return Looked(chosen, folder)
+
+
+def _check_names(names: set[str]) -> None:
+    """Raises: ConfigError for one that is no check."""
+    from rankdeck.doctor.lines import TITLES
+
+    for name in sorted(names - TITLES.keys()):
+        raise ConfigError(
+            phrase('There is no check called "{name}".', name=name),
+            code="unknown-check",
+            advice=did_you_mean(name, TITLES) or phrase("There are {names}.", names=one_of(TITLES)),
+        )
+
+
+def _print(line: CheckLine) -> None:
+    from rankdeck.doctor.lines import VERDICT_WORDS
+
+    words = Text(line.finding)
+    for one in line.evidence:
+        words.append(f"\n{one}", style="dim")
+    for one in filter(None, (line.fix, line.command)):
+        words.append(f"\n{one}", style="cyan" if one is line.command else "")
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=_VERDICT_WIDTH)
+    grid.add_column(width=_TITLE_WIDTH)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(VERDICT_WORDS[line.verdict], style=_STYLES[line.verdict]), line.title, words)
+    console.out().print(grid)
+
+
+def _print_sum(done: DoneLine, num_rows: int) -> None:
+    num_good = num_rows - sum(map(len, (done.broken, done.look, done.not_tried)))
+    out = console.out()
+    out.print(f"\n{num_good} of {num_rows} are good ({done.seconds:.1f} s).", soft_wrap=True)
+    _print_names("broken", done.broken, _STYLES["broken"])
+    _print_names("worth a look", done.look, _STYLES["look"])
+    _print_names("not tried", done.not_tried, _STYLES["not-tried"])
+
+
+def _print_names(words: str, names: Sequence[str], style: str) -> None:
+    if names:
+        console.out().print(f"{words}: {', '.join(names)}", style=style, soft_wrap=True)

@@ -1,0 +1,291 @@
+"""The NVIDIA driver, its GPUs, who holds their memory, how CUDA counts them, whether they reach each other.
+
+Readings come from telemetry's own sampler, in a process that may crash or hang.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from rankdeck.base import files
+from rankdeck.base.errors import MachineError
+from rankdeck.base.leases import lease_holder
+from rankdeck.base.phrases import COMMAS, listed, phrase
+from rankdeck.base.units import format_bytes, format_duration
+from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row
+from rankdeck.rundir import RunDir
+from rankdeck.telemetry.listing import GpuProcess, GpuStatus, Listing, ask_once
+
+_PCI = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+_SMALL_BYTES = 4096
+_ORDER, _BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+_READ = 0
+"""NVML_P2P_CAPS_INDEX_READ, which pynvml wraps in a tuple by a stray comma."""
+_NO_GPU = ("gpus", "vram", "order", "peers")
+
+
+def look_at_gpus(pci: Path = _PCI) -> Iterator[CheckLine]:
+    try:
+        listing = ask_once()
+    except MachineError as error:
+        yield _no_driver(error, pci)
+        yield from not_tried(_NO_GPU, phrase("There is no driver that answers: not tried."))
+        return
+    evidence = [phrase("NVML: driver {version}", version=listing.driver)]
+    if listing.simulated:
+        evidence.append(phrase("simulated (RANKDECK_NVML)"))
+    yield row("driver", Verdict.GOOD, phrase("Driver {version} answers.", version=listing.driver), *evidence)
+    if not listing.gpus:
+        yield from not_tried(_NO_GPU, phrase("The driver knows no GPU: not tried."))
+        return
+    yield _gpus(listing)
+    yield _holders(listing.gpus)
+    yield _order(listing.gpus, os.environ)
+    yield _peers(listing)
+
+
+def _no_driver(error: MachineError, pci: Path) -> CheckLine:
+    """A machine without a card lacks nothing; one with a card lacks its driver."""
+    cards = nvidia_cards(pci)
+    evidence = [str(error.message)]
+    if cards is None:
+        evidence.append(phrase("{folder} cannot be read", folder=pci))
+    elif cards:
+        evidence.append(phrase("NVIDIA cards on the PCI bus: {places}", places=listed(cards, COMMAS)))
+    else:
+        evidence.append(phrase("no NVIDIA card on the PCI bus ({folder})", folder=pci))
+    if error.problem.code != "no-driver":
+        return row(
+            "driver", Verdict.BROKEN, error.message, *evidence[1:], fix=error.advice, command="nvidia-smi"
+        )
+    if not cards:
+        return not_tried(["driver"], phrase("There is no driver here, and no card that is seen."), *evidence)[
+            0
+        ]
+    finding = phrase("There is a card, and no driver for it.")
+    fix = phrase("Install NVIDIA's driver; in a container, start it with its GPUs (docker run --gpus all).")
+    return row("driver", Verdict.BROKEN, finding, *evidence, fix=fix)
+
+
+def nvidia_cards(pci: Path) -> list[str] | None:
+    """Places of NVIDIA's display and compute devices; None where the bus cannot be looked at."""
+    try:
+        places = sorted(pci.iterdir())
+    except OSError:
+        return None
+    return [
+        place.name
+        for place in places
+        if _word(place / "vendor") == _NVIDIA and _word(place / "class").startswith(_DISPLAY)
+    ]
+
+
+def _word(file: Path) -> str:
+    try:
+        return files.read_text(file, _SMALL_BYTES).strip()
+    except OSError:
+        return ""
+
+
+def _gpus(listing: Listing) -> CheckLine:
+    lost = [gpu for gpu in listing.gpus if gpu.state != "ok"]
+    evidence: list[str] = [
+        phrase(
+            "GPU {index}: {name}, {used} of {total} used",
+            index=gpu.index,
+            name=gpu.name,
+            used=_bytes(gpu.used_bytes),
+            total=_bytes(gpu.total_bytes),
+        )
+        for gpu in listing.gpus
+    ]
+    evidence += [notice.phrase_of(notice.message) for notice in listing.notices]
+    if lost:
+        finding = phrase(
+            "{gpus} does not answer any more.", gpus=listed((f"GPU {gpu.index}" for gpu in lost), COMMAS)
+        )
+        fix = phrase("Restart the machine; if it comes again, see the kernel's log for Xid.")
+        return row("gpus", Verdict.BROKEN, finding, *evidence, fix=fix, command="dmesg | grep -i xid")
+    faulty = [gpu for gpu in listing.gpus if gpu.ecc_errors]
+    if faulty:
+        evidence += [
+            phrase("GPU {index}: {count} uncorrected errors", index=gpu.index, count=gpu.ecc_errors)
+            for gpu in faulty
+        ]
+        finding = phrase(
+            "Memory of {gpus} has failed.", gpus=listed((f"GPU {gpu.index}" for gpu in faulty), COMMAS)
+        )
+        fix = phrase("Reset that GPU; if it comes again, have it replaced.")
+        return row("gpus", Verdict.LOOK, finding, *evidence, fix=fix, command="nvidia-smi -q -d ECC")
+    names = listed(dict.fromkeys(gpu.name for gpu in listing.gpus), COMMAS)
+    return row(
+        "gpus", Verdict.GOOD, phrase("{count}: {names}.", count=len(listing.gpus), names=names), *evidence
+    )
+
+
+def _holders(gpus: Sequence[GpuStatus]) -> CheckLine:
+    """Whoever computes on a GPU and is no living run of ours."""
+    told, commands = [], []
+    for gpu in gpus:
+        for process in gpu.processes:
+            if process.kind != "compute" or _is_of_living_run(process):
+                continue
+            told.append(_holder(gpu, process))
+            if not process.foreign and _leftover_of(process.pid) is not None:
+                commands.append(f"kill {process.pid}")
+        if gpu.hidden_bytes is not None and lease_holder(gpu.uuid) is None:
+            told.append(
+                phrase(
+                    "GPU {index}: {size} held by nobody that the driver names (NVML)",
+                    index=gpu.index,
+                    size=format_bytes(gpu.hidden_bytes),
+                )
+            )
+    unknown = [gpu.index for gpu in gpus if "processes" in gpu.states]
+    if unknown and not told:
+        return not_tried(["vram"], phrase("The driver does not tell who is on its GPUs."))[0]
+    if not told:
+        return row(
+            "vram", Verdict.GOOD, phrase("Nobody but living runs."), phrase("NVML: processes of every GPU")
+        )
+    finding = phrase("VRAM is held by others.")
+    fix = phrase("If it is left over from what has ended, end it.")
+    if commands:
+        finding = phrase("VRAM is held by what a run has left behind.")
+    return row("vram", Verdict.LOOK, finding, *told, fix=fix, command="; ".join(commands) or None)
+
+
+def _holder(gpu: GpuStatus, process: GpuProcess) -> str:
+    facts = {"index": gpu.index, "pid": process.pid, "size": _bytes(process.used_bytes)}
+    if process.foreign:
+        return phrase("GPU {index}: {size} held by {pid}, outside this container (NVML)", **facts)
+    run, age_s = _leftover_of(process.pid), _age_s(process.pid)
+    facts |= {"name": process.name, "age": phrase("unknown") if age_s is None else format_duration(age_s)}
+    if run is not None:
+        template = (
+            "GPU {index}: {size} held by {name} ({pid}) for {age}, of {run}, which is over (NVML, /proc)"
+        )
+        return phrase(template, run=run, **facts)
+    if _is_stopped(process.pid):
+        return phrase(
+            "GPU {index}: {size} held by {name} ({pid}) for {age}, which is suspended (NVML, /proc)", **facts
+        )
+    return phrase("GPU {index}: {size} held by {name} ({pid}) for {age} (NVML, /proc)", **facts)
+
+
+def _run_of(pid: int) -> RunDir | None:
+    """The run that started a process of this user, whether it is over or not."""
+    try:
+        run = psutil.Process(pid).environ().get("RANKDECK_RUN")
+    except psutil.Error:
+        return None
+    return RunDir(Path(run)) if run and Path(run, "guard.lock").is_file() else None
+
+
+def _leftover_of(pid: int) -> str | None:
+    """The run that is over and left this process; None for any other."""
+    run = _run_of(pid)
+    return None if run is None or run.is_alive() else run.name
+
+
+def _is_of_living_run(process: GpuProcess) -> bool:
+    run = None if process.foreign else _run_of(process.pid)
+    return run is not None and run.is_alive()
+
+
+def _age_s(pid: int) -> float | None:
+    try:
+        return time.time() - psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def _order(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLine:
+    """CUDA counts the fastest first where nothing else is said; nvidia-smi counts by bus."""
+    models = dict.fromkeys(gpu.name for gpu in gpus if gpu.parent is None)
+    asked = environment.get(_ORDER)
+    evidence = [
+        f"{_ORDER}={asked}" if asked is not None else phrase("{variable} is not set", variable=_ORDER),
+        phrase("models: {names} (NVML)", names=listed(models, COMMAS)),
+    ]
+    if len(models) < 2 or asked == _BY_BUS:
+        return row("order", Verdict.GOOD, phrase("CUDA counts GPUs as nvidia-smi does."), *evidence)
+    finding = phrase("CUDA may count GPUs otherwise than nvidia-smi: they are of several models.")
+    fix, command = phrase("Have CUDA count by bus."), f"export {_ORDER}={_BY_BUS}"
+    return row("order", Verdict.LOOK, finding, *evidence, fix=fix, command=command)
+
+
+def _peers(listing: Listing) -> CheckLine:
+    whole = [gpu for gpu in listing.gpus if gpu.parent is None and gpu.state == "ok"]
+    if len(whole) < 2:
+        return not_tried(["peers"], phrase("It takes two GPUs: not tried."))[0]
+    if listing.simulated:
+        return not_tried(["peers"], phrase("These GPUs are simulated: not tried."))[0]
+    try:
+        pynvml.nvmlInit()
+        handles = {gpu.index: pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in whole}
+        apart = [
+            (one, other, status)
+            for one, other in combinations(handles, 2)
+            if (status := _reads(handles[one], handles[other])) != pynvml.NVML_P2P_STATUS_OK
+        ]
+    except pynvml.NVMLError as error:
+        return not_tried(["peers"], phrase("The driver does not tell: {error}.", error=error))[0]
+    num_pairs = len(whole) * (len(whole) - 1) // 2
+    if not apart:
+        finding = phrase("Every GPU reads every other directly.")
+        pairs = phrase("nvmlDeviceGetP2PStatus: {count} pairs", count=num_pairs)
+        return row("peers", Verdict.GOOD, finding, pairs)
+    evidence = [
+        phrase(
+            "GPU {one} and {other}: {why} (nvmlDeviceGetP2PStatus)", one=one, other=other, why=_why(status)
+        )
+        for one, other, status in apart
+    ]
+    finding = phrase(
+        "{count} of {pairs} pairs of GPUs go by the host's memory, which is slower.",
+        count=len(apart),
+        pairs=num_pairs,
+    )
+    return row(
+        "peers",
+        Verdict.LOOK,
+        finding,
+        *evidence,
+        fix=phrase("See how they are connected."),
+        command="nvidia-smi topo -m",
+    )
+
+
+def _reads(one: object, other: object) -> int:
+    return int(pynvml.nvmlDeviceGetP2PStatus(one, other, _READ))
+
+
+def _why(status: int) -> str:
+    reasons = {
+        pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORED: phrase("the chipset does not support it"),
+        pynvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: phrase("the GPU does not support it"),
+        pynvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: phrase("their places do not support it"),
+        pynvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: phrase("the driver's settings turn it off"),
+        pynvml.NVML_P2P_STATUS_NOT_SUPPORTED: phrase("it is not supported"),
+    }
+    return reasons.get(status, phrase("status {number}", number=status))
+
+
+def _bytes(num_bytes: int | None) -> str:
+    return phrase("an unknown amount") if num_bytes is None else format_bytes(num_bytes)

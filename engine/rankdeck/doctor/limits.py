@@ -1,0 +1,166 @@
+"""What this process may have: open files, processes, memory, threads. Every figure is of the shell that
+started this; services and containers may have others.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from rankdeck.base import cgroups
+from rankdeck.base.phrases import phrase
+from rankdeck.base.units import format_bytes
+from rankdeck.doctor.lines import CheckLine, Verdict, row
+
+_FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
+"""A rank with a few loader workers keeps some hundreds open: each tensor that a worker sends is a file."""
+_FEW_PROCESSES, _TOO_FEW_PROCESSES = 512, 64
+"""A rank starts a thread for each core, several for communication and more for each loader worker."""
+_LITTLE_MEMORY, _TOO_LITTLE_MEMORY = 4 << 30, 1 << 30
+_ADDRESSES = 64 << 30
+"""CUDA reserves addresses for all memory of all GPUs and of the host."""
+_RANKS = 2
+
+
+def look_at_files() -> Iterator[CheckLine]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    evidence = phrase("RLIMIT_NOFILE: {soft} of at most {hard}", soft=_count(soft), hard=_count(hard))
+    if _is_least(soft, _FEW_FILES):
+        yield row(
+            "files", Verdict.GOOD, phrase("A process may open {count} files.", count=_count(soft)), evidence
+        )
+        return
+    verdict = Verdict.LOOK if soft >= _TOO_FEW_FILES else Verdict.BROKEN
+    finding = phrase("A process may open {count} files only; loader workers run out of them.", count=soft)
+    most = _GOOD_FILES if hard == resource.RLIM_INFINITY else min(hard, _GOOD_FILES)
+    if most < _FEW_FILES:
+        fix = phrase("Have root raise it: nofile in /etc/security/limits.conf.")
+        yield row("files", verdict, finding, evidence, fix=fix)
+    else:
+        fix = phrase("Raise it in the shell that starts runs.")
+        yield row("files", verdict, finding, evidence, fix=fix, command=f"ulimit -n {most}")
+
+
+def look_at_processes() -> Iterator[CheckLine]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    evidence, left = [phrase("RLIMIT_NPROC: {limit}", limit=_count(soft))], None
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
+        num_threads = _own_threads()
+        left = soft - num_threads
+        evidence.append(phrase("{count} threads of this user run (/proc)", count=num_threads))
+    elif soft != resource.RLIM_INFINITY:
+        evidence.append(phrase("it does not bind root"))
+    group = cgroups.tightest("pids")
+    if group is not None:
+        left = group.left if left is None else min(left, group.left)
+        words = phrase("{file}: {used} of {limit} used", file=group.file, used=group.used, limit=group.limit)
+        evidence.append(words)
+    if left is None:
+        yield row("processes", Verdict.GOOD, phrase("Nothing limits how many are started."), *evidence)
+    elif left >= _FEW_PROCESSES:
+        finding = phrase("{count} more processes and threads may be started.", count=left)
+        yield row("processes", Verdict.GOOD, finding, *evidence)
+    else:
+        verdict = Verdict.LOOK if left >= _TOO_FEW_PROCESSES else Verdict.BROKEN
+        finding = phrase("Only {count} more processes and threads may be started.", count=max(0, left))
+        fix = phrase("End what is not needed, or raise the limit (ulimit -u; pids of the container).")
+        yield row("processes", verdict, finding, *evidence, fix=fix)
+
+
+def _own_threads() -> int:
+    """Of all processes of this user: what RLIMIT_NPROC counts."""
+    count = 0
+    for process in psutil.process_iter():
+        try:
+            count += process.num_threads() if process.uids().real == os.getuid() else 0
+        except psutil.Error:
+            continue
+    return count
+
+
+def look_at_memory() -> Iterator[CheckLine]:
+    left = psutil.virtual_memory().available
+    evidence = [phrase("{size} of the machine's memory are free (/proc/meminfo)", size=format_bytes(left))]
+    group = cgroups.tightest("memory")
+    if group is not None:
+        left = min(left, group.left)
+        sizes = {"used": format_bytes(group.used), "limit": format_bytes(group.limit)}
+        evidence.append(phrase("{file}: {used} of {limit} used", file=group.file, **sizes))
+    addresses, locked = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_MEMLOCK))
+    evidence.append(phrase("RLIMIT_AS: {limit}", limit=_size(addresses)))
+    evidence.append(phrase("RLIMIT_MEMLOCK: {limit}", limit=_size(locked)))
+    if left < _LITTLE_MEMORY:
+        verdict = Verdict.LOOK if left >= _TOO_LITTLE_MEMORY else Verdict.BROKEN
+        finding = phrase(
+            "{size} of memory are left; every rank takes some hundred MiB for torch alone.",
+            size=format_bytes(left),
+        )
+        fix = phrase("End what is not needed, or give the container more.")
+        yield row("memory", verdict, finding, *evidence, fix=fix)
+    elif not _is_least(addresses, _ADDRESSES):
+        finding = phrase(
+            "Addresses are limited to {size}, and CUDA reserves more than it uses.", size=_size(addresses)
+        )
+        fix = phrase("Lift the limit in the shell that starts runs.")
+        yield row("memory", Verdict.LOOK, finding, *evidence, fix=fix, command="ulimit -v unlimited")
+    elif _has_infiniband() and locked != resource.RLIM_INFINITY:
+        finding = phrase("InfiniBand is here, and only {size} may be locked in memory.", size=_size(locked))
+        fix = phrase("Lift the limit in the shell that starts runs.")
+        yield row("memory", Verdict.LOOK, finding, *evidence, fix=fix, command="ulimit -l unlimited")
+    else:
+        yield row("memory", Verdict.GOOD, phrase("{size} are left.", size=format_bytes(left)), *evidence)
+
+
+def _has_infiniband() -> bool:
+    try:
+        return any(Path("/sys/class/infiniband").iterdir())
+    except OSError:
+        return False
+
+
+def look_at_threads(environment: Mapping[str, str] = os.environ) -> Iterator[CheckLine]:
+    cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
+    usable = cores if quota is None else min(cores, max(1, round(quota)))
+    asked = environment.get("OMP_NUM_THREADS")
+    evidence: list[str] = [phrase("{count} cores (sched_getaffinity)", count=cores)]
+    if quota is not None:
+        evidence.append(phrase("the group may use {quota:.1f} of them (cgroup)", quota=quota))
+    evidence.append(f"OMP_NUM_THREADS={asked}" if asked is not None else phrase("OMP_NUM_THREADS is not set"))
+    each = max(1, usable // _RANKS)
+    command = f"export OMP_NUM_THREADS={each}"
+    if asked is None:
+        if usable == cores:
+            finding = phrase("{count} cores, which the ranks of a run share.", count=cores)
+            yield row("threads", Verdict.GOOD, finding, *evidence)
+            return
+        finding = phrase(
+            "torch starts {threads} threads where {count} cores may be used.", threads=cores, count=usable
+        )
+    elif not asked.isdecimal() or int(asked) < 1:
+        finding = phrase("OMP_NUM_THREADS is no number of threads.")
+    elif _RANKS * int(asked) <= max(usable, _RANKS):
+        finding = phrase("{threads} threads for each rank, on {count} cores.", threads=asked, count=usable)
+        yield row("threads", Verdict.GOOD, finding, *evidence)
+        return
+    else:
+        finding = phrase(
+            "Two ranks of {threads} threads each would share {count} cores.", threads=asked, count=usable
+        )
+    fix = phrase("Share the cores out: so many for each of two ranks, or unset it.")
+    yield row("threads", Verdict.LOOK, finding, *evidence, fix=fix, command=command)
+
+
+def _is_least(limit: int, least: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= least
+
+
+def _count(limit: int) -> str:
+    return phrase("unlimited") if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _size(limit: int) -> str:
+    return phrase("unlimited") if limit == resource.RLIM_INFINITY else format_bytes(limit)

@@ -1,0 +1,153 @@
+"""What a process may have, looked at in processes that really have less."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base import cgroups
+from rankdeck.doctor import limits
+from rankdeck.doctor.lines import CheckLine, Verdict, decode
+
+GIB = 2**30
+
+
+def only(rows: Iterable[CheckLine]) -> CheckLine:
+    (line,) = rows
+    return line
+
+
+def under(limit: str, soft: int, hard: int, look: str) -> CheckLine:
+    """What the check says in a process with this limit."""
+    script = (
+        "import resource, sys\n"
+        f"resource.setrlimit(resource.{limit}, ({soft}, {hard}))\n"
+        "from rankdeck.doctor import limits\n"
+        "from rankdeck.doctor.lines import encode\n"
+        f"sys.stdout.buffer.write(encode(next(limits.{look}())))\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, check=False, timeout=60)
+    line = decode(done.stdout)
+    assert isinstance(line, CheckLine), done.stderr.decode()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "verdict", "command"),
+    [
+        (2000, 3000, Verdict.GOOD, None),
+        (600, 3000, Verdict.LOOK, "ulimit -n 3000"),
+        (200, 3000, Verdict.BROKEN, "ulimit -n 3000"),
+        (200, 300, Verdict.BROKEN, None),
+    ],
+)
+def test_few_open_files_are_told_with_what_may_be_raised(
+    soft: int, hard: int, verdict: Verdict, command: str | None
+) -> None:
+    line = under("RLIMIT_NOFILE", soft, hard, "look_at_files")
+    assert (line.verdict, line.command) == (verdict, command)
+    assert line.evidence == [f"RLIMIT_NOFILE: {soft} of at most {hard}"]
+    assert str(soft) in line.finding
+
+
+def put(folder: Path, contents: dict[str, str]) -> None:
+    for name, text in contents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "group")
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "membership")
+    return tmp_path / "group"
+
+
+SECOND = {
+    "memory.max": "max",
+    "a/memory.max": str(8 * GIB),
+    "a/memory.current": str(7 * GIB),
+    "a/memory.stat": f"anon 1\ninactive_file {GIB}\nactive_file {GIB}",
+    "a/b/memory.max": str(64 * GIB),
+    "a/b/memory.current": "0",
+    "a/pids.max": "100",
+    "a/pids.current": "60",
+    "a/b/cpu.max": "max 100000",
+    "a/cpu.max": "150000 100000",
+}
+FIRST = {
+    "memory/a/memory.limit_in_bytes": str(8 * GIB),
+    "memory/a/memory.usage_in_bytes": str(7 * GIB),
+    "memory/a/memory.stat": f"inactive_file {GIB}\nactive_file {GIB}",
+    "memory/memory.limit_in_bytes": "9223372036854771712",
+    "memory/memory.usage_in_bytes": "1",
+    "pids/a/pids.max": "100",
+    "pids/a/pids.current": "60",
+    "cpu,cpuacct/a/cpu.cfs_quota_us": "150000",
+    "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+}
+
+
+@pytest.mark.parametrize(
+    ("membership", "contents"),
+    [("0::/a/b", SECOND), ("4:memory:/a/b\n3:pids:/a/b\n2:cpu,cpuacct:/a/b\n0::/a/b", FIRST)],
+    ids=["second", "first"],
+)
+def test_the_tightest_group_counts_in_both_versions(
+    group: Path, membership: str, contents: dict[str, str]
+) -> None:
+    put(group, contents)
+    cgroups.MEMBERSHIP.write_text(membership + "\n")
+    memory, pids = cgroups.tightest("memory"), cgroups.tightest("pids")
+    assert memory is not None and (memory.limit, memory.left) == (8 * GIB, 3 * GIB)
+    assert pids is not None and pids.left == 40
+    assert cgroups.cpu_quota() == 1.5
+    line = only(limits.look_at_memory())
+    assert line.verdict is Verdict.LOOK and "3.0 GiB" in line.finding
+    assert any("memory" in words and "of 8.0 GiB used" in words for words in line.evidence)
+    line = only(limits.look_at_processes())
+    assert line.verdict is Verdict.BROKEN and "Only 40 more" in line.finding
+    line = only(limits.look_at_threads({"OMP_NUM_THREADS": "4"}))
+    assert line.verdict is Verdict.LOOK and "share 2 cores" in line.finding
+
+
+def test_a_group_without_limits_limits_nothing(group: Path) -> None:
+    put(group, {"memory.max": "max", "pids.max": "max"})
+    cgroups.MEMBERSHIP.write_text("0::/not/seen/from/inside\n")
+    assert cgroups.tightest("memory") is cgroups.tightest("pids") is cgroups.cpu_quota() is None
+
+
+def test_limited_addresses_are_told() -> None:
+    line = under("RLIMIT_AS", 8 * GIB, 8 * GIB, "look_at_memory")
+    assert "RLIMIT_AS: 8.0 GiB" in line.evidence
+    if "are left; every rank" not in line.finding:  # where little memory is free, that is told instead
+        assert (line.verdict, line.command) == (Verdict.LOOK, "ulimit -v unlimited")
+
+
+def test_the_limit_of_processes_counts_those_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (limits._own_threads() + 100, 10**6))
+    line = only(limits.look_at_processes())
+    assert line.verdict is Verdict.LOOK and "Only" in line.finding
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict", "words"),
+    [
+        ("1", Verdict.GOOD, "1 threads for each rank"),
+        ("4096", Verdict.LOOK, "Two ranks of 4096 threads each"),
+        ("many", Verdict.LOOK, "no number"),
+        ("0", Verdict.LOOK, "no number"),
+    ],
+)
+def test_threads_are_held_against_cores(asked: str, verdict: Verdict, words: str) -> None:
+    line = only(limits.look_at_threads({"OMP_NUM_THREADS": asked}))
+    assert line.verdict is verdict and words in line.finding
+    assert f"OMP_NUM_THREADS={asked}" in line.evidence
+    assert verdict is Verdict.GOOD or (line.command or "").startswith("export OMP_NUM_THREADS=")

@@ -1,0 +1,122 @@
+"""Interpreters that are really started: Rankdeck's own, one without torch, one that crashes."""
+
+from __future__ import annotations
+
+import sys
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config.interpreters import ChosenPython
+from rankdeck.doctor.lines import CheckLine, Verdict
+from rankdeck.doctor.python import look_at_python
+
+NO_DRIVER = Path("/proc/nothing")
+
+
+def only(rows: Iterable[CheckLine]) -> CheckLine:
+    (line,) = rows
+    return line
+
+
+def program(place: Path, *lines: str) -> Path:
+    place.write_text("\n".join(("#!/bin/sh", *lines, "")))
+    place.chmod(0o700)
+    return place
+
+
+def with_torch(place: Path, torch: str) -> Path:
+    """An interpreter whose torch is this source."""
+    (place / "torch").mkdir(parents=True)
+    (place / "torch/__init__.py").write_text(torch)
+    return program(place / "python", f'PYTHONPATH="{place}" exec "{sys.executable}" "$@"')
+
+
+def test_its_own_python_is_told_with_versions_and_places() -> None:
+    import torch
+
+    line = only(look_at_python("python", ChosenPython(Path(sys.executable), "--python"), NO_DRIVER))
+    assert line.verdict is Verdict.GOOD and torch.__version__ in line.finding
+    assert f"{sys.executable} (--python)" in line.evidence
+    assert any(words.startswith("numpy ") and "imported in" in words for words in line.evidence)
+
+
+def test_an_interpreter_without_torch_is_broken_and_is_told_how_to_get_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare/bin/python"
+    line = only(look_at_python("python", ChosenPython(python, ".venv")))
+    assert line.verdict is Verdict.BROKEN and line.command == f"{python} -m pip install torch"
+    assert "import torch: ModuleNotFoundError: No module named 'torch'" in line.evidence
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["kill -SEGV $$"], "It ended with -11"),
+        (["echo hello", "exit 3"], "It ended with 3"),
+        (['echo "[]"'], "It ended with 0"),
+    ],
+)
+def test_an_interpreter_that_ends_without_an_answer_is_broken(
+    tmp_path: Path, lines: list[str], words: str
+) -> None:
+    line = only(look_at_python("python", ChosenPython(program(tmp_path / "python", *lines), "--python")))
+    assert line.verdict is Verdict.BROKEN and words in line.finding
+
+
+def test_what_cannot_be_started_is_broken(tmp_path: Path) -> None:
+    line = only(look_at_python("python", ChosenPython(tmp_path / "none", "--python")))
+    assert line.verdict is Verdict.BROKEN and "No such file" in line.finding
+
+
+TORCH = """
+import sys, types, warnings
+__version__ = "2.99"
+version = types.SimpleNamespace(cuda=%(cuda)r, hip=None)
+def _available():
+    warnings.warn("The NVIDIA driver on your system is too old")
+    return %(gpus)d > 0
+cuda = types.SimpleNamespace(is_available=_available, device_count=lambda: %(gpus)d)
+def zeros(n):
+    raise RuntimeError("Numpy is not available") if %(deaf)r else NotImplementedError
+distributed = types.ModuleType("torch.distributed")
+distributed.is_available = distributed.is_gloo_available = lambda: %(gloo)r
+distributed.is_nccl_available = lambda: True
+sys.modules["torch.distributed"] = distributed
+zeros = (lambda n: types.SimpleNamespace(numpy=lambda: 0)) if not %(deaf)r else zeros
+"""
+
+
+@pytest.mark.parametrize(
+    ("torch", "has_driver", "verdict", "words"),
+    [
+        ({"cuda": "13.0", "gpus": 2}, True, Verdict.GOOD, "sees 2 GPUs"),
+        ({"cuda": "13.0"}, True, Verdict.BROKEN, "can use no GPU"),
+        ({"cuda": None}, True, Verdict.BROKEN, "without CUDA"),
+        ({"cuda": None}, False, Verdict.GOOD, "no driver"),
+        ({"gloo": False}, False, Verdict.BROKEN, "without gloo"),
+        ({"deaf": True}, False, Verdict.LOOK, "numpy does not work"),
+    ],
+)
+def test_builds_of_torch_that_do_not_fit_the_machine_are_told(
+    tmp_path: Path, torch: dict[str, object], has_driver: bool, verdict: Verdict, words: str
+) -> None:
+    """Builds that this machine has not: what a torch answers is written down."""
+    facts = {"cuda": None, "gpus": 0, "gloo": True, "deaf": False} | torch
+    python = with_torch(tmp_path / "place", TORCH % facts)
+    driver = tmp_path if has_driver else NO_DRIVER
+    line = only(look_at_python("python", ChosenPython(python, "--python"), driver))
+    assert line.verdict is verdict and words in line.finding, line
+    assert "The NVIDIA driver on your system is too old" in line.evidence
+
+
+def test_gpus_that_a_variable_hides_are_no_fault_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"cuda": "13.0", "gpus": 0, "gloo": True, "deaf": False}
+    python = with_torch(tmp_path / "place", TORCH % facts)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    line = only(look_at_python("python", ChosenPython(python, "--python"), tmp_path))
+    assert (line.verdict, line.command) == (Verdict.LOOK, "unset CUDA_VISIBLE_DEVICES")
