@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from rankdeck import events
+from rankdeck.launch.control import request_stop
 from rankdeck.rundir import RunDir, list_runs
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck_here, start_rankdeck
@@ -39,7 +40,10 @@ def model():
         raise KeyError("no such layer")
     if fault == "factory of 1" and rank == 1:
         raise KeyError("no such layer")
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    made = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    if fault == "slow save":
+        made.register_state_dict_pre_hook(lambda *_: time.sleep(0 if rank else 1.5))
+    return made
 
 def wait_for(sign):
     here = Path(__file__).parent
@@ -55,7 +59,11 @@ def loss(outputs, targets):
         wait_for("filled" if calls == 20 else "freed")
     if calls == 20 and fault == "leave alone":
         os._exit(0)
+    if calls == 20 and fault == "hang alone":
+        time.sleep(1000)
     if calls == 20 and os.environ["RANK"] == "1":
+        if fault == "barrier":
+            torch.distributed.barrier()
         if fault == "leave":
             os._exit(0)
         if fault == "raise":
@@ -241,19 +249,84 @@ def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "words"), [("suspend", "SIGSTOP"), ("hang", "loss (")])
-def test_a_rank_that_does_not_arrive_is_suspected_then_named(
-    job: Path, tmp_path: Path, fault: str, words: str
+@pytest.mark.parametrize(
+    ("fault", "strategy", "rank", "words"),
+    [
+        ("hang", "ddp", 1, ("wait, in all_reduce number", "in step 20, in loss (", "mine.py, line ")),
+        (
+            "barrier",
+            "ddp",
+            None,
+            ("different collectives, rank 0 in", "all_reduce number", ": barrier number"),
+        ),
+        ("hang", "pipeline", 1, ("other ranks wait", "in step ", "in loss (", "mine.py, line ")),
+        ("hang alone", "single", 0, ("in step 20, in loss (", "mine.py, line ")),
+        ("hang alone", "dp", 0, ("in step 20, in loss (", "mine.py, line ")),
+    ],
+)
+def test_who_hangs_is_suspected_then_named_under_every_strategy(
+    job: Path, tmp_path: Path, fault: str, strategy: str, rank: int | None, words: tuple[str, ...]
 ) -> None:
-    began = time.monotonic()
-    done = rankdeck_here("train", job, env={"FAULT": fault})
-    assert done.code == 1 and time.monotonic() - began < 14 + 15
+    model = "mlp" if strategy == "pipeline" else "mine.py:model"
+    sets = ("--set", "launch.timeout_s=6", "--set", f'model={{use="{model}"}}')
+    changes = ("--strategy", strategy, "--devices", "cpu:2", *sets)
+    done = rankdeck_here("train", job, *changes, env={"FAULT": fault})
+    assert done.code == 1, done.err
     run = the_run(tmp_path)
     problem = one_problem(run)
-    assert (problem["code"], problem["rank"]) == ("hang", 1)
-    assert words in problem["message"] and "step 20" in problem["message"]
-    (warning,) = launching.problems(run, "warning")
-    assert (warning.code, warning.rank) == ("hang-suspected", 1)
+    assert (problem["code"], problem["rank"]) == ("hang", rank)
+    assert all(word in problem["message"] for word in words), problem["message"]
+    warning = launching.problems(run, "warning")[-1]
+    assert (warning.code, warning.rank) == ("hang-suspected", rank)
+    assert warning.message.startswith("No progress for")
+
+
+@pytest.mark.slow
+def test_a_rank_that_a_person_suspends_is_told_and_goes_on_when_they_let_it(
+    job: Path, tmp_path: Path
+) -> None:
+    sets = ("--set", "launch.timeout_s=2", "--set", "train.steps=30")
+    with start_rankdeck("train", job, "--devices", "cpu:2", *sets, env={"FAULT": "suspend"}) as command:
+        run = wait_for_training(tmp_path)
+        (warning,) = wait_until(
+            lambda: launching.problems(run, "warning"), deadline_s=60, what="the suspended rank"
+        )
+        assert (warning.code, warning.rank) == ("rank-suspended", 1)
+        shown = rankdeck_here("stacks", run.path, "--json", code=0).json
+        assert [rank["why"] for rank in shown["ranks"]] == [None, "suspended"]
+        time.sleep(4)  # longer than a hang would be allowed
+        os.kill(shown["ranks"][1]["pid"], signal.SIGCONT)
+        command.communicate(timeout=with_load(60))
+    assert command.returncode == 0 and run.outcome() == "completed"
+
+
+@pytest.mark.slow
+def test_a_save_that_takes_longer_than_the_timeout_is_no_hang(job: Path, tmp_path: Path) -> None:
+    changes = ("--devices", "cpu:2", "--set", "launch.timeout_s=1")
+    changes += ("--set", "train.steps=3", "--set", "train.checkpoint_every=3")
+    rankdeck_here("train", job, *changes, env={"FAULT": "slow save"}, code=0)
+    run = the_run(tmp_path)
+    saved = [event for _, event in launching.all_events(run) if isinstance(event, events.CheckpointSaved)]
+    assert saved and all(one.seconds > 1.5 for one in saved) and not launching.problems(run, "warning")
+
+
+@pytest.mark.slow
+def test_stacks_tell_of_every_rank_where_it_stands(job: Path, tmp_path: Path) -> None:
+    changes = ("--devices", "cpu:2", "--set", "launch.on_hang=wait", "--detach")
+    rankdeck_here("train", job, *changes, env={"FAULT": "hang"}, code=0)
+    run = wait_for_training(tmp_path)
+
+    def stands() -> list[dict[str, Any]] | None:
+        ranks = rankdeck_here("stacks", run.path, "--json", code=0).json["ranks"]
+        return ranks if ranks[0]["collective"] and ranks[1]["frames"][0]["function"] == "loss" else None
+
+    ranks = wait_until(stands, deadline_s=30, every_s=0.5, what="rank 0 in its collective")
+    assert ranks[0]["collective"]["kind"] == "all_reduce" and "Current thread" in ranks[0]["text"]
+    words = rankdeck_here("stacks", run.path, code=0).out
+    assert "all_reduce number" in words.splitlines()[0] and "): loss (" in words
+    request_stop(run, now=True)
+    assert launching.ended(run).outcome == "stopped"
+    assert "is not running: stopped" in rankdeck_here("stacks", run.path, code=2).err
 
 
 @pytest.fixture

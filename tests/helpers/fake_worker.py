@@ -7,6 +7,7 @@ raising    rank 1 raises ValueError in step 3; the others say that a connection 
 exiting    rank 1 leaves with 7 and without a word
 leaving    the same, with 0
 crashing   finishes, and crashes afterwards
+stuck      the first attempt stands still in step 3
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ def _meet(sign: Path, *, leads: bool) -> None:
         time.sleep(0.01)
 
 
+def wait_for_disk() -> None:
+    while True:
+        signal.pause()
+
+
 def main() -> None:
     what, rank = os.environ.get("FAKE_WORKER", "steps"), int(os.environ["RANK"])
     steps = int(os.environ.get("FAKE_STEPS", "1000000"))
@@ -94,6 +100,8 @@ def main() -> None:
         if step == 3 and what in ("exiting", "leaving") and rank == 1:
             print("the last thing that I say", file=sys.stderr)
             sys.exit(7 if what == "exiting" else 0)
+        if step == 3 and what == "stuck" and os.environ["RANKDECK_ATTEMPT"] == "0":
+            wait_for_disk()
         time.sleep(STEP_S)
     heart.beat(steps, FINISHED)
     if what == "crashing":

@@ -7,7 +7,7 @@ Called on each rank of a RankSet, or here for the strategies that have one proce
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,7 +33,13 @@ from rankdeck.training.saving import Saver
 
 
 def run(
-    toml: str, folder: str, *, attempt: int = 0, source: str | None = None, without: str | None = None
+    toml: str,
+    folder: str,
+    *,
+    attempt: int = 0,
+    source: str | None = None,
+    without: str | None = None,
+    beat: Callable[[int, str], None] = lambda step, phase: None,
 ) -> None:
     """A run whose checkpoints and events are in `folder`; `source` is a folder to go on from.
 
@@ -63,6 +69,7 @@ def run(
         places=places,
         writer=writer,
         sampling=SamplingBudget(),
+        beat=beat,
         saver=Saver(
             store=store,
             agreement=Agreement(here.requests_folder, rank, 0 if world_size == 1 else 1),

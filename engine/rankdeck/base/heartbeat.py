@@ -19,8 +19,16 @@ from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
-"""Its number, step, time, the longest gap so far, phase, its number again."""
+"""Its number, step, time, how long that phase has lasted at most so far, phase, its number again."""
 _PLACES = 2
+STACKS = "RANKDECK_STACKS"
+"""In a rank's environment: the file that SIGUSR1 makes it write its stacks to, even when it is blocked inside
+a collective."""
+STEP = "step"
+FIRST_STEP = "first step"
+"""Of an attempt: it takes longer than any other."""
+SAVING = "saving"
+_FIRST_STEP = FIRST_STEP.encode()
 FINISHED = "finished"
 """The phase of the last beat of a rank that has done all its work, however its process ends then."""
 _SLOT_BYTES = _PLACES * _BEAT.size
@@ -56,8 +64,9 @@ class HeartbeatWriter:
         self._slot = rank * _SLOT_BYTES
         self._phases: dict[str, bytes] = {}
         self._number = 0
-        self._step = 0
-        self._at_s = self._longest_gap_s = 0.0
+        self._phase = b""
+        self._at_s = 0.0
+        self._longest_s: dict[bytes, float] = {}
         self._page: mmap.mmap | None = None
         try:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -80,11 +89,14 @@ class HeartbeatWriter:
             # 24 bytes, never cut inside a character.
             name = self._phases[phase] = phase.encode()[:24].decode(errors="ignore").encode()
         now, number = time.monotonic(), self._number + 1
-        if self._step > 0 and now - self._at_s > self._longest_gap_s:
-            self._longest_gap_s = now - self._at_s
+        longest_s = self._longest_s
+        if number > 1 and now - self._at_s > longest_s.get(self._phase, 0.0):
+            longest_s[self._phase] = now - self._at_s
+        # What has not been seen yet may take as long as the first step.
+        gap_s = longest_s.get(name) or longest_s.get(_FIRST_STEP, 0.0)
         place = self._slot + number % _PLACES * _BEAT.size
-        _BEAT.pack_into(self._page, place, number, step, now, self._longest_gap_s, name, number)
-        self._number, self._step, self._at_s = number, step, now
+        _BEAT.pack_into(self._page, place, number, step, now, gap_s, name, number)
+        self._number, self._phase, self._at_s = number, name, now
 
     def close(self) -> None:
         if self._page is not None:
@@ -119,7 +131,8 @@ class HeartbeatPage:
 class HeartbeatReader:
     """One rank's slot. `last` is None before the first beat.
 
-    `longest_gap_s` is the longest time between two beats of the steps so far: what is normal for this run.
+    `longest_gap_s` is the longest that the phase of the last beat has lasted so far, what is normal for this
+    run; of a person's own script the longest time between any two beats of its steps.
     """
 
     def __init__(self, page: mmap.mmap, rank: int) -> None:

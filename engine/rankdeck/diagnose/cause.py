@@ -12,7 +12,7 @@ Read exceptions.py and hang.py before.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,8 +20,10 @@ import msgspec
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.exceptions import is_communication, is_timeout
-from rankdeck.diagnose.hang import Frame, find_laggard, hang, place
+from rankdeck.diagnose.hang import Standing, find_laggard, hang, place
+from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed
 
 EXIT_STOPPED = 130
@@ -39,7 +41,7 @@ class RankEvidence:
 
     `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
     `has_finished`: it said that its work was done; then no exit status tells anything. `failure` is what the
-    rank said itself, `frames` its stack when a hang was suspected.
+    rank said itself; `frames` its stack, and `calls` its collectives, when a hang was suspected.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class RankEvidence:
     suspended: bool = False
     last_lines: tuple[str, ...] = ()
     frames: Sequence[Frame] = ()
+    calls: Sequence[CollectiveCall] = ()
 
 
 @dataclass(frozen=True)
@@ -210,22 +213,26 @@ def _wordless(code: int, beat: Beat | None, last_lines: Sequence[str]) -> Phrase
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
-    """The rank that did not arrive, where the others ran into a timeout or are all alive."""
+    """The rank that did not arrive, where the others ran into a timeout or are all alive; or what all of them
+    wait in, where nobody else is to blame for it."""
     victims = [rank for rank in ranks if _exited_badly(rank)]
     if victims and not any(is_timeout(_last_message(rank)) for rank in victims):
         return None
-    waiting = [rank for rank in ranks if rank.exit_code is None]
-    suspended = [rank.rank for rank in ranks if rank.suspended]
-    beats: Mapping[int, Beat] = {rank.rank: rank.beat for rank in ranks if rank.beat is not None}
-    stacks = {rank.rank: rank.frames for rank in ranks if rank.frames}
-    laggard = find_laggard(beats, suspended, stacks)
-    if laggard is None and len(waiting) == 1:
-        laggard = waiting[0].rank
+    standing = Standing(
+        {rank.rank: rank.beat for rank in ranks if rank.beat is not None},
+        {rank.rank: rank.frames for rank in ranks if rank.frames},
+        [rank.rank for rank in ranks if rank.suspended],
+        calls={rank.rank: rank.calls for rank in ranks if rank.calls},
+    )
+    waiting = [rank.rank for rank in ranks if rank.exit_code is None]
+    laggard = find_laggard(standing)
+    if laggard is None and len(waiting) == 1 and not standing.is_at_odds:
+        laggard = waiting[0]
     if laggard is None:
-        return None
-    cause = next(rank for rank in ranks if rank.rank == laggard)
-    problem = hang(laggard, beats, now_s, suspended=cause.suspended, frames=cause.frames)
-    return Cause(msgspec.structs.replace(problem, last_lines=cause.last_lines), 1)
+        is_known = standing.is_at_odds or not victims
+        return Cause(hang(standing, now_s), 1) if is_known and standing.beats else None
+    last_lines = next(rank.last_lines for rank in ranks if rank.rank == laggard)
+    return Cause(hang(standing, now_s, laggard).but(last_lines=last_lines), 1)
 
 
 def _last_message(rank: RankEvidence) -> str:

@@ -1,75 +1,94 @@
-"""Heartbeats and stacks -> the rank that everybody waits for.
+"""Heartbeats, stacks and calls -> the rank that everybody waits for, in words.
 
 While a run works, every rank beats. When nobody has beaten for a while, one rank has not arrived and the
-others wait for it. It is the one that is behind: in an earlier step, or in the same step in a phase that the
-others have left. Whoever says that it is inside a collective waits for whoever is in none. Where all are in
-the same phase, stacks tell: a rank that waits for others is inside a collective, the one that they wait for
-is not.
+others wait for it. It is the one that has not come to a collective where the others are; without such records
+the one that is behind: in an earlier step, or in the same step in a phase that the others have left. Whoever
+says that it is inside a collective waits for whoever is in none. Where all are in the same phase, stacks
+tell: a rank that waits for others is inside a collective, the one that they wait for is not. Or nobody is
+missing, but they are in different collectives. One rank alone waits for nobody: it is told where it stands.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import Beat
-from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.base.heartbeat import FIRST_STEP, STEP, Beat
+from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.diagnose.calls import CollectiveCall, current, differing, missing
+from rankdeck.diagnose.own_code import is_own
+from rankdeck.diagnose.stacks import Frame, is_waiting, where
 
-PATIENCE_S = 10.0
-WARM_UP_PATIENCE_S = 60.0  # before the first step a rank may well load or compile alone
-_FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
-_THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
+COMPUTING = 0.2
+"""Of a core: whoever uses more than that computes."""
+_RANKS = (
+    marked("{a}"),
+    marked("{a}, {b}"),
+    marked("{a}, {b}, {c}"),
+    marked("{a}, {b}, {c}, {d}"),
+    marked("{a}, {b}, {c}, {d} and {more} more"),
+)
+"""How many ranks are told, by their number."""
+_NUM_TOLD = 4
 _INSIDE = "collective "
 """So begin the phases that observer/collectives.py tells."""
-_WAITING_FILES = ("torch/distributed/",)
-_WAITING_FUNCTIONS = ("_engine_run_backward", "synchronize", "barrier", "all_reduce")
 
 
 @dataclass(frozen=True)
-class Frame:
-    """Where a thread stands."""
+class Standing:
+    """What is known when no rank makes progress.
 
-    file: str
-    line: int
-    function: str
-
-    def words(self) -> Phrase:
-        return phrase(
-            "{function} ({file}, line {line})", function=self.function, file=self.file, line=self.line
-        )
-
-
-def is_still(
-    beats: Mapping[int, Beat],
-    now_s: float,
-    longest_gap_s: float,
-    patience_s: float = PATIENCE_S,
-    least: int = 2,
-) -> bool:
-    """Whether no rank of `least` or more has made progress for too long; a run of slow steps is given more
-    time."""
-    if len(beats) < least:
-        return False
-    warming_up = min(beat.step for beat in beats.values()) < 1
-    patience_s = WARM_UP_PATIENCE_S if warming_up else max(patience_s, 3 * longest_gap_s)
-    return now_s - max(beat.at_s for beat in beats.values()) > patience_s
-
-
-def find_laggard(
-    beats: Mapping[int, Beat],
-    suspended: Sequence[int] = (),
-    stacks: Mapping[int, Sequence[Frame]] | None = None,
-) -> int | None:
-    """The rank that the others wait for, or None where nothing tells it from them.
-
-    `suspended` are ranks that a signal has stopped; `stacks` the main threads, innermost frame first.
+    `beats` are of those that live, `left` the steps that ranks were in that have exited with status 0 (None
+    before their first heartbeat), `stacks` the threads that tell most, innermost frame first, `calls` the
+    collectives that each has come to. `cores`: how many each has used since it made progress.
     """
-    if len(suspended) == 1:
-        return suspended[0]
-    if len(beats) < 2:
+
+    beats: Mapping[int, Beat]
+    stacks: Mapping[int, Sequence[Frame]] = field(default_factory=dict)
+    suspended: Sequence[int] = ()
+    left: Mapping[int, Beat | None] = field(default_factory=dict)
+    calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
+    cores: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_waited(self) -> bool:
+        """Whether a rank is known to wait for another."""
+        return any(map(is_waiting, self.stacks.values())) or missing(self.calls) is not None
+
+    @property
+    def is_at_odds(self) -> bool:
+        """Whether ranks are known to be in different collectives."""
+        return bool(differing(self.calls))
+
+    @property
+    def is_computing(self) -> bool:
+        return any(cores > COMPUTING for cores in self.cores.values())
+
+    def place_of(self, rank: int) -> Phrase:
+        """Where a rank is, after 'in'."""
+        frames, call = self.stacks.get(rank), current(self.calls.get(rank, ()))
+        if frames and call is not None and is_waiting(frames):
+            own = next((frame for frame in frames if is_own(frame.file)), frames[0])
+            return phrase("{place}: {call}", place=own.words(), call=call.words())
+        return where(frames) if frames else place(self.beats[rank])
+
+
+def find_laggard(standing: Standing) -> int | None:
+    """The rank that the others wait for, or None where nothing tells it from them."""
+    beats, stacks = standing.beats, standing.stacks
+    if len(standing.suspended) == 1:
+        return standing.suspended[0]
+    if len(beats) < 2 or standing.is_at_odds:
         return None
+    away = [rank for rank, frames in stacks.items() if not is_waiting(frames)]
+    absent = missing(standing.calls)
+    if absent is not None:
+        # Who is missing in one place may wait in another, for whoever waits nowhere.
+        late = [rank for rank in absent[0] if rank in away or rank not in stacks]
+        late = late or [rank for rank in away if current(standing.calls.get(rank, ())) is None]
+        return late[0] if len(late) == 1 else None
     first_step = min(beat.step for beat in beats.values())
     behind = [rank for rank, beat in beats.items() if beat.step == first_step]
     behind = [rank for rank in behind if not beats[rank].phase.startswith(_INSIDE)] or behind
@@ -80,86 +99,130 @@ def find_laggard(
             behind = [rank for rank in behind if beats[rank].phase == beats[oldest].phase]
     if len(behind) == 1:
         return behind[0]
-    away = [rank for rank in behind if stacks and rank in stacks and not is_waiting(stacks[rank])]
-    return away[0] if len(away) == 1 else None
+    late = [rank for rank in behind if rank in away]
+    return late[0] if len(late) == 1 else None
 
 
-def is_waiting(frames: Sequence[Frame]) -> bool:
-    """Whether a thread is inside a collective or a backward pass, where ranks wait for each other."""
-    return any(
-        any(part in frame.file for part in _WAITING_FILES) or frame.function in _WAITING_FUNCTIONS
-        for frame in frames[:3]
-    )
-
-
-def parse_stack(text: str) -> list[Frame]:
-    """The thread that faulthandler's last report calls current (the main one), innermost frame first."""
-    threads = list(_THREAD.finditer(text))
-    current = [index for index, match in enumerate(threads) if match["current"] != "Thread"]
-    if not current:
-        return []
-    start = threads[current[-1]].end()
-    end = threads[current[-1] + 1].start() if current[-1] + 1 < len(threads) else len(text)
-    frames = _FRAME.finditer(text, start, end)
-    return [Frame(match["file"], int(match["line"]), match["function"]) for match in frames]
-
-
-def suspicion(
-    rank: int, beats: Mapping[int, Beat], now_s: float, *, suspended: bool, frames: Sequence[Frame] = ()
-) -> Problem:
-    """The warning while the others still wait."""
-    return Problem(
-        "hang-suspected",
-        phrase(
+def suspicion(standing: Standing, now_s: float, advice: Phrase) -> Problem:
+    """The warning while nobody makes progress. `advice` says what becomes of the run."""
+    rank = _told_of(standing)
+    told = {"seconds": now_s - max(beat.at_s for beat in standing.beats.values())}
+    call = None if rank is None else _waited_for(standing, rank)
+    if rank is None:
+        message = phrase("No progress for {seconds:.0f} s: {ranks}.", ranks=_everybody(standing), **told)
+    elif len(standing.beats) == 1:
+        message = phrase("No progress for {seconds:.0f} s: {stands}.", stands=_stands(rank, standing), **told)
+    elif call is None:
+        message = phrase(
             "No progress for {seconds:.0f} s: {stands}, while the others wait.",
-            seconds=_age_s(beats, rank, now_s),
-            stands=stands(beats.get(rank), suspended, frames),
-        ),
-        advice=phrase("The run ends by itself when launch.timeout_s is over; or stop it now."),
-        rank=rank,
-        severity="warning",
-    )
+            stands=_stands(rank, standing),
+            **told,
+        )
+    else:
+        message = phrase(
+            "No progress for {seconds:.0f} s: {stands}, while the others wait in {call}.",
+            stands=_stands(rank, standing),
+            call=call.words(),
+            **told,
+        )
+    code = "rank-suspended" if standing.suspended else "hang-suspected"
+    return Problem(code, message, advice=advice, rank=rank, severity="warning")
 
 
-def hang(
-    rank: int, beats: Mapping[int, Beat], now_s: float, *, suspended: bool, frames: Sequence[Frame] = ()
-) -> Problem:
-    """The cause of a run that ended because the others waited too long."""
-    return Problem(
-        "hang",
-        phrase(
-            "It did not arrive where the other ranks waited: for {seconds:.0f} s {stands}.",
-            seconds=_age_s(beats, rank, now_s),
-            stands=stands(beats.get(rank), suspended, frames),
-        ),
-        advice=phrase("Somebody suspended the process; let it run, or start again.")
-        if suspended
-        else phrase("Look at what it does there. If it is only slow, raise launch.timeout_s."),
-        rank=rank,
-    )
+def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
+    """The cause of a run that ended because nobody made progress; `rank` is whom the others waited for."""
+    rank = _told_of(standing) if rank is None else rank
+    if rank is None:
+        seconds = now_s - max(beat.at_s for beat in standing.beats.values())
+        message = phrase(
+            "There was no progress for {seconds:.0f} s: {ranks}.",
+            seconds=seconds,
+            ranks=_everybody(standing),
+        )
+        advice = phrase("Have every rank call the same collectives, in the same order.")
+        return Problem("hang", message, advice=advice)
+    beat, call = standing.beats.get(rank), _waited_for(standing, rank)
+    told = {"seconds": 0.0 if beat is None else now_s - beat.at_s, "stands": _stands(rank, standing)}
+    if len(standing.beats) == 1 and beat is not None:
+        message = phrase("It made no progress for {seconds:.0f} s: {stands}.", **told)
+    elif call is None:
+        message = phrase(
+            "It did not arrive where the other ranks wait, without progress for {seconds:.0f} s: {stands}.",
+            **told,
+        )
+    else:
+        message = phrase(
+            "It did not arrive where the other ranks wait, in {call}, without progress for "
+            "{seconds:.0f} s: {stands}.",
+            call=call.words(),
+            **told,
+        )
+    advice = phrase("Look at what it does there. If it is only slow, raise launch.timeout_s.")
+    if rank in standing.suspended:
+        advice = phrase("Somebody suspended the process; let it run, or start again.")
+    return Problem("hang", message, advice=advice, rank=rank)
 
 
-def stands(beat: Beat | None, suspended: bool, frames: Sequence[Frame] = ()) -> Phrase:
+def _told_of(standing: Standing) -> int | None:
+    """The laggard, or the only rank that there is."""
+    return next(iter(standing.beats)) if len(standing.beats) == 1 else find_laggard(standing)
+
+
+def _waited_for(standing: Standing, rank: int) -> CollectiveCall | None:
+    """The collective that the others are in."""
+    absent = missing(standing.calls)
+    if absent is not None:
+        return absent[1]
+    others = (current(calls) for other, calls in standing.calls.items() if other != rank)
+    return next((call for call in others if call is not None), None)
+
+
+def _everybody(standing: Standing) -> Phrase:
+    """Of nobody in particular: that all wait, or that they are not in the same collective."""
+    different = differing(standing.calls)
+    if not different:
+        return phrase("every rank waits, {ranks}", ranks=everybodys(standing, standing.beats))
+    as_called = replace(standing, calls={rank: [call] for rank, call in different.items()})
+    return phrase("the ranks are in different collectives, {ranks}", ranks=everybodys(as_called, different))
+
+
+def everybodys(standing: Standing, ranks: Iterable[int]) -> Phrase:
+    """'rank 0 in ..., rank 1 in ...'."""
+    ranks = sorted(ranks)
+    told = dict(zip("abcd", (_of_rank(rank, standing) for rank in ranks), strict=False))
+    more: dict[str, Any] = {"more": len(ranks) - _NUM_TOLD} if len(ranks) > _NUM_TOLD else {}
+    return phrase(_RANKS[len(told) + len(more) - 1], **told, **more)
+
+
+def _of_rank(rank: int, standing: Standing) -> Phrase:
+    if rank in standing.suspended:
+        at = place(standing.beats[rank])
+        return phrase("rank {rank} {place}, suspended by a signal (SIGSTOP)", rank=rank, place=at)
+    if rank in standing.stacks:
+        return phrase("rank {rank} in {place}", rank=rank, place=standing.place_of(rank))
+    return phrase("rank {rank} {place}", rank=rank, place=place(standing.beats[rank]))
+
+
+def _stands(rank: int, standing: Standing) -> Phrase:
     """Where a rank is, as a clause of its own."""
+    beat, frames = standing.beats.get(rank), standing.stacks.get(rank)
     if beat is None:
-        if suspended:
+        if rank in standing.suspended:
             return phrase("it has not begun, suspended by a signal (SIGSTOP)")
-        if frames:
-            return phrase("it has not begun, in {function}", function=frames[0].words())
         return phrase("it has not begun")
-    where = place(beat)
-    if suspended:
-        return phrase("it has been {place}, suspended by a signal (SIGSTOP)", place=where)
+    at = place(beat)
+    if rank in standing.suspended:
+        return phrase("it stands {place}, suspended by a signal (SIGSTOP)", place=at)
     if frames:
-        return phrase("it has been {place}, in {function}", place=where, function=frames[0].words())
-    return phrase("it has been {place}", place=where)
+        return phrase("it stands {place}, in {function}", place=at, function=where(frames))
+    return phrase("it stands {place}", place=at)
 
 
 def place(beat: Beat) -> Phrase:
     """'in step 20', 'in "evaluation" of step 20', or 'in "loading data"' before the first step; of a script
     'after step 20', 'in "backward" after step 20'."""
     step, phase = beat.step, beat.phase
-    if phase == "step" or (beat.is_after and phase == "script"):
+    if phase in (STEP, FIRST_STEP) or (beat.is_after and phase == "script"):
         if not beat.is_after:
             return phrase("in step {step}", step=step)
         return phrase("after step {step}", step=step) if step else phrase("after its start")
@@ -168,8 +231,3 @@ def place(beat: Beat) -> Phrase:
     if beat.is_after:
         return phrase('in "{phase}" after step {step}', phase=phase, step=step)
     return phrase('in "{phase}" of step {step}', phase=phase, step=step)
-
-
-def _age_s(beats: Mapping[int, Beat], rank: int, now_s: float) -> float:
-    beat = beats.get(rank)
-    return 0.0 if beat is None else max(0.0, now_s - beat.at_s)

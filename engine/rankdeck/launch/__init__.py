@@ -20,6 +20,7 @@
     store.py           the store of a script's ranks, hosted by its own torch
     watch.py           heartbeats in, suspicions out, evidence at the end
     script_watch.py    the same for a script, whose ranks may be processes that it has started itself
+    stacks.py          asking ranks where they stand
     control.py         asking a run to stop, waiting for its end
     processes.py       processes by session and environment; ends what a killed guard left behind
 

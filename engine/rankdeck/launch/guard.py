@@ -94,6 +94,7 @@ class Guard:
         self._status: int | None = None
         self._stop_asked = False
         self._attempt: int = spec["attempt"]
+        self._max_restarts: int = spec.get("max_restarts", 0)
         self._word = LastWord(self._run, self._attempt)
         self._kill_at: float | None = None
         self._saves = SaveWatch(self._run)
@@ -174,7 +175,7 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
         os.close(words_write)
         os.close(log)
-        if not self._spec["max_restarts"]:
+        if not self._max_restarts:
             # Nobody but the supervisor has them: whoever is at the other end hears that it has gone.
             for handle in (*self._spec.get("passed", ()), *(self._signals or ())[:1]):
                 os.close(handle)
@@ -286,7 +287,7 @@ class Guard:
         """Begin the next attempt where a supervisor was killed that nobody had asked to end, and restarts are
         left."""
         self._attempt = max(self._attempt, self._word.attempt())
-        used, most = self._attempt - self._spec["attempt"], self._spec["max_restarts"]
+        used, most = self._attempt - self._spec["attempt"], self._max_restarts
         if self._status is None or self._status >= 0 or self._stop_asked or self.is_deleted or used >= most:
             return False
         self.tell_lost_save()
@@ -362,10 +363,10 @@ def _signal_name(number: int) -> str:
 
 
 def main(spec: dict[str, Any]) -> NoReturn:
-    """`spec`: hidden, final, command, leases, attempt, and the descriptors ready_fd and tether_fd. A script
-    has also: signals (whether they are passed on), stop_s (what it has from TERM to KILL) and the descriptors
-    passed, which are the supervisor's alone. An entry of a race has the race's locks as descriptors held,
-    which are free once its guard, too, has ended.
+    """`spec`: hidden, final, command, leases, attempt, max_restarts, and the descriptors ready_fd and
+    tether_fd. A script has also: signals (whether they are passed on), stop_s (what it has from TERM to KILL)
+    and the descriptors passed, which are the supervisor's alone. An entry of a race has the race's locks as
+    descriptors held, which are free once its guard, too, has ended.
     """
     daemonise()
     ready: int = spec["ready_fd"]

@@ -26,6 +26,30 @@ def is_suspended(pid: int) -> bool:
         return False
 
 
+def is_traced(pid: int) -> bool:
+    """Whether a debugger (gdb, strace) is attached to the process."""
+    return int(_status_of(pid).get("TracerPid", "0")) > 0
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and what it has started; 0 where it is gone."""
+    try:
+        process = psutil.Process(pid)
+        times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
+    except psutil.Error:
+        return 0.0
+    return sum(used.user + used.system for used in times)
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    """What the kernel tells of a process, by name; empty where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 def is_running(pid: int) -> bool:
     """Whether there is such a process, and it has not ended."""
     try:
@@ -37,13 +61,11 @@ def is_running(pid: int) -> bool:
 def signal_handled(pid: int, number: int) -> bool:
     """Send a signal to a process of a run that has a handler for it; whether it was sent. Without a handler
     it would end the process."""
+    if not int(_status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1:
+        return False
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
-        if not caught >> (number - 1) & 1:
-            return False
         os.kill(pid, number)
-    except (OSError, StopIteration, ValueError):
+    except OSError:
         return False
     return True
 

@@ -256,7 +256,7 @@ def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> R
     tables: dict[str, Any] = base.to_dict()
     tables["strategy"] = {"use": line.strategy, **line.options}
     if steps is not None:
-        tables["launch"]["max_restarts"] = 0
+        tables["launch"] |= {"max_restarts": 0, "on_hang": "stop"}
         known = base.train.known_steps
         if known is not None and known < steps:
             tables["train"]["steps"] = steps

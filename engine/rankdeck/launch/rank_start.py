@@ -15,10 +15,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from rankdeck.base.heartbeat import STACKS
 from rankdeck.observer import title
-
-STACKS = "RANKDECK_STACKS"
-"""The file that SIGUSR1 makes a rank write its stacks to; works inside a blocked collective."""
 
 
 def run(worker: str) -> NoReturn:
@@ -80,7 +78,9 @@ def _register_stacks() -> None:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:
             return
-        faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True)
+        # What Python is told of the signal wakes whoever has more to say (training/calls_on_demand.py).
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True, chain=True)
 
 
 def _flush() -> None:

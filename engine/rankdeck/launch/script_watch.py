@@ -10,35 +10,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, HeartbeatPage
 from rankdeck.base.phrases import phrase
+from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
-from rankdeck.diagnose.hang import Frame, is_still, place
-from rankdeck.diagnose.script_hang import Standing, standing_still
+from rankdeck.diagnose.hang import COMPUTING, Standing, place
+from rankdeck.diagnose.script_hang import standing_still
 from rankdeck.diagnose.tracebacks import ended_by_then, failure_of, raised_in_thread
 from rankdeck.launch.children import Child
-from rankdeck.launch.processes import is_running, is_suspended, signal_handled
-from rankdeck.launch.watch import POLL_S, Watch
+from rankdeck.launch.processes import is_running, signal_handled
+from rankdeck.launch.stacks import Answer, ask
+from rankdeck.launch.watch import Watch
 from rankdeck.run.script_words import name_of
 from rankdeck.rundir import RunDir
 
 NUM_SLOTS = 64
 """A script may start ranks of its own."""
-PATIENCE_S = 15.0
 _IDLE_S = 5.0
-_BUSY = 0.2
-"""Of a core: an only rank that computes more than that may be at something else than steps ..."""
 _BUSY_PATIENCE_S = 120.0
-"""... for as long as this."""
+"""An only rank that computes may be at something else than steps for as long as this."""
 _LOOK_AGAIN_BYTES = 1 << 16
 
 
@@ -48,12 +47,10 @@ class ScriptWatch(Watch):
     def __init__(
         self, run: RunDir, attempt: int, config: ScriptConfig, raise_problem: Callable[[Problem], None]
     ) -> None:
-        super().__init__(run, attempt, 0.0, raise_problem)
+        super().__init__(run, attempt, LaunchConfig(on_hang="wait"), raise_problem)
         self._config = config
         self.is_paused = False
         self._started: dict[int, tuple[int, events.RankStarted]] = {}
-        self._idle_since_s: float | None = None
-        self._cpu_s = 0.0
 
     def begin(self, ranks: Sequence[Child]) -> None:
         self.ranks = ranks
@@ -74,46 +71,36 @@ class ScriptWatch(Watch):
     def attempts_log(self, name: str) -> Path:
         return self._run.logs_folder / f"{name}.{self._attempt}.err"
 
-    def poll(self) -> bool:
-        """Take heartbeats in; never True, because a script that stands still is not ended."""
-        now_s = time.monotonic()
-        if now_s - self._polled_s < POLL_S:
-            return False
-        self._polled_s = now_s
-        beats = {rank: beat for rank, beat in self.beats().items() if self._lives(rank)}
-        if not beats or self.is_paused:
-            return False
-        gap_s = max(self._readers[rank].longest_gap_s for rank in beats)
-        if not is_still(beats, now_s, gap_s, PATIENCE_S, least=1):
-            self._idle_since_s = None
-        elif len(beats) > 1 or len(self.ranks) > 1 or self._is_idle(beats, now_s):
-            key = min((beat.step, rank) for rank, beat in beats.items())
-            if key != self._suspected:
-                self._suspected = key
-                self._suspect(beats, now_s)
-        return False
+    def living_beats(self) -> dict[int, Beat]:
+        """None while the script is paused."""
+        if self.is_paused:
+            self._excused_s = time.monotonic()
+            return {}
+        return {rank: beat for rank, beat in self.beats().items() if self._lives(rank)}
 
-    def _suspect(self, beats: dict[int, Beat], now_s: float) -> None:
-        self._suspended = {rank for rank in beats if is_suspended(self._pid(rank))}
-        self._frames = self._dump_stacks(beats)
-        every = self.beats()
-        standing = Standing(
-            beats,
-            stacks=self._frames,
-            suspended=sorted(self._suspended),
-            left={rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0},
-        )
-        self._raise_problem(standing_still(standing, now_s, self._run.name))
+    def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
+        """As of a run that only waits. An only rank that computes may well be writing a checkpoint."""
+        is_alone = len(beats) == len(self.ranks) == 1
+        if is_alone and still_s < _BUSY_PATIENCE_S and not self._is_idle(beats, now_s):
+            return False
+        return super().judge(beats, now_s, still_s, until_ended_s)
 
     def _is_idle(self, beats: Mapping[int, Beat], now_s: float) -> bool:
-        """Of an only rank: whether it hardly computes, or has not made progress for long. It may well be
-        writing a checkpoint."""
-        cpu_s = sum(_cpu_s(self._pid(rank)) for rank in beats)
-        before_s, self._cpu_s = self._cpu_s, cpu_s
-        if self._idle_since_s is None or cpu_s - before_s > _BUSY * POLL_S:
-            self._idle_since_s = now_s
-        still_s = now_s - max(beat.at_s for beat in beats.values())
-        return now_s - self._idle_since_s > _IDLE_S or still_s > _BUSY_PATIENCE_S
+        """Whether it has hardly computed for a while."""
+        began_s, before = self._cpu or (now_s, {})
+        if now_s - began_s < _IDLE_S:
+            return False
+        used_s = sum(self._cpu_of(beats).values()) - sum(before.values())
+        if used_s > COMPUTING * (now_s - began_s):
+            self._cpu = None
+            return False
+        return True
+
+    def told(self, standing: Standing, now_s: float, left_s: float) -> Problem:
+        """The warning; with ranks that have left."""
+        every = self.beats()
+        left = {rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0}
+        return standing_still(replace(standing, left=left), now_s, self._run.name)
 
     def _pid(self, rank: int) -> int:
         """The process that says it is this rank, else the one that we started as it."""
@@ -143,16 +130,14 @@ class ScriptWatch(Watch):
             known = self._started[rank] = size, found
         return known[1]
 
-    def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
-        """Where every rank that runs stands now: by the signal that it named, while it still means that."""
+    def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
+        """Where these stand now: by the signal that each named, while it still means that."""
         asked = {}
-        for rank in beats:
+        for rank in ranks:
             started = self._observed(rank)
-            if started is not None and started.stack_signal is not None and rank not in self._suspended:
-                asked[rank] = started
-        return self._read_dumps(
-            list(asked), lambda rank: signal_handled(asked[rank].pid, asked[rank].stack_signal or 0)
-        )
+            if started is not None and started.stack_signal is not None:
+                asked[rank] = partial(signal_handled, started.pid, started.stack_signal)
+        return ask(self._run, self._attempt, asked, with_calls=False)
 
     def has_finished(self, rank: Child) -> bool:
         """A person's own script says so by its exit status alone."""
@@ -258,13 +243,3 @@ class ScriptWatch(Watch):
             for event in self._tail_of(path)
             if isinstance(event, events.Dropped)
         )
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process and what it has started."""
-    try:
-        process = psutil.Process(pid)
-        times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
-    except psutil.Error:
-        return 0.0
-    return sum(used.user + used.system for used in times)

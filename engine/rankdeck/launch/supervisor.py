@@ -21,15 +21,15 @@ from typing import Any
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.garbage import kept_for_good
+from rankdeck.base.heartbeat import STACKS
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
 from rankdeck.config.cures import with_cure
 from rankdeck.diagnose.cause import Cause
-from rankdeck.launch import rank_start, supervising
+from rankdeck.launch import supervising
 from rankdeck.launch.children import GRACE_S, end_ranks
 from rankdeck.launch.rank_processes import RankProcess, can_fork_preloaded
-from rankdeck.launch.saves import SaveWatch
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import FIRST_STEPS, RunDir
 from rankdeck.torch_compat.versions import version_problem
@@ -64,11 +64,15 @@ class Supervisor(supervising.Supervising):
         num_devices = max(1, len(self._devices))
         self._world_size = 1 if self._config.strategy_card.one_process else num_devices
         self._watch = Watch(
-            arguments.run, arguments.attempt, self._config.launch.timeout_s, self.raise_problem
+            arguments.run,
+            arguments.attempt,
+            self._config.launch,
+            self.raise_problem,
+            compiles=self._config.train.compile,
         )
-        self._saves = SaveWatch(arguments.run.path)
         self._ranks: list[RankProcess] = []
-        self.max_restarts = self._config.launch.max_restarts
+        launch = self._config.launch
+        self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     @property
@@ -100,7 +104,7 @@ class Supervisor(supervising.Supervising):
         return self._release_ranks()
 
     def end_ranks(self, *, stopped: bool) -> None:
-        end_ranks(self._ranks, GRACE_S if stopped else 0, self._saves.goes_on)
+        end_ranks(self._ranks, GRACE_S if stopped else 0, self._watch.saves.goes_on)
 
     def _fork_ranks(self) -> None:
         """Import what ranks need, then fork them, while there is one thread."""
@@ -144,7 +148,7 @@ class Supervisor(supervising.Supervising):
             self.poll,
             watch.patience_s,
             watch.has_finished,
-            self._saves.goes_on,
+            self._watch.saves.goes_on,
         )
         succeeded = not agent.run().is_failed()
         self._ending = True
@@ -158,7 +162,7 @@ class Supervisor(supervising.Supervising):
             "RANKDECK_ATTEMPT": str(self._arguments.attempt),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
             "RANKDECK_HEARTBEAT": self._watch.heartbeats,
-            rank_start.STACKS: str(self._watch.log(number, "stacks")),
+            STACKS: str(self._watch.log(number, "stacks")),
             # gloo listens on the interface that the host's name resolves to; ranks of one host need no other.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
@@ -170,7 +174,8 @@ class Supervisor(supervising.Supervising):
 
     def may_restart(self, cause: Cause) -> bool:
         """Bad input stays bad, and the same numbers become NaN again."""
-        return super().may_restart(cause) and cause.problem.code != "loss-not-finite"
+        code, left = cause.problem.code, self._config.launch.max_restarts - self._arguments.restarts
+        return super().may_restart(cause) and code != "loss-not-finite" and (code == "hang" or left > 0)
 
     def next_words(self) -> Phrase:
         checkpoint, _ = newest_whole(self._run.checkpoints_folder)
@@ -210,7 +215,9 @@ def _make(argv: list[str]) -> Supervisor:
     )
     given = parser.parse_args(argv)
     return Supervisor(
-        OwnArguments(RunDir(given.run), given.attempt, given.words, given.restarts, given.worker)
+        OwnArguments(
+            RunDir(given.run), given.attempt, given.words, given.restarts, given.failed, given.worker
+        )
     )
 
 

@@ -1,6 +1,8 @@
 """Watches the ranks of a run: heartbeats in, suspicions out, and all the evidence at the end.
 
-Read diagnose/ for what is made of it.
+A rank makes progress when it beats, and while what it saves grows on the disk. Nobody's fault is the time in
+which this machine slept, or in which a person has suspended a rank or looks at it with a debugger. The
+timeouts of process groups come much later than what is done here. Read diagnose/ for what is made of it.
 """
 
 from __future__ import annotations
@@ -8,47 +10,64 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rankdeck import events
-from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.heartbeat import FINISHED, Beat, HeartbeatPage, HeartbeatReader
+from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.config.schema import LaunchConfig
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
-from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
+from rankdeck.diagnose.hang import Standing, suspicion
+from rankdeck.diagnose.patience import Patience
+from rankdeck.diagnose.stacks import is_debugged
 from rankdeck.launch.children import Child
+from rankdeck.launch.processes import cpu_s, is_suspended, is_traced
+from rankdeck.launch.saves import SaveWatch
+from rankdeck.launch.stacks import Answer, ask, log_of
 from rankdeck.rundir import RunDir, events_from_end
 
 POLL_S = 1.0
 """Seconds between two searches for a hang."""
-OVERTIME_S = 10.0
-"""How long after launch.timeout_s the ranks' own timeouts may take to end them."""
+_SLEPT_S = 5.0
+"""A longer time between two looks is time in which nobody worked."""
 VICTIM_S = 1.0
 """How long after a victim the cause may take to show itself."""
 INPUT_S = 3.0
 """How long after a rank that calls the input bad the others may take to agree."""
+_LOOK_AGAIN_S = 10.0
+"""Where a run that has stood still for too long is not ended: seconds between two looks at it."""
 _NUM_TAIL = 2_000
-_DUMP_S = 0.5
 
 
 class Watch:
-    """Hears every rank. `raise_problem` writes a warning."""
+    """Hears every rank. `raise_problem` writes a warning; `compiles`: torch.compile is at work."""
 
     def __init__(
-        self, run: RunDir, attempt: int, timeout_s: float, raise_problem: Callable[[Problem], None]
+        self,
+        run: RunDir,
+        attempt: int,
+        launch: LaunchConfig,
+        raise_problem: Callable[[Problem], None],
+        *,
+        compiles: bool = False,
     ) -> None:
         self._run = run
         self._attempt = attempt
-        self._timeout_s = timeout_s
+        self._on_hang = launch.on_hang
+        self._patience = Patience(launch.timeout_s, compiles)
         self._raise_problem = raise_problem
+        self.saves = SaveWatch(run.path)
         self.ranks: Sequence[Child] = ()
         self._page: HeartbeatPage | None = None
-        self._polled_s = 0.0
+        self._polled_s = self._spared_s = self._excused_s = 0.0
+        self._asleep_s = _asleep_s()
         self._suspected: tuple[int, int] | None = None
-        self._frames: dict[int, list[Frame]] = {}
-        self._suspended: set[int] = set()
+        self._cpu: tuple[float, dict[int, float]] | None = None
+        self._standing = Standing({})
 
     def begin(self, ranks: Sequence[Child]) -> None:
         self.ranks = ranks
@@ -65,8 +84,8 @@ class Watch:
         return self._page.readers if self._page is not None else []
 
     def log(self, rank: int, kind: str) -> Path:
-        """`kind`: out | err | stacks."""
-        return self._run.logs_folder / f"rank-{rank}.{self._attempt}.{kind}"
+        """`kind`: out | err | stacks | calls."""
+        return log_of(self._run, self._attempt, rank, kind)
 
     def errors_log(self, rank: int) -> Path:
         """Where what the rank wrote to stderr is."""
@@ -79,61 +98,133 @@ class Watch:
 
     def poll(self) -> bool:
         """Take heartbeats in; True when a hang has lasted so long that the run has to end."""
-        beats = self.beats()
         now_s = time.monotonic()
         if now_s - self._polled_s < POLL_S:
             return False
-        self._polled_s = now_s
-        if not is_still(beats, now_s, max(reader.longest_gap_s for reader in self._readers)):
+        self._excuse_sleep(now_s)
+        beats = self.living_beats()
+        return bool(beats) and self._look(beats, now_s)
+
+    def living_beats(self) -> dict[int, Beat]:
+        """Of the ranks that may stand still."""
+        return self.beats()
+
+    def _excuse_sleep(self, now_s: float) -> None:
+        """Where nobody looked for long, this machine or this process slept, and the ranks with it."""
+        asleep_s = _asleep_s()
+        if now_s - self._polled_s > _SLEPT_S or asleep_s - self._asleep_s > _SLEPT_S:
+            self._excused_s = now_s
+        self._polled_s, self._asleep_s = now_s, asleep_s
+
+    def _look(self, beats: dict[int, Beat], now_s: float) -> bool:
+        slowest_s = {rank: self._readers[rank].longest_gap_s for rank in beats}
+        until_told_s = self._patience.until_told_s(beats, slowest_s)
+        still_s = now_s - max(self._excused_s, *(beat.at_s for beat in beats.values()))
+        if still_s <= until_told_s / 2:
+            self._cpu, self._standing = None, Standing({})
             return False
+        if self._cpu is None:
+            self._cpu = now_s, self._cpu_of(beats)
+        if self.saves.goes_on():
+            self._excused_s = now_s
+        elif still_s > until_told_s:
+            return self.judge(beats, now_s, still_s, self._patience.until_ended_s(until_told_s))
+        return False
+
+    def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
+        """Tell once of each place where ranks stand still; whether it has lasted too long by now."""
         key = min((beat.step, rank) for rank, beat in beats.items())
+        is_over = still_s > until_ended_s and now_s - self._spared_s > _LOOK_AGAIN_S
+        is_over = is_over and self._on_hang != "wait"
+        if key == self._suspected and not is_over:
+            return False
+        self._standing = self._look_closely(beats, now_s)
+        in_debugger = any(map(is_debugged, self._standing.stacks.values()))
+        if in_debugger or any(is_traced(self._pid(rank)) for rank in beats):
+            self._excused_s = now_s
+            return False
         if key != self._suspected:
             self._suspected = key
-            self._suspect(beats, now_s)
-        newest_s = max(beat.at_s for beat in beats.values())
-        # Before the first step a collective waits longer than launch.timeout_s; the ranks know how long.
-        return key[0] > 1 and now_s - newest_s > self._timeout_s + OVERTIME_S
+            self._raise_problem(self.told(self._standing, now_s, until_ended_s - still_s))
+        if self._standing.suspended:
+            self._excused_s = now_s
+        elif is_over and self._may_end():
+            return True
+        elif is_over:
+            self._spared_s = now_s
+        return False
 
-    def _suspect(self, beats: dict[int, Beat], now_s: float) -> None:
-        self._suspended = {rank.rank for rank in self.ranks if rank.is_suspended}
-        self._frames = self._dump_stacks(beats)
-        laggard = find_laggard(beats, sorted(self._suspended), self._frames)
-        if laggard is not None:
-            self._raise_problem(
-                suspicion(
-                    laggard,
-                    beats,
-                    now_s,
-                    suspended=laggard in self._suspended,
-                    frames=self._frames.get(laggard, ()),
-                )
+    def _may_end(self) -> bool:
+        """Whether ending the run loses nothing that could still come: a rank alone that computes may well be
+        slow, and so may all of them while they load and build, each for itself."""
+        standing = self._standing
+        has_begun = min(beat.step for beat in standing.beats.values()) > 0
+        if self._on_hang == "wait":
+            return False
+        if len(self.ranks) == 1:
+            return has_begun and not standing.is_computing
+        return has_begun or standing.is_waited
+
+    def told(self, standing: Standing, now_s: float, left_s: float) -> Problem:
+        """The warning, with what becomes of the run."""
+        return suspicion(standing, now_s, self._outlook(standing, left_s))
+
+    def _outlook(self, standing: Standing, left_s: float) -> Phrase:
+        run = self._run.name
+        if standing.suspended:
+            pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
+            return phrase("The run waits for it. Let it go on with: kill -CONT {pids}", pids=pids)
+        if len(self.ranks) == 1 and standing.is_computing:
+            return phrase(
+                "It computes and may be slow only: rankdeck stacks {run} tells more, rankdeck stop {run} "
+                "ends it.",
+                run=run,
             )
+        if not self._may_end():
+            return phrase(
+                "It is not ended for that: rankdeck stacks {run} tells more, rankdeck stop {run} ends it.",
+                run=run,
+            )
+        if self._on_hang == "restart":
+            return phrase(
+                "In {seconds:.0f} s it begins again from its newest checkpoint (launch.on_hang).",
+                seconds=left_s,
+            )
+        return phrase(
+            "The run ends by itself in {seconds:.0f} s (launch.timeout_s, launch.on_hang); or stop it now.",
+            seconds=left_s,
+        )
 
-    def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
-        """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
-        running = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
-        by_rank = {rank.rank: rank for rank in running}
-        return self._read_dumps(list(by_rank), lambda rank: by_rank[rank].send(signal.SIGUSR1))
+    def _pid(self, rank: int) -> int:
+        return self.ranks[rank].pid
 
-    def _read_dumps(self, ranks: Sequence[int], ask: Callable[[int], object]) -> dict[int, list[Frame]]:
-        """The stacks that these ranks write once they are asked."""
-        sizes = before = {rank: _num_bytes(self.log(rank, "stacks")) for rank in ranks}
-        for rank in ranks:
-            ask(rank)
-        deadline = time.monotonic() + _DUMP_S
-        # A report is written in pieces: it is whole when it has grown and grows no more.
-        while time.monotonic() < deadline:
-            time.sleep(0.02)
-            earlier, sizes = sizes, {rank: _num_bytes(self.log(rank, "stacks")) for rank in before}
-            if sizes == earlier and all(sizes[rank] > before[rank] for rank in before):
-                break
-        return {rank: frames for rank in before if (frames := self._read_stack(rank))}
+    def _cpu_of(self, beats: Mapping[int, Beat]) -> dict[int, float]:
+        return {rank: cpu_s(self._pid(rank)) for rank in beats}
 
-    def _read_stack(self, rank: int) -> list[Frame]:
-        try:
-            return parse_stack(files.read_text(self.log(rank, "stacks")))
-        except OSError:
-            return []
+    def _look_closely(self, beats: dict[int, Beat], now_s: float) -> Standing:
+        """Where everybody stands now."""
+        suspended = sorted(rank for rank in beats if is_suspended(self._pid(rank)))
+        traced = {rank for rank in beats if is_traced(self._pid(rank))}
+        answers = self._ask([rank for rank in beats if rank not in traced and rank not in suspended])
+        cores = {}
+        if self._cpu is not None and now_s > self._cpu[0]:
+            since_s, before = self._cpu
+            cores = {
+                rank: (used - before.get(rank, used)) / (now_s - since_s)
+                for rank, used in self._cpu_of(beats).items()
+            }
+        return Standing(
+            beats,
+            stacks={rank: answer.frames for rank, answer in answers.items() if answer.frames},
+            suspended=suspended,
+            calls={rank: answer.calls for rank, answer in answers.items() if answer.calls},
+            cores=cores,
+        )
+
+    def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
+        """Where these stand. Only ranks that have beaten know what SIGUSR1 means."""
+        asked = {rank.rank: partial(rank.send, signal.SIGUSR1) for rank in self.ranks if rank.rank in ranks}
+        return ask(self._run, self._attempt, asked, with_calls=len(self.ranks) > 1)
 
     def patience_s(self) -> float:
         """After a failure: for how long more may be learnt of its cause. What one rank says of bad input, the
@@ -159,9 +250,10 @@ class Watch:
                 has_finished=self.has_finished(rank),
                 failure=self._own_failure(rank),
                 beat=beats.get(rank.rank),
-                suspended=rank.rank in self._suspended or rank.was_suspended,
+                suspended=rank.rank in self._standing.suspended or rank.was_suspended,
                 last_lines=read_last_lines(self.errors_log(rank.rank)),
-                frames=self._frames.get(rank.rank, ()),
+                frames=self._standing.stacks.get(rank.rank, ()),
+                calls=self._standing.calls.get(rank.rank, ()),
             )
             for rank in self.ranks
         ]
@@ -207,6 +299,11 @@ class Watch:
     @staticmethod
     def _tail_of(path: Path) -> list[events.AnyEvent]:
         return list(itertools.islice(events_from_end(path), _NUM_TAIL))
+
+
+def _asleep_s() -> float:
+    """How long this machine has slept since it was started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
 def _num_bytes(path: Path) -> int:

@@ -15,13 +15,14 @@ class EventWriter:
     is there already, it goes on where that ends.
 
     A full disk never raises: the line is dropped, counted, and said as soon as there is room again. `dropped`
-    counts them.
+    counts them. `goes_on`: the file had events before.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)  # the run itself, if it is gone, stays gone
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._seq = _next_seq(self._handle, path)
+        self.goes_on = self._seq > 0
         self._unsaid = 0
         self._reason = ""
         self.dropped = 0

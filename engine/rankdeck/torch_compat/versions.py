@@ -27,6 +27,8 @@ SUBJECTS = (
     "pipelining",
     "elastic",
     "processes",
+    "flight",
+    "groups",
 )
 
 

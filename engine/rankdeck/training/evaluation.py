@@ -7,6 +7,7 @@ makes the sums those of the whole set.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -39,12 +40,14 @@ class Evaluator:
         self._has_classes = has_classes
         self._loader: Loader = build_loader(heldout, sampler, workers=workers, pin_memory=pin_memory)
 
-    def run(self, step: int, *, final: bool) -> events.Evaluation:
-        """The evaluation after `step`; the same on every rank."""
+    def run(self, step: int, *, final: bool, beat: Callable[[], None] = lambda: None) -> events.Evaluation:
+        """The evaluation after `step`; the same on every rank. `beat` is called before each batch."""
         started = time.monotonic()
         total = count = correct = 0.0
         knows_correct = self._has_classes and self._strategy.loss.correct is not None
+        beat()
         for batch, num_valid in zip(self._loader, self._valid, strict=True):
+            beat()
             sums = self._strategy.evaluate(batch, num_valid)
             total += sums.total
             count += sums.count

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
+from rankdeck.base.heartbeat import FIRST_STEP, SAVING, STEP
 from rankdeck.base.phrases import phrase
 from rankdeck.config.cures import with_cure
 from rankdeck.data.loader import Loader, build_loader
@@ -186,8 +187,8 @@ class Trainer:
         tried_out = min(1 + until_full, steps - first)
         step_ended = time.perf_counter()
         for step in range(first + 1, steps + 1):
-            self._beat(step, "step")
             nth, is_last = step - first, step == steps
+            self._beat(step, STEP if nth > 1 else FIRST_STEP)
             followed = monitor.begin(step, nth, is_last=is_last)
             with self._log.taking(step):
                 facts = self.step(step, batches, followed=followed)
@@ -199,6 +200,7 @@ class Trainer:
             self._check_reported(self._reporter.add(facts))
             monitor.report(facts, nth, is_last=is_last)
             if nth == tried_out and self._saver is not None:
+                self._beat(step, SAVING)
                 self._saver.try_out(step)
                 step_ended = time.perf_counter()
             if every and step % every == 0 and not is_last:
@@ -239,6 +241,7 @@ class Trainer:
         """Steps are written first: a run that goes on from a checkpoint never takes them again."""
         assert self._saver is not None
         self._report_steps()
+        self._beat(step, SAVING)
         self._saver.save(step, reason=reason)
 
     def _report_steps(self) -> None:
@@ -320,9 +323,8 @@ class Trainer:
             return None
         self._report_steps()
         self.strategy.settle()
-        self._beat(step, "evaluation")
         self._turn_optimizer("eval")
-        evaluation = evaluator.run(step, final=final)
+        evaluation = evaluator.run(step, final=final, beat=lambda: self._beat(step, "evaluation"))
         self._turn_optimizer("train")
         if self._rank == 0:
             self._writer.write(evaluation)

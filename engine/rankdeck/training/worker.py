@@ -168,6 +168,7 @@ class Worker:
 
             from rankdeck.training import workload as workloads
             from rankdeck.training.assembly import assemble
+            from rankdeck.training.joining import join, let_wait
             from rankdeck.training.sampling import SamplingBudget
 
         config, environment = place.run.config(), place.run.environment()
@@ -178,7 +179,8 @@ class Worker:
             mine = mine[:1]
         devices = self._torch_devices(torch, [run_devices[index] for index in mine])
         if not card.one_process:
-            self._join(torch, devices[0], config.launch.timeout_s)
+            self._phase(marked("joining the other ranks"))
+            join(devices[0], place.world_size, None if place.heartbeat else config.launch.timeout_s)
         self._phase(marked("loading data"))
         workload = workloads.load(config)
         first_steps: int | None = environment.get(FIRST_STEPS)
@@ -201,6 +203,8 @@ class Worker:
             waits=first_steps is not None,
         )
         self._strategy, self._trainer = trainer.strategy, trainer
+        if place.heartbeat:
+            let_wait()
         gc.collect()
         gc.freeze()  # model and data stay: no step waits for a search for garbage among them
         epochs = workload.epochs
@@ -254,21 +258,6 @@ class Worker:
             sync=True,
         )
         return devices
-
-    def _join(self, torch: Any, device: torch.device, timeout_s: float) -> None:
-        """The process group of all ranks; one rank that has nobody to meet makes one with itself."""
-        import datetime
-
-        self._phase(marked("joining the other ranks"))
-        alone = self._place.world_size == 1
-        torch.distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=datetime.timedelta(seconds=timeout_s),
-            store=torch.distributed.HashStore() if alone else None,
-            rank=0 if alone else -1,
-            world_size=1 if alone else -1,
-            device_id=device if device.type == "cuda" else None,
-        )
 
     def _saver(self, config: RunConfig, num_devices: int) -> Saver:
         """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the

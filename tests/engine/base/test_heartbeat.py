@@ -6,11 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from rankdeck.base import heartbeat
-from rankdeck.base.heartbeat import Beat, HeartbeatPage, HeartbeatReader, HeartbeatWriter
+from rankdeck.base.heartbeat import FIRST_STEP, SAVING, Beat, HeartbeatPage, HeartbeatReader, HeartbeatWriter
 
 
 @pytest.fixture
@@ -94,14 +95,27 @@ def test_long_phases_are_cut_between_characters(page: HeartbeatPage, reader: Hea
     writer.close()
 
 
-def test_the_longest_gap_is_of_the_steps_only(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+def test_the_longest_gap_is_of_the_same_phase(
+    page: HeartbeatPage, reader: HeartbeatReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: now[0]))
     writer = HeartbeatWriter(page.path, 1)
-    writer.beat(0, "loading data")
-    time.sleep(0.05)
-    writer.beat(1, "step")
-    writer.beat(2, "step")
-    reader.read()
-    assert reader.longest_gap_s < 0.04
+    told = []
+    for phase, seconds in (
+        ("loading data", 50.0),
+        (FIRST_STEP, 20.0),
+        ("step", 2.0),
+        ("step", 3.0),
+        (SAVING, 40.0),
+        ("step", 1.0),
+        (SAVING, 1.0),
+    ):
+        writer.beat(1, phase)
+        reader.read()
+        told.append(reader.longest_gap_s)
+        now[0] += seconds
+    assert told == [0.0, 0.0, 20.0, 2.0, 20.0, 3.0, 40.0], "a new phase may last as long as the first step"
     writer.close()
 
 

@@ -11,7 +11,7 @@ from rankdeck.base.errors import DataError, Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.diagnose.cause import RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import describe
-from rankdeck.diagnose.hang import Frame
+from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed
 
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30350"

@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.base.heartbeat import Beat
-from rankdeck.diagnose.hang import (
-    PATIENCE_S,
-    WARM_UP_PATIENCE_S,
-    Frame,
-    find_laggard,
-    hang,
-    is_still,
-    parse_stack,
-    place,
-    suspicion,
-)
+from rankdeck.base.heartbeat import FIRST_STEP, Beat
+from rankdeck.diagnose.calls import CollectiveCall
+from rankdeck.diagnose.hang import Standing, find_laggard, hang, place, suspicion
+from rankdeck.diagnose.stacks import Frame
 
-WAITING = [Frame("/lib/torch/autograd/graph.py", 979, "_engine_run_backward"), Frame("train.py", 3, "step")]
+WAITING = [
+    Frame("/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward"),
+    Frame("train.py", 3, "step"),
+]
 AWAY = [Frame("mine.py", 11, "loss"), Frame("train.py", 2, "step")]
 
-STACKS = """Thread 0x00007f0000000001 (most recent call first):
-  File "/lib/threading.py", line 331 in wait
-
-Current thread 0x00007f0000000002 (most recent call first):
-  File "/home/me/mine.py", line 11 in loss
-  File "/lib/train.py", line 140 in _step
-"""
-
-
-def test_a_run_is_still_when_no_rank_of_several_has_beaten_for_long() -> None:
-    old, new = Beat(5, "step", 100.0), Beat(6, "step", 105.0)
-    assert not is_still({0: old, 1: new}, 105.0 + PATIENCE_S - 1, 0.1)
-    assert is_still({0: old, 1: new}, 105.0 + PATIENCE_S + 1, 0.1)
-    assert not is_still({0: old}, 1000.0, 0.1)
-    assert not is_still({}, 1000.0, 0.0)
-
-
-def test_slow_steps_and_the_time_before_the_first_step_get_more_patience() -> None:
-    beats = {0: Beat(5, "step", 100.0), 1: Beat(5, "step", 100.0)}
-    assert not is_still(beats, 100.0 + 40, longest_gap_s=20.0)
-    assert is_still(beats, 100.0 + 61, longest_gap_s=20.0)
-    warming_up = {0: Beat(0, "loading data", 100.0), 1: Beat(0, "joining", 100.0)}
-    assert not is_still(warming_up, 100.0 + WARM_UP_PATIENCE_S - 1, 0.0)
-    assert is_still(warming_up, 100.0 + WARM_UP_PATIENCE_S + 1, 0.0)
+REDUCE = CollectiveCall("0", 58, "all_reduce", "650 Float")
+BARRIER = CollectiveCall("0", 58, "barrier")
+EARLIER = CollectiveCall("0", 57, "all_reduce", "650 Float", is_over=True)
+BOTH = {0: Beat(18, "step", 100.0), 1: Beat(18, "step", 101.0)}
 
 
 @pytest.mark.parametrize(
@@ -59,33 +34,71 @@ def test_slow_steps_and_the_time_before_the_first_step_get_more_patience() -> No
     ],
 )
 def test_the_laggard_is_in_an_earlier_step_or_phase(beats: dict[int, Beat], laggard: int | None) -> None:
-    assert find_laggard(beats) == laggard
+    assert find_laggard(Standing(beats)) == laggard
 
 
 def test_in_the_same_phase_stacks_tell_who_waits() -> None:
     beats = {rank: Beat(18, "step", 1.0) for rank in range(3)}
-    assert find_laggard(beats, stacks={0: WAITING, 1: AWAY, 2: WAITING}) == 1
-    assert find_laggard(beats, stacks={0: WAITING, 1: WAITING, 2: WAITING}) is None
-    assert find_laggard(beats, stacks={0: AWAY, 1: AWAY, 2: WAITING}) is None
+    assert find_laggard(Standing(beats, {0: WAITING, 1: AWAY, 2: WAITING})) == 1
+    assert find_laggard(Standing(beats, {0: WAITING, 1: WAITING, 2: WAITING})) is None
+    assert find_laggard(Standing(beats, {0: AWAY, 1: AWAY, 2: WAITING})) is None
 
 
 def test_a_suspended_rank_is_the_laggard() -> None:
-    assert find_laggard({0: Beat(3, "step", 1.0), 1: Beat(3, "step", 2.0)}, suspended=[1]) == 1
+    standing = Standing(BOTH, suspended=[1])
+    assert find_laggard(standing) == 1
+    assert suspicion(standing, 120.0, "").code == "rank-suspended"
+    told = suspicion(Standing(BOTH, suspended=[0, 1]), 120.0, "").message
+    assert told.count("suspended by a signal") == 2
 
 
-def test_the_current_thread_of_a_report_is_read() -> None:
-    assert parse_stack(STACKS) == [
-        Frame("/home/me/mine.py", 11, "loss"),
-        Frame("/lib/train.py", 140, "_step"),
+def test_whoever_has_not_come_to_a_collective_is_the_laggard_where_stacks_tell_nothing() -> None:
+    standing = Standing(BOTH, {0: AWAY, 1: AWAY}, calls={0: [EARLIER, REDUCE], 1: [EARLIER]})
+    assert find_laggard(standing) == 1 and standing.is_waited
+    told = suspicion(standing, 117.0, "").message
+    assert "No progress for 16 s: it stands in step 18" in told
+    assert told.endswith("while the others wait in all_reduce number 58 (650 Float).")
+    assert "wait, in all_reduce number 58 (650 Float)" in hang(standing, 117.0).message
+
+
+def test_who_is_missing_because_it_waits_for_another_is_not_the_laggard() -> None:
+    beats = {rank: Beat(18, "step", 100.0) for rank in range(3)}
+    calls = {0: [EARLIER, REDUCE], 1: [EARLIER], 2: [CollectiveCall("1", 3, "broadcast", is_over=True)]}
+    standing = Standing(beats, {0: WAITING, 1: WAITING, 2: AWAY}, calls=calls)
+    assert find_laggard(standing) == 2
+    standing = Standing(beats, {0: WAITING, 1: WAITING, 2: WAITING}, calls=calls)
+    assert find_laggard(standing) is None
+
+
+def test_ranks_in_different_collectives_are_told_side_by_side_and_none_is_the_laggard() -> None:
+    own = [
+        Frame("/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "barrier"),
+        Frame("/p/mine.py", 11, "loss"),
     ]
-    assert parse_stack(STACKS + STACKS.replace("line 11", "line 12"))[0].line == 12
-    assert parse_stack("") == []
+    standing = Standing(BOTH, {0: WAITING, 1: own}, calls={0: [REDUCE], 1: [BARRIER]})
+    assert find_laggard(standing) is None
+    for problem in (suspicion(standing, 117.0, ""), hang(standing, 117.0)):
+        assert problem.rank is None
+        assert "in different collectives, rank 0 in step (train.py, line 3): all_reduce number 58" in (
+            problem.message
+        )
+        assert "rank 1 in loss (/p/mine.py, line 11): barrier number 58." in problem.message
+
+
+def test_an_only_rank_is_told_where_it_stands() -> None:
+    standing = Standing({0: Beat(20, "step", 100.0)}, {0: AWAY})
+    message = suspicion(standing, 117.0, "").message
+    assert message == "No progress for 17 s: it stands in step 20, in loss (mine.py, line 11)."
+    assert hang(standing, 160.0).message == (
+        "It made no progress for 60 s: it stands in step 20, in loss (mine.py, line 11)."
+    )
 
 
 @pytest.mark.parametrize(
     ("beat", "words"),
     [
         (Beat(20, "step", 1.0), "in step 20"),
+        (Beat(1, FIRST_STEP, 1.0), "in step 1"),
         (Beat(20, "evaluation", 1.0), 'in "evaluation" of step 20'),
         (Beat(0, "joining", 1.0), 'in "joining"'),
         (Beat(20, "step", 1.0, is_after=True), "after step 20"),
@@ -101,12 +114,9 @@ def test_a_script_tells_the_last_step_that_has_ended(beat: Beat, words: str) -> 
 
 def test_the_words_name_step_place_and_time() -> None:
     beats = {0: Beat(20, "step", 100.0), 1: Beat(20, "evaluation", 100.0)}
-    warning = suspicion(0, beats, 112.0, suspended=False, frames=AWAY)
-    assert warning.severity == "warning" and warning.rank == 0
-    assert (
-        "12 s" in warning.message
-        and "step 20" in warning.message
-        and "loss (mine.py, line 11)" in warning.message
-    )
-    cause = hang(1, beats, 160.0, suspended=True)
+    warning = suspicion(Standing(beats, {0: AWAY, 1: WAITING}), 112.0, "Look.")
+    assert (warning.severity, warning.rank, warning.advice) == ("warning", 0, "Look.")
+    for word in ("12 s", "step 20", "loss (mine.py, line 11)", "while the others wait."):
+        assert word in warning.message
+    cause = hang(Standing(beats, suspended=[1]), 160.0)
     assert cause.code == "hang" and "SIGSTOP" in cause.message and '"evaluation" of step 20' in cause.message

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rankdeck.base.heartbeat import Beat
-from rankdeck.diagnose.hang import Frame
-from rankdeck.diagnose.script_hang import Standing, standing_still
+from rankdeck.diagnose.hang import Standing
+from rankdeck.diagnose.script_hang import standing_still
+from rankdeck.diagnose.stacks import Frame
 
 _REDUCE = (
     Frame("/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
@@ -28,7 +29,7 @@ def test_where_all_wait_everybodys_place_is_told() -> None:
     problem = standing_still(Standing(_BEATS, {0: _REDUCE, 1: _REDUCE}), 120.0, "run-1")
     assert problem.rank is None
     assert (
-        "every rank waits, rank 0 in all_reduce, called by main (/p/train.py, line 30), rank 1"
+        "every rank waits, rank 0 in main (/p/train.py, line 30), in a call of all_reduce, rank 1"
         in problem.message
     )
     assert "the same collectives" in (problem.advice or "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import Problem
-from rankdeck.launch import script_watch
+from rankdeck.diagnose.patience import STEP_S
 from rankdeck.launch.control import request_stop
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
@@ -19,7 +19,7 @@ _OBSERVED = str(Path(__file__).parents[2] / "helpers" / "observed.py")
 
 def _warning(run: RunDir) -> Problem:
     (problem,) = wait_until(
-        lambda: launching.problems(run, "warning"), deadline_s=script_watch.PATIENCE_S + 10, what="a warning"
+        lambda: launching.problems(run, "warning"), deadline_s=STEP_S + 10, what="a warning"
     )
     assert run.end() is None, "the script goes on"
     return problem

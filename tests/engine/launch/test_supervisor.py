@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rankdeck import events
-from rankdeck.diagnose.hang import parse_stack
+from rankdeck.diagnose.stacks import parse_stack
 from rankdeck.launch import supervising
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import supervisor_of

@@ -1,8 +1,13 @@
-"""What a rank says of its own end counts, unless it says so because the supervisor was ending it."""
+"""Ranks that stand still are told and ended, and nobody is who is slow, saves, sleeps, or is looked at. What
+a rank says of its own end counts, unless it says so because the supervisor was ending it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +15,200 @@ from typing import Any
 import pytest
 
 from rankdeck import events
+from rankdeck.base import heartbeat
 from rankdeck.base.errors import Problem
+from rankdeck.base.heartbeat import SAVING, HeartbeatWriter
+from rankdeck.config.schema import LaunchConfig
+from rankdeck.launch import stacks
+from rankdeck.launch import watch as watching
+from rankdeck.launch.control import request_stop
+from rankdeck.launch.saves import sign_of
 from rankdeck.launch.watch import Watch
+from rankdeck.rundir import RunDir
+from tests.helpers import launching
+from tests.helpers.launching import launch, wait_for_ranks
+from tests.helpers.waiting import wait_until
 from tests.helpers.written_run import WrittenRun
+
+LAUNCH = {"timeout_s": 2.0}
+
+
+@dataclass
+class Watched:
+    """A watch over ranks that are this process, at a time that only a test lets go on."""
+
+    run: RunDir
+    monkeypatch: pytest.MonkeyPatch
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    num_ranks: int = 1
+    told: list[Problem] = field(default_factory=list)
+    after_s: float = 0.0
+    asleep_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        clock = SimpleNamespace(
+            monotonic=lambda: time.monotonic() + self.after_s,
+            clock_gettime=lambda _: time.monotonic() + self.after_s + self.asleep_s,
+            CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
+        )
+        for module in (watching, heartbeat):
+            self.monkeypatch.setattr(module, "time", clock)
+        self.monkeypatch.setattr(stacks, "_ANSWERED_S", 0.0)  # nobody is asked
+        self.watch = Watch(self.run, 0, self.launch, self.told.append)
+        ranks: list[Any] = [
+            SimpleNamespace(rank=rank, pid=os.getpid(), exit_code=None, send=lambda _: None)
+            for rank in range(self.num_ranks)
+        ]
+        self.watch.begin(ranks)
+        self.hearts = [HeartbeatWriter(self.watch.heartbeats, rank) for rank in range(self.num_ranks)]
+
+    def beat(self, step: int, phase: str) -> None:
+        for heart in self.hearts:
+            heart.beat(step, phase)
+
+    def wait(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        """Whether the run had to end within so many seconds."""
+        until_s = self.after_s + seconds
+        while self.after_s < until_s:
+            self.after_s = min(until_s, self.after_s + 2.0)
+            meanwhile()
+            if self.watch.poll():
+                return True
+        return False
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
+    run = WrittenRun(tmp_path / "runs")
+    yield lambda **given: Watched(run.dir, monkeypatch, **given)
+    run.lose()
+
+
+def test_one_rank_that_stands_still_is_told_then_ended(watched: Callable[..., Watched]) -> None:
+    alone = watched()
+    alone.beat(7, "step")
+    assert not alone.wait(14) and not alone.told
+    assert not alone.wait(3)
+    (warning,) = alone.told
+    assert (warning.code, warning.rank) == ("hang-suspected", 0) and "in step 7" in warning.message
+    assert not alone.wait(40) and alone.wait(5) and len(alone.told) == 1
+
+
+@pytest.mark.parametrize("phase", [SAVING, "evaluation", "first step"])
+def test_what_may_take_longer_is_told_and_ended_later(watched: Callable[..., Watched], phase: str) -> None:
+    alone = watched()
+    alone.beat(7, phase)
+    assert not alone.wait(58) and not alone.told
+    assert not alone.wait(60) and len(alone.told) == 1
+    assert alone.wait(4)
+
+
+def test_a_save_that_grows_is_progress(watched: Callable[..., Watched]) -> None:
+    alone = watched()
+    sign_of(alone.run.path).parent.mkdir()
+    sign_of(alone.run.path).touch()
+    part = alone.run.path / "checkpoints" / "7"
+    part.mkdir(parents=True)
+
+    def write() -> None:
+        with open(part / "part", "ab") as file:
+            file.write(b"0")
+
+    alone.beat(7, SAVING)
+    assert not alone.wait(600, write) and not alone.told
+
+
+def test_a_machine_that_slept_is_no_hang(watched: Callable[..., Watched]) -> None:
+    alone = watched()
+    alone.beat(7, "step")
+    alone.wait(4)
+    alone.after_s += 1000
+    assert not alone.wait(10) and not alone.told, "its own process stood still as well"
+    alone.asleep_s += 1000
+    assert not alone.wait(10) and not alone.told, "not even that clock went on"
+    alone.wait(10)
+    assert len(alone.told) == 1
+
+
+def test_whoever_computes_alone_may_be_slow(watched: Callable[..., Watched]) -> None:
+    alone = watched()
+    used = SimpleNamespace(s=0.0)
+    alone.monkeypatch.setattr(watching, "cpu_s", lambda _: used.s)
+    alone.beat(7, "step")
+
+    def compute() -> None:
+        used.s += 1.9
+
+    assert not alone.wait(300, compute)
+    (warning,) = alone.told
+    assert warning.advice is not None and warning.advice.startswith("It computes")
+
+
+def test_several_are_ended_whether_or_not_they_compute_once_they_have_begun(
+    watched: Callable[..., Watched],
+) -> None:
+    both = watched(num_ranks=2)
+    both.beat(0, "loading data")
+    assert not both.wait(600) and len(both.told) == 1, "each may be loading for itself"
+    both.beat(7, "step")
+    assert both.wait(70)
+
+
+def test_a_run_that_is_to_wait_is_only_told(watched: Callable[..., Watched]) -> None:
+    alone = watched(launch=LaunchConfig(on_hang="wait"))
+    alone.beat(7, "step")
+    assert not alone.wait(600)
+    (warning,) = alone.told
+    assert "rankdeck stop" in (warning.advice or "")
+
+
+def test_whom_a_debugger_looks_at_is_not_told(watched: Callable[..., Watched]) -> None:
+    alone = watched()
+    alone.monkeypatch.setattr(watching, "is_traced", lambda _: True)
+    alone.beat(7, "step")
+    assert not alone.wait(300) and not alone.told
+    alone.monkeypatch.setattr(watching, "is_traced", lambda _: False)
+    assert not alone.wait(20) and len(alone.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "outcome", "attempts"), [("stop", "failed", 1), ("restart", "completed", 2)]
+)
+def test_a_rank_that_really_hangs_ends_its_run_or_begins_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_hang: str, outcome: str, attempts: int
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "stuck")
+    monkeypatch.setenv("FAKE_STEPS", "5")
+    tables = {"strategy": {"use": "single"}, "devices": {"use": "cpu:1"}}
+    run = launch(tmp_path / "runs", {**tables, "launch": {**LAUNCH, "on_hang": on_hang}})
+    assert launching.ended(run).outcome == outcome
+    assert run.next_attempt() == attempts
+    warning, *more = launching.problems(run, "warning")
+    assert warning.code == "hang-suspected" and "in step 3, in wait_for_disk (" in warning.message
+    if on_hang == "restart":
+        assert [problem.code for problem in more] == ["restarted"]
+        return
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank, more) == ("hang", 0, [])
+    assert "in step 3, in wait_for_disk (" in problem.message
+
+
+def test_a_rank_that_somebody_suspends_is_told_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_STEPS", "1000000")
+    tables = {"strategy": {"use": "single"}, "devices": {"use": "cpu:1"}}
+    run = launch(tmp_path / "runs", {**tables, "launch": {"timeout_s": 0.5}})
+    pid = wait_for_ranks(run, 1)[0]
+    os.kill(pid, signal.SIGSTOP)
+    (warning,) = wait_until(lambda: launching.problems(run, "warning"), what="a warning")
+    assert (warning.code, warning.rank) == ("rank-suspended", 0)
+    assert "suspended by a signal" in warning.message and f"kill -CONT {pid}" in (warning.advice or "")
+    time.sleep(2.5)  # nothing tells that it goes on waiting but time
+    assert run.end() is None
+    os.kill(pid, signal.SIGCONT)
+    request_stop(run)
+    assert launching.ended(run).outcome == "stopped"
 
 
 @pytest.mark.parametrize(("ended_after_s", "counts"), [(None, True), (60.0, True), (-60.0, False)])
@@ -25,7 +221,7 @@ def test_words_of_a_rank_that_was_being_ended_are_no_failure(
     run.writer("rank-0").write(failed)
     ended_at = None if ended_after_s is None else time.time() + ended_after_s
     rank: Any = SimpleNamespace(rank=0, exit_code=1, ended_at=ended_at, was_suspended=False)
-    watch = Watch(run.dir, 0, 60.0, lambda problem: None)
+    watch = Watch(run.dir, 0, LaunchConfig(), lambda problem: None)
     watch.ranks = [rank]
     (evidence,) = watch.evidence()
     assert (evidence.failure is not None) == counts

@@ -1,0 +1,37 @@
+"""The collectives that this rank has come to, written down beside its stacks when somebody asks for those.
+
+The signal that makes faulthandler write stacks also wakes a thread here: the main one may be blocked inside a
+collective. Read diagnose/calls.py next.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from rankdeck.base import files
+from rankdeck.base.heartbeat import STACKS
+from rankdeck.torch_compat.flight import recorded
+
+
+def begin() -> None:
+    """From now on SIGUSR1 has them written anew, in a rank whose start has registered the signal."""
+    stacks = os.environ.get(STACKS)
+    if not stacks:
+        return
+    path = Path(stacks).with_suffix(".calls")
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_serve, args=(read_end, path), name="calls", daemon=True).start()
+
+
+def _serve(read_end: int, path: Path) -> None:
+    while numbers := os.read(read_end, 64):
+        if signal.SIGUSR1 in numbers:
+            try:
+                files.write_own(path, recorded())
+            except (OSError, ValueError):
+                continue

@@ -1,0 +1,38 @@
+"""The process group of all ranks. Read worker.py before."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from rankdeck.torch_compat.groups import set_timeouts
+from rankdeck.training import calls_on_demand
+
+_WATCHED_S = 86_400.0
+
+
+def join(device: torch.device, world_size: int, timeout_s: float | None) -> None:
+    """One rank that has nobody to meet makes a group with itself.
+
+    `timeout_s` is None for ranks that are watched: who watches them knows why they wait, and ends them sooner
+    than a group could, or not at all.
+    """
+    alone = world_size == 1
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        timeout=datetime.timedelta(seconds=_WATCHED_S if timeout_s is None else timeout_s),
+        store=HashStore() if alone else None,
+        rank=0 if alone else -1,
+        world_size=1 if alone else -1,
+        device_id=device if device.type == "cuda" else None,
+    )
+    if not alone:
+        calls_on_demand.begin()
+
+
+def let_wait() -> None:
+    """Groups that strategies have made for watched ranks wait as long as the group of all."""
+    set_timeouts(_WATCHED_S)
