@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,6 +144,37 @@ def test_ranks_get_the_uuids_in_order_others_are_refused_them_and_a_dead_sampler
     assert sequence == list(range(len(sequence)))
     rankdeck_here("stop", run.path, "--now", code=0)
     assert not run.is_alive()
+
+
+@pytest.mark.slow
+def test_a_run_is_read_again_after_its_driver_was_loaded_anew(gpus: SimulatedGpus, run: RunDir) -> None:
+    wait_for_bytes(run, 0, 4 * 2**20)
+    for index in (0, 2):
+        gpus.fail(index, "ANY", GPU_IS_LOST)
+    wait_until(lambda: len(notices(run, "lost")) == 2, what="the loss")
+    gpus.state.session += 1
+    for index in (0, 2):
+        gpus.fail(index, "ANY", 0)
+    gpus.device(2).used = gpus.device(0).used = 9 * GIB
+    for device in (0, 1):
+        wait_for_bytes(run, device, 9 * GIB)
+    wait_until(lambda: read_fold(run).devices[0].lost_at is None, what="a GPU that is there")
+    assert run.is_alive() and not launching.problems(run)
+
+
+def test_a_storm_of_xid_errors_is_a_problem_and_not_thousands(gpus: SimulatedGpus, run: RunDir) -> None:
+    wait_for_bytes(run, 0, 4 * 2**20)
+    wait_until(lambda: gpus.calls("EVENT") >= 3, what="registration")
+    for _ in range(2_000):
+        gpus.xid(2, 31)
+        time.sleep(0.001)
+    gpus.device(2).used = 9 * GIB
+    wait_for_bytes(run, 0, 9 * GIB)
+    request_stop(run)
+    assert launching.ended(run, 10).outcome == "stopped"
+    told = notices(run, "xid")
+    assert len(told) == 2 and "more times" in told[-1].message
+    assert len(launching.problems(run, "warning")) == 2
 
 
 def test_an_unknown_or_simulated_gpu_is_refused_before_anything_starts(

@@ -31,9 +31,9 @@ CRASH, ABORT = -11, -6
 UNKNOWN_BYTES = 2**64 - 1
 KINDS = (
     *("ANY", "STATIC", "MEMORY", "UTILISATION", "POWER", "ENERGY", "TEMPERATURE", "FAN", "CLOCK", "THROTTLE"),
-    *("ECC", "COMPUTE", "GRAPHICS", "PROCESS_UTILISATION", "MIG", "EVENT"),
+    *("ECC", "COMPUTE", "GRAPHICS", "PROCESS_UTILISATION", "MIG", "EVENT", "LINK", "PCIE"),
 )
-_MAX_DEVICES, _MAX_PROCESSES, _MAX_EVENTS, _LAYOUT = 32, 32, 64, 0x52444B31
+_MAX_DEVICES, _MAX_PROCESSES, _MAX_EVENTS, _LAYOUT = 32, 32, 64, 0x52444B32
 _XID_EVENT = 0x8
 _SOURCE = Path(__file__).with_suffix(".c")
 
@@ -49,7 +49,18 @@ class _Process(ctypes.Structure):
 _SIZES = ["total", "used", "reserved", "energy_mj", "throttle", "ecc_errors"]
 _NUMBERS = (
     *("utilisation", "memory_utilisation", "power_mw", "power_limit_mw", "celsius", "fan", "sm_mhz"),
-    *("memory_mhz", "mig", "num_processes"),
+    *(
+        "memory_mhz",
+        "mig",
+        "num_processes",
+        "pstate",
+        "max_sm_mhz",
+        "max_memory_mhz",
+        "num_links",
+        "links_up",
+    ),
+    *("pcie_tx_kb", "pcie_rx_kb", "rows_corrected", "rows_uncorrected", "rows_pending", "rows_failed"),
+    "corrected_ecc_errors",
 )
 
 
@@ -63,6 +74,7 @@ class SimulatedDevice(ctypes.Structure):
         ("uuid", ctypes.c_char * 96),
         *((name, ctypes.c_uint64) for name in _SIZES),
         *((name, ctypes.c_uint32) for name in _NUMBERS),
+        ("fuzz", ctypes.c_uint64),
         ("error", ctypes.c_int32 * len(KINDS)),
         ("delay_us", ctypes.c_uint32 * len(KINDS)),
         ("calls", ctypes.c_uint64 * len(KINDS)),
@@ -84,6 +96,9 @@ class _State(ctypes.Structure):
         *((name, ctypes.c_uint32) for name in ("layout", "num_gpus", "num_instances", "num_events")),
         ("init_error", ctypes.c_int32),
         ("live_count", ctypes.c_uint32),
+        ("fuzz", ctypes.c_uint64),
+        ("session", ctypes.c_uint32),
+        ("wait_error", ctypes.c_int32),
         ("driver", ctypes.c_char * 80),
         ("events", _Event * _MAX_EVENTS),
         ("devices", SimulatedDevice * _MAX_DEVICES),
@@ -121,7 +136,8 @@ class SimulatedGpus:
         device.uuid = b"GPU-51000000-0000-4000-8000-%012d" % index
         device.total, device.used, device.reserved = 81559 * MIB, 4 * MIB, 608 * MIB
         device.power_mw, device.power_limit_mw, device.celsius = 70_000, 700_000, 30 + index
-        device.sm_mhz, device.memory_mhz = 345, 2619
+        device.sm_mhz, device.memory_mhz, device.max_sm_mhz, device.max_memory_mhz = 345, 2619, 1980, 2619
+        device.num_links = device.links_up = 18
         self.fail(index, "FAN", NOT_SUPPORTED)
 
     @property

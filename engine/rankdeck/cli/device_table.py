@@ -1,4 +1,4 @@
-"""The table of GPUs: printed once, or redrawn in place a few times a second.
+"""The table of GPUs: printed once, or redrawn once a second, in place where that can be.
 
 A dash is what is not known. What a device cannot tell, what failed and what is old are words, so that none of
 them looks like a number.
@@ -19,51 +19,115 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.words import UNKNOWN, empty_table, size_in_words
+from rankdeck.cli.words import UNKNOWN, empty_table, one_line, size_in_words
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, gpu_of
 from rankdeck.telemetry.readings import AnyLine, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 
 _WORDS = {"unsupported": UNKNOWN, "error": "error", "stale": "stale"}
 _BAR_CELLS = 12
-REDRAW_S, PLAIN_S = 0.2, 1.0
+REDRAW_S = 1.0
 _NUM_NOTICES = 4
 
 
 def devices_table(gpus: Sequence[GpuStatus]) -> Table:
-    """One row per GPU, MIG instances below theirs."""
+    """One row per GPU, MIG instances below theirs; a column that nobody has anything in is left out."""
     table = empty_table()
     table.add_column("gpu", justify="right", no_wrap=True)
     table.add_column("name", overflow="ellipsis", no_wrap=True)
     table.add_column("")
-    for heading in ("used", "total", "busy", "temp", "power"):
+    for heading in ("used", "total", "busy", "temp", "power", "clock"):
         table.add_column(heading, justify="right", no_wrap=True)
+    columns: dict[str, list[Text | str]] = {
+        "pcie": [_traffic(gpu) for gpu in gpus],
+        "state": [_state(gpu) for gpu in gpus],
+    }
+    rest = {heading: cells for heading, cells in columns.items() if any(cells)}
+    for heading in rest:
+        table.add_column(heading)
     table.add_column("on it")
     table.add_column("uuid", overflow="ellipsis", no_wrap=True)
-    for gpu in gpus:
-        table.add_row(*_cells(gpu), style="dim" if gpu.state == "lost" else "")
+    for place, gpu in enumerate(gpus):
+        is_lost = gpu.state == "lost"
+        last = [UNKNOWN if is_lost else _holders(gpu), one_line(gpu.uuid)]
+        cells = [*_cells(gpu), *(found[place] for found in rest.values()), *last]
+        table.add_row(*cells, style="dim" if is_lost else "")
     return table
 
 
+def processes_table(gpus: Sequence[GpuStatus]) -> Table:
+    """One row per process of this namespace on a GPU."""
+    table = empty_table()
+    for heading in ("gpu", "pid"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("user", ""):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("on the gpu", "on the host"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("command", overflow="ellipsis", no_wrap=True)
+    for gpu in gpus:
+        for one in (process for process in gpu.processes if not process.foreign):
+            sizes = [size_in_words(one.used_bytes), size_in_words(one.host_bytes)]
+            words = one_line(one.command or one.name or UNKNOWN)
+            table.add_row(_place(gpu), str(one.pid), one_line(one.user or UNKNOWN), one.kind, *sizes, words)
+    return table
+
+
+def _place(gpu: GpuStatus) -> str:
+    return f"{gpu.index}" if gpu.parent is None else f"{gpu.index} MIG"
+
+
 def _cells(gpu: GpuStatus) -> list[Text | str]:
-    place = f"{gpu.index}" if gpu.parent is None else "MIG"
+    name = one_line(gpu.name)
     if gpu.state == "lost":
         since = "" if gpu.lost_at is None else time.strftime(" since %H:%M:%S", time.localtime(gpu.lost_at))
-        lost = Text(f"lost{since}", style="bold red")
-        return [place, gpu.name, lost, *[UNKNOWN] * 6, gpu.uuid]
-    total = "the host's" if gpu.unified else size_in_words(gpu.total_bytes)
+        return [_place(gpu), name, Text(f"lost{since}", style="bold red"), *[UNKNOWN] * 6]
     return [
-        place,
-        gpu.name,
+        _place(gpu),
+        name,
         _bar(gpu),
         _value(gpu, "used_bytes", size_in_words(gpu.used_bytes)),
-        total,
+        _total_bytes(gpu),
         _value(gpu, "utilisation", "" if gpu.utilisation is None else f"{gpu.utilisation * 100:.0f} %"),
         _value(gpu, "temperature_c", "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"),
-        _value(gpu, "power_w", "" if gpu.power_w is None else f"{gpu.power_w:.0f} W"),
-        _holders(gpu),
-        gpu.uuid,
+        _value(gpu, "power_w", _of(gpu.power_w, gpu.power_limit_w, "W")),
+        _value(gpu, "sm_clock_mhz", _of(gpu.sm_clock_mhz, gpu.max_sm_clock_mhz, "MHz")),
     ]
+
+
+def _of(value: float | None, most: float | None, unit: str) -> str:
+    """'412 / 700 W'."""
+    if value is None:
+        return ""
+    return f"{value:.0f} {unit}" if most is None else f"{value:.0f} / {most:.0f} {unit}"
+
+
+def _total_bytes(gpu: GpuStatus) -> str:
+    if not gpu.unified:
+        return size_in_words(gpu.total_bytes)
+    return "the host's" if gpu.host_bytes is None else f"the host's {format_bytes(gpu.host_bytes)}"
+
+
+def _traffic(gpu: GpuStatus) -> str:
+    """Out and in."""
+    if gpu.pcie_tx_bps is None or gpu.pcie_rx_bps is None:
+        return ""
+    return f"{format_bytes(gpu.pcie_tx_bps)}/s out, {format_bytes(gpu.pcie_rx_bps)}/s in"
+
+
+def _state(gpu: GpuStatus) -> Text:
+    """What one has to know of it: why it does not answer, why it is slow, what of it is broken."""
+    if gpu.state == "lost":
+        return Text(one_line(gpu.why or ""), style="red")
+    broken = [
+        "" if not gpu.ecc_errors else f"{gpu.ecc_errors} memory errors",
+        "" if not gpu.rows_failed else "memory that cannot be replaced",
+        "" if not gpu.rows_pending else "memory to be replaced: reset it",
+        "" if gpu.links_up == gpu.num_links else f"{gpu.links_up} of {gpu.num_links} NVLinks",
+    ]
+    words = Text(", ".join(filter(None, broken)), style="red")
+    slowed = ", ".join(gpu.slowed_by)
+    return words.append(", " if words and slowed else "").append(slowed, style="yellow")
 
 
 def _value(gpu: GpuStatus, metric: str, words: str) -> Text | str:
@@ -83,7 +147,9 @@ def _holders(gpu: GpuStatus) -> str:
     if "processes" in gpu.states:
         return _WORDS.get(gpu.states["processes"], UNKNOWN)
     own = [process for process in gpu.processes if not process.foreign]
-    words = [f"{process.name or process.pid} {size_in_words(process.used_bytes)}" for process in own]
+    words = [
+        f"{one_line(process.name or process.pid)} {size_in_words(process.used_bytes)}" for process in own
+    ]
     foreign = [process for process in gpu.processes if process.foreign]
     if foreign:
         words.append(f"other, outside this namespace: {_total(foreign)}")
@@ -131,7 +197,7 @@ class LiveDevices:
         listed = self._registry.listed
         if listed is None or not self._registry.is_read:
             return
-        if now_s - self._drawn_s < (REDRAW_S if self._is_terminal else PLAIN_S):
+        if now_s - self._drawn_s < REDRAW_S:
             return
         self._drawn_s = now_s
         gpus = [gpu_of(device, self._registry, now_s) for device in self._registry.devices]

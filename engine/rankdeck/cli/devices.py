@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,18 +32,22 @@ SIMULATED = "simulated devices"
 def devices(
     follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
     as_json: AsJson = False,
+    pcie: Annotated[
+        bool, typer.Option("--pcie", help="Tell the traffic over PCIe too: 40 ms of the driver per GPU.")
+    ] = False,
 ) -> int:
     """List the GPUs of this machine: memory, load and who is on them."""
     if follow:
-        return _follow_json() if as_json else _follow_table()
-    return _list(as_json=as_json)
+        options = ["--pcie"] if pcie else []
+        return _follow_json(options) if as_json else _follow_table(options)
+    return _list(as_json=as_json, pcie=pcie)
 
 
-def _list(*, as_json: bool) -> int:
-    from rankdeck.cli.device_table import devices_table, print_notice
+def _list(*, as_json: bool, pcie: bool) -> int:
+    from rankdeck.cli.device_table import devices_table, print_notice, processes_table
     from rankdeck.telemetry.listing import ask_once
 
-    listing = ask_once()
+    listing = ask_once(pcie=pcie)
     if as_json:
         console.as_json([gpu.as_json() for gpu in listing.gpus])
         return 0
@@ -51,18 +56,22 @@ def _list(*, as_json: bool) -> int:
     if listing.simulated:
         console.err().print(SIMULATED, style="yellow")
     if listing.gpus:
-        console.out().print(devices_table(listing.gpus))
+        out = console.out()
+        out.print(devices_table(listing.gpus))
+        if any(gpu.processes for gpu in listing.gpus):
+            out.print()
+            out.print(processes_table(listing.gpus))
     else:
         console.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
     return 0
 
 
-def _follow_json() -> int:
+def _follow_json(options: Sequence[str]) -> int:
     from rankdeck.telemetry.readings import encode
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
-    sampler, registry, reader = SamplerProcess(piped=True), DeviceRegistry(), os.getppid()
+    sampler, registry, reader = SamplerProcess(options, piped=True), DeviceRegistry(), os.getppid()
     heard_s = written_s = time.monotonic()
     try:
         # Until whoever asked for this is gone, even where somebody else still holds its pipe.
@@ -100,12 +109,12 @@ def _silence(registry: DeviceRegistry, heard_s: float, written_s: float, now_s: 
     return [*lines, SampleLine(devices=rows)] if rows else lines
 
 
-def _follow_table() -> int:
+def _follow_table(options: Sequence[str]) -> int:
     from rankdeck.cli.device_table import REDRAW_S, LiveDevices
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
-    sampler, registry = SamplerProcess(piped=True), DeviceRegistry()
+    sampler, registry = SamplerProcess(["--calm", *options], piped=True), DeviceRegistry()
     view = LiveDevices(registry)
     try:
         with view.shown():

@@ -2,7 +2,8 @@
 
 A driver may report pids of the host to a container, where the same number is another process, or none. A pid
 that is nobody's here is foreign; so is one, outside the host's own namespace, of a process that can be looked
-into and holds no GPU. Each pid is looked at once, for as long as it stays reported.
+into and holds no GPU. Each pid is looked at once, for as long as it stays reported; only what it holds of the
+host's memory is asked each time.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from typing import NamedTuple
 
 import psutil
 
+from rankdeck.telemetry.commands import command_of
+from rankdeck.telemetry.readings import ProcessUse
+
 _HOST_NAMESPACE = 0xEFFFFFFC  # the inode of the first pid namespace of any Linux
 _DEVICE_FILES = "/dev/nvidia"
 
 
 class Identity(NamedTuple):
-    """`name` is None for a foreign process."""
+    """All but `foreign` is None for a foreign process, and what may not be seen."""
 
     name: str | None
     foreign: bool
+    user: str | None = None
+    command: str | None = None
+    process: psutil.Process | None = None
 
 
 class ProcessNames:
@@ -37,6 +44,15 @@ class ProcessNames:
             identity = self._known[pid] = self._look(pid)
         return identity
 
+    def use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
+        """What is told of the process on a device."""
+        who = self.identify(pid)
+        host_bytes = None if who.process is None else _host_bytes(who.process)
+        return ProcessUse(
+            pid, who.name, used_bytes, kind, who.foreign,
+            user=who.user, command=who.command, host_bytes=host_bytes,
+        )  # fmt: skip
+
     def keep_only(self, pids: Iterable[int]) -> None:
         """Forget who has ended: a pid may come again as another process."""
         there = set(pids)
@@ -45,12 +61,39 @@ class ProcessNames:
 
     def _look(self, pid: int) -> Identity:
         try:
-            name = psutil.Process(pid).name()
+            process = psutil.Process(pid)
+            name = _whole(process.name())
         except psutil.Error:
             return Identity(None, foreign=True)
         if self._may_be_hosts and _holds_gpu(pid) is False:
             return Identity(None, foreign=True)
-        return Identity(name, foreign=False)
+        return Identity(name, False, _user(process), _command(process), process)
+
+
+def _whole(text: str) -> str:
+    """The kernel cuts a name at 15 bytes, which may be inside a character: half of one is a question mark."""
+    return text.encode(errors="replace").decode()
+
+
+def _user(process: psutil.Process) -> str | None:
+    try:
+        return _whole(process.username())
+    except psutil.Error:
+        return None
+
+
+def _command(process: psutil.Process) -> str | None:
+    try:
+        return command_of(process.cmdline()) or None
+    except psutil.Error:
+        return None
+
+
+def _host_bytes(process: psutil.Process) -> int | None:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return None
 
 
 def _in_host_namespace() -> bool:

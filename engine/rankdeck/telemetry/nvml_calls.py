@@ -1,6 +1,7 @@
 """NVML as this project calls it: how it is opened, which call answers which metrics, which errors mean what.
 
-Only the sampler's process imports this. The provider (nvml.py) decides what is called when.
+Only the sampler's process imports this. nvml_devices.py lists what there is, nvml_processes.py who is on it,
+the provider (nvml.py) decides what is called when.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pynvml
 
 from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.telemetry.readings import Device, Reading
+from rankdeck.telemetry.readings import METRICS, Device, Reading
 
 SONAME = "libnvidia-ml.so.1"
 RESTART = marked("Try nvidia-smi; after an update of the driver the machine needs a restart.")
@@ -27,8 +28,8 @@ REFUSED = (
     pynvml.NVMLLibraryMismatchError,  # of an old driver; it is no NVMLError
 )
 LOST = (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired, pynvml.NVMLError_GpuNotFound)
-_UNKNOWN_BYTES = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 FAILED = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
+_LIMITS = {metric.name: metric.most for metric in METRICS.values()}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,11 +42,15 @@ class Call:
 
 @dataclass(slots=True)
 class NvmlGpu:
-    """`resting`: until when (CLOCK_MONOTONIC) a call is not made, and why its metrics have no value."""
+    """`resting`: until when (CLOCK_MONOTONIC) a call is not made, and why its metrics have no value.
+    `limits`: what a metric cannot be above. `told_slow_s`: when it was last told of a call that it is slow.
+    """
 
     device: Device
     handle: Any
     resting: dict[Call, tuple[float, Reading | None]] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=_LIMITS.copy)
+    told_slow_s: dict[Call, float] = field(default_factory=dict)
     memory_version: int | None = None
     pids: set[int] = field(default_factory=set)
 
@@ -66,9 +71,20 @@ def _throttle(gpu: NvmlGpu) -> tuple[int, ...]:
         return (pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu.handle),)
 
 
-def _ecc_errors(gpu: NvmlGpu) -> tuple[int, ...]:
-    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return (pynvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, since),)
+def _ecc_errors(kind: int) -> Callable[[NvmlGpu], tuple[int, ...]]:
+    since = pynvml.NVML_VOLATILE_ECC
+    return lambda gpu: (pynvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, since),)
+
+
+def _performance_state(gpu: NvmlGpu) -> tuple[int, ...]:
+    state = pynvml.nvmlDeviceGetPerformanceState(gpu.handle)
+    if state == pynvml.NVML_PSTATE_UNKNOWN:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return (state,)
+
+
+def _pcie(way: int) -> Callable[[NvmlGpu], tuple[int, ...]]:
+    return lambda gpu: (1000 * pynvml.nvmlDeviceGetPcieThroughput(gpu.handle, way),)
 
 
 CALLS = (
@@ -87,43 +103,12 @@ CALLS = (
     ),
     Call(("throttle",), _throttle),
     Call(("fan",), lambda gpu: (pynvml.nvmlDeviceGetFanSpeed(gpu.handle) / 100,)),
-    Call(("ecc_errors",), _ecc_errors),
+    Call(("ecc_errors",), _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)),
+    Call(("ecc_corrected",), _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)),
+    Call(("performance_state",), _performance_state),
+    Call(("pcie_tx_bps",), _pcie(pynvml.NVML_PCIE_UTIL_TX_BYTES)),
+    Call(("pcie_rx_bps",), _pcie(pynvml.NVML_PCIE_UTIL_RX_BYTES)),
 )
-
-
-class ProcessList:
-    """The processes of a kind on a device, in one call where pynvml makes two; a driver takes 4.5 ms for each
-    and lets nobody else in meanwhile.
-    """
-
-    def __init__(self, kind: str) -> None:
-        """`kind`: Compute | Graphics. Raises: NVMLError_FunctionNotFound where there is no such call."""
-        # Drivers before 510 lack the third version; both fill the same structure.
-        for version in ("v3", "v2"):
-            self._ask = getattr(pynvml.nvmlLib, f"nvmlDeviceGet{kind}RunningProcesses_{version}", None)
-            if self._ask is not None:
-                break
-        else:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self._make_room(32)
-
-    def _make_room(self, count: int) -> None:
-        self._entries = (pynvml.c_nvmlProcessInfo_v2_t * count)()
-
-    def __call__(self, handle: Any) -> list[tuple[int, int | None]]:
-        """(process id, bytes; None where the driver does not tell). Raises: NVMLError."""
-        assert self._ask is not None
-        count = ctypes.c_uint(len(self._entries))
-        code = self._ask(handle, ctypes.byref(count), self._entries)
-        if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-            self._make_room(2 * count.value)
-            return self(handle)
-        if code != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(code)
-        return [
-            (entry.pid, None if entry.usedGpuMemory == _UNKNOWN_BYTES else entry.usedGpuMemory)
-            for entry in self._entries[: count.value]
-        ]
 
 
 def open_nvml(library: Path | None) -> None:
@@ -139,9 +124,9 @@ def open_nvml(library: Path | None) -> None:
                 "GPUs need NVIDIA's driver. Without one, rehearse on virtual devices: --devices cpu:2."
             ),
         ) from None
-    except pynvml.NVMLError as error:
+    except FAILED as error:
         raise MachineError(
-            phrase("NVIDIA's driver does not answer: {error}.", error=error),
+            phrase("NVIDIA's driver does not answer: {error}.", error=reason(error)),
             code="driver",
             advice=phrase(RESTART),
         ) from None
@@ -178,5 +163,18 @@ def known(ask: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def text_of(ask: Callable[..., Any], *arguments: Any) -> str:
+    """A text of the driver, whatever its bytes. pynvml fails where they are no UTF-8: that is gone round.
+
+    Raises: NVMLError.
+    """
+    value = getattr(ask, "__wrapped__", ask)(*arguments)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def reason(error: Exception) -> str:
+    """What the driver calls an error; its number where that is no text."""
+    try:
+        return str(error) or type(error).__name__
+    except ValueError:
+        return f"NVML {getattr(error, 'value', '')}"

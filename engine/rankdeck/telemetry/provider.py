@@ -16,7 +16,12 @@ class DeviceLostError(Exception):
 
 
 class Provider(Protocol):
-    """A source of readings. It may crash or hang its process: that is why it has one of its own."""
+    """A source of readings. It may crash or hang its process: that is why it has one of its own.
+
+    `opens`: it is opened once, and may have to be opened anew to answer again.
+    """
+
+    opens: bool = False
 
     def probe(self) -> DevicesLine:
         """Every device that there is, MIG instances after their GPU, with static facts and the metrics that
@@ -37,12 +42,18 @@ class Provider(Protocol):
         Raises: DeviceLostError.
         """
 
-    def wait_for_event(self, timeout_s: float) -> NoticeLine | None:
-        """The next thing that the driver reports by itself, or None after the time; called from a thread."""
-        return None
+    def listen(self) -> bool:
+        """Ask the driver to report by itself; whether it may be waited for."""
+        return False
 
-    def notices(self) -> list[NoticeLine]:
-        """What it noticed by itself while it was asked, each once."""
+    def wait_for_event(self, timeout_s: float) -> None:
+        """Until the driver has reported something, or the time is over; called from a thread. What it was
+        comes with the notices.
+        """
+        return
+
+    def notices(self, *, at_end: bool = False) -> list[NoticeLine]:
+        """What happened since the last time; `at_end` also what would be told later."""
         return []
 
     def signature(self) -> object:

@@ -37,13 +37,15 @@ State = Literal["value", "unsupported", "error", "stale"]
 @dataclass(frozen=True, slots=True)
 class Metric:
     """What is read: its unit, how often, and what the number means, as a marked text. `hz` is the rate of the
-    sampler.
+    sampler; a number below 0 or above `most` is no reading of any card. `on_request`: a reading takes long.
     """
 
     name: str
     unit: str
     hz: float
     meaning: str
+    most: float
+    on_request: bool = False
 
     @property
     def stale_after_s(self) -> float:
@@ -59,26 +61,41 @@ METRICS = {
             "B",
             10,
             marked("memory in use, without the driver's own reserve where it tells that"),
+            2**50,
         ),
         Metric(
-            "utilisation", "ratio", 5, marked("share of the last 1/6 to 1 s with a kernel running (0..1)")
+            "utilisation", "ratio", 5, marked("share of the last 1/6 to 1 s with a kernel running (0..1)"), 1
         ),
         Metric(
             "memory_utilisation",
             "ratio",
             5,
             marked("share of that time in which memory was read or written"),
+            1,
         ),
-        Metric("power_w", "W", 2, marked("drawn power, on most cards the mean of the last second")),
-        Metric("energy_j", "J", 2, marked("energy since the driver was loaded")),
-        Metric("temperature_c", "C", 1, marked("the GPU's core")),
-        Metric("sm_clock_mhz", "MHz", 1, marked("clock of the multiprocessors")),
-        Metric("memory_clock_mhz", "MHz", 1, marked("clock of the memory")),
-        Metric("throttle", "bits", 1, "why clocks are lowered, as NVML's bits; throttle_words() names them"),
-        Metric("fan", "ratio", 1, marked("intended speed of the fan (0..1)")),
-        Metric("ecc_errors", "count", 1, marked("uncorrected memory errors since the driver was loaded")),
+        Metric("power_w", "W", 2, marked("drawn power, on most cards the mean of the last second"), 20_000),
+        Metric("energy_j", "J", 2, marked("energy since the driver was loaded"), 1e13),
+        Metric("temperature_c", "C", 1, marked("the GPU's core"), 200),
+        Metric("sm_clock_mhz", "MHz", 1, marked("clock of the multiprocessors"), 10_000),
+        Metric("memory_clock_mhz", "MHz", 1, marked("clock of the memory"), 50_000),
+        Metric("performance_state", "P", 1, marked("0 is the fastest, 15 the slowest"), 15),
+        Metric(
+            "throttle",
+            "bits",
+            1,
+            "why clocks are lowered, as NVML's bits; throttle_words() names them",
+            2**32,
+        ),
+        Metric("fan", "ratio", 1, marked("intended speed of the fan (0..1)"), 2),
+        Metric(
+            "ecc_errors", "count", 1, marked("uncorrected memory errors since the driver was loaded"), 2**40
+        ),
+        Metric("ecc_corrected", "count", 1, marked("memory errors that were corrected since then"), 2**40),
+        Metric("pcie_tx_bps", "B/s", 1, marked("sent over PCIe, over 20 ms"), 1e12, on_request=True),
+        Metric("pcie_rx_bps", "B/s", 1, marked("received over PCIe, over 20 ms"), 1e12, on_request=True),
     )
 }
+READ_ALWAYS = tuple(metric.name for metric in METRICS.values() if not metric.on_request)
 STATE_WORDS = {
     "value": marked("value"),
     "unsupported": marked("unsupported"),
@@ -103,7 +120,11 @@ class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
     `index` is nvidia-smi's; an instance has its GPU's. `simulated`: the library that answers is no driver.
     `unified`: the memory is the host's, so `total_bytes` is None where the driver does not tell.
     `driver_bytes`: what the driver keeps for itself; it is neither used nor free. `capabilities`: the metrics
-    that the device can tell. `lost_at`: since when (Unix seconds) it answers no more.
+    that the device can tell. `lost_at`: since when (Unix seconds) it answers no more; `why`, as the driver
+    says. `host_bytes`: the host's memory, of a unified one. `ecc`: whether memory errors are corrected.
+    `rows_...`: rows of memory that were replaced by spare ones, whether some wait for a reset, and whether
+    one could not be. `links_up` of `num_links` NVLinks carry data. A UUID that two devices tell is the first
+    one's; the other's has its place behind it.
     """
 
     uuid: str
@@ -117,8 +138,24 @@ class Device(msgspec.Struct, omit_defaults=True, kw_only=True):
     mig: bool = False
     driver_bytes: int | None = None
     power_limit_w: float | None = None
+    host_bytes: int | None = None
+    max_sm_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    ecc: bool | None = None
+    rows_corrected: int | None = None
+    rows_uncorrected: int | None = None
+    rows_pending: bool | None = None
+    rows_failed: bool | None = None
+    num_links: int | None = None
+    links_up: int | None = None
     capabilities: list[str] = msgspec.field(default_factory=list)
     lost_at: float | None = None
+    why: str | None = None
+
+
+def nameless(index: int) -> str:
+    """What stands for the UUID of a GPU that does not answer, until it does."""
+    return f"lost-{index}"
 
 
 class Reading(msgspec.Struct, omit_defaults=True):
@@ -178,6 +215,8 @@ class ProcessesLine(SamplerLine, tag="processes"):
 class NoticeLine(SamplerLine, tag="notice"):
     """Something that happened, in words.
 
+    `count`: how often it happened since it was last told, where it may come often.
+
     `code`:
     lost       a GPU answers no more; `uuid`. It stays among the devices, with the time.
     back       it answers again; `uuid`.
@@ -196,6 +235,7 @@ class NoticeLine(SamplerLine, tag="notice"):
     uuid: str | None = None
     xid: int | None = None
     severity: str = "warning"
+    count: int = 1
 
     def phrase_of(self, text: str) -> str:
         """The message or the advice as the phrase that it was, where it was one."""

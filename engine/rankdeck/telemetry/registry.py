@@ -21,6 +21,7 @@ from rankdeck.telemetry.readings import (
     ProcessesLine,
     Reading,
     SampleLine,
+    nameless,
 )
 
 NOT_READ = marked("not read yet")
@@ -100,7 +101,8 @@ class DeviceRegistry:
             self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
 
     def _replace(self, line: DevicesLine) -> None:
-        """The new list, and what is no longer there, as lost; a MIG split that was undone is not."""
+        """The new list, and what is no longer there, as lost; a MIG split that was undone is not, nor a GPU
+        that did not even tell its UUID before."""
         known = {device.uuid: device for device in self.devices}
         by_index = {device.index for device in self.devices if device.parent is None}
         devices = []
@@ -110,13 +112,18 @@ class DeviceRegistry:
                 continue  # a lost GPU cannot tell even its UUID; it is known from before
             if device.lost_at is not None and before is not None:
                 lost_at = before.lost_at or device.lost_at
-                device = msgspec.structs.replace(before, lost_at=lost_at)
+                device = msgspec.structs.replace(before, lost_at=lost_at, why=device.why)
             devices.append(device)
         there = {device.uuid for device in devices}
+        reasons = {device.index: device.why for device in line.devices if device.parent is None}
         gone = [
-            device if device.lost_at is not None else msgspec.structs.replace(device, lost_at=line.t)
+            msgspec.structs.replace(
+                device, lost_at=device.lost_at or line.t, why=reasons.get(device.index) or device.why
+            )
             for device in self.devices
-            if device.uuid not in there and device.parent not in there
+            if device.uuid not in there
+            and device.parent not in there
+            and not (device.uuid == nameless(device.index) and device.index in reasons)
         ]
         self.listed = line
         self.devices = in_order([*devices, *gone])

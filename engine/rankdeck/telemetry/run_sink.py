@@ -30,6 +30,9 @@ from rankdeck.telemetry.readings import (
 )
 
 REPEAT_S = 1.0
+RAISE_AGAIN_S = 60.0
+"""A GPU that comes and goes is raised as a problem no more often."""
+_KEPT = frozenset(events.DeviceSample.__struct_fields__)
 
 
 class RunSink:
@@ -43,6 +46,7 @@ class RunSink:
         self.uuids = list(self._index)
         self.kind = devices[0].kind if devices else "gpu"
         self._writer = directory.writer("sampler", attempt)
+        self._raised_s: dict[tuple[str, int | None], float] = {}
         self._ranks = {pid: rank for rank, pid in enumerate(pids)}
         self._written: dict[str, tuple[float | int | None, float]] = {}
         self._missing: dict[str, dict[str, str]] = {}
@@ -63,12 +67,16 @@ class RunSink:
                 self._notice(line)
 
     def _devices(self, line: DevicesLine) -> None:
-        """A device of the run that is not there, or is left out, is lost."""
+        """A device of the run that is not there, or is left out, is lost; one that is there may have been."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
-        for uuid in (uuid for uuid in self.uuids if uuid not in there):
+        for uuid in self.uuids:
             name = self._names[self._index[uuid]]
-            words = phrase("{device} ({uuid}) cannot be read any more.", device=name, uuid=uuid)
-            self._notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=words))
+            if uuid not in there:
+                words = phrase("{device} ({uuid}) cannot be read any more.", device=name, uuid=uuid)
+                self._notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=words))
+            elif self._writer.goes_on:
+                words = phrase("{device} ({uuid}) is read again.", device=name, uuid=uuid)
+                self._notice(NoticeLine(t=line.t, code="back", uuid=uuid, message=words))
 
     def _sample(self, line: SampleLine) -> None:
         now_s = time.monotonic()
@@ -96,8 +104,8 @@ class RunSink:
         if not values and missing is None:
             return None
         row = events.DeviceSample(device=self._index[entry.uuid], missing=missing)
-        for name, value in values.items():
-            setattr(row, name, value)
+        for name in values.keys() & _KEPT:
+            setattr(row, name, values[name])
         return row
 
     def _news_of_missing(self, entry: DeviceReadings) -> dict[str, str] | None:
@@ -115,9 +123,13 @@ class RunSink:
         """Who is on the device, with the ranks known; nothing where that is not known, or a rehearsal."""
         if entry.processes is None or self.kind == "virtual":
             return None
-        for process in entry.processes:
-            process.rank = self._rank_of(process.pid)
-        return events.DeviceSample(device=self._index[entry.uuid], processes=entry.processes)
+        rows = [
+            events.ProcessUse(
+                one.pid, one.name, one.used_bytes, one.type, one.foreign, self._rank_of(one.pid)
+            )
+            for one in entry.processes
+        ]
+        return events.DeviceSample(device=self._index[entry.uuid], processes=rows)
 
     def _rank_of(self, pid: int) -> int | None:
         """The rank whose process this is, or one that it started: those share its session."""
@@ -135,7 +147,10 @@ class RunSink:
         self._writer.write(
             events.DeviceNotice(code=notice.code, message=notice.message, device=index, xid=notice.xid)
         )
-        if notice.code in ("lost", "xid", "no-driver", "driver"):
+        kind, now_s = (notice.code, index), time.monotonic()
+        is_new = notice.code == "xid" or now_s - self._raised_s.get(kind, -RAISE_AGAIN_S) >= RAISE_AGAIN_S
+        if is_new and notice.code in ("lost", "xid", "no-driver", "driver"):
+            self._raised_s[kind] = now_s
             code = {"lost": "gpu-lost", "xid": "gpu-error"}.get(notice.code, notice.code)
             # A warning: whether the run fails of it is for the ranks to say.
             advice = None if notice.advice is None else notice.phrase_of(notice.advice)

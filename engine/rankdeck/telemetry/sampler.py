@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NoReturn
 
 from rankdeck.base.errors import MachineError
@@ -32,12 +31,12 @@ from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
     METRICS,
+    READ_ALWAYS,
     Device,
     DeviceProcesses,
     DeviceReadings,
     NoticeLine,
     ProcessesLine,
-    Reading,
     SampleLine,
     SamplerLine,
     encode,
@@ -52,9 +51,14 @@ LOOK_TICKS = 50
 """Ticks between two looks for other devices."""
 EXIT_CHANGED = 75
 """There are other devices: a new process sees them, NVML's count is that of its init."""
+EXIT_DEAD = 76
+"""Nothing has answered for a while: an NVML that was opened before the driver was loaded anew never does."""
+DEAD_AFTER_S = 5.0
 _OLD_S = 0.005
-_ALL = tuple(METRICS)
-_DUE = [tuple(m.name for m in METRICS.values() if tick % round(TICKS / m.hz) == 0) for tick in range(TICKS)]
+_DUE = [
+    tuple(name for name in READ_ALWAYS if tick % round(TICKS / METRICS[name].hz) == 0)
+    for tick in range(TICKS)
+]
 
 Sink = Callable[[SamplerLine], None]
 
@@ -62,7 +66,8 @@ Sink = Callable[[SamplerLine], None]
 class Sampler:
     """Asks `provider` and hands lines to `write`.
 
-    `only`: the devices of a run; else all, and what a run's own sampler reads is read once a second.
+    `only`: the devices of a run; else all, and what a run's own sampler reads is read once a second, as is
+    everything if `calm`. `pcie`: also what takes 20 ms a reading.
     """
 
     def __init__(
@@ -72,59 +77,73 @@ class Sampler:
         *,
         last_call: LastCall | None = None,
         only: Sequence[str] | None = None,
+        pcie: bool = False,
+        calm: bool = False,
     ) -> None:
         self._provider = provider
         self._write = write
-        self._note = last_call.note if last_call is not None else lambda _: None
+        self._note = last_call.note if last_call is not None else lambda *_: None
         self._only = only
+        self._calm = calm
+        self._all = tuple(METRICS) if pcie else READ_ALWAYS
         self._devices: list[Device] = []
         self._lost: set[str] = set()
         self._runs: dict[str, str | None] = {}
         self._signature: object = None
-        self._events: SimpleQueue[NoticeLine] = SimpleQueue()
+        self._failing_s: float | None = None
 
     def begin(self) -> None:
         """Write which devices there are.
 
         Raises: MachineError where they cannot be listed.
         """
+        # Before: what answers only after it was listed is a change.
+        self._signature = self._provider.signature()
         listed = self._provider.probe()
         if self._only is not None:
             listed.devices = [device for device in listed.devices if device.uuid in self._only]
         self._devices = listed.devices
         self._lost = {device.uuid for device in listed.devices if device.lost_at is not None}
-        self._signature = self._provider.signature()
+        self._note("")
         self._write(listed)
 
     def listen(self) -> None:
         """Have a thread wait for what the driver reports by itself."""
+        if not self._provider.listen():
+            return
+        self._note("")
 
         def wait() -> NoReturn:
             while True:
-                notice = self._provider.wait_for_event(1.0)
-                if notice is not None:
-                    self._events.put(notice)
+                self._provider.wait_for_event(1.0)
 
         threading.Thread(target=wait, name="events", daemon=True).start()
 
-    def run(self, wait: Callable[[float], bool]) -> bool:
-        """Tick until `wait`, which is given seconds, says that it is over; False when there are other devices
-        now, which takes another process."""
-        began_s, tick, is_over = time.monotonic(), 0, False
-        while not is_over:
+    def run(self, wait: Callable[[float], bool]) -> int:
+        """Tick until `wait`, which is given seconds, says that it is over; the exit code, which is not 0
+        where it takes another process to go on."""
+        began_s, tick, code = time.monotonic(), 0, None
+        while code is None:
             self.tick(tick)
-            if tick % LOOK_TICKS == 0 and self._has_changed():
-                words = phrase("There are other devices than before.")
-                self._write(NoticeLine(code="changed", message=words, severity="info"))
-                return False
+            code = self._must_begin_anew(tick)
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
-            is_over = wait(max(0.0, began_s + tick * TICK_S - time.monotonic()))
-        self._write_last_processes()
-        return True
+            if code is None and wait(max(0.0, began_s + tick * TICK_S - time.monotonic())):
+                code = 0
+                self._write_last_processes()
+        self._write_notices(at_end=True)
+        return code
 
-    def _has_changed(self) -> bool:
-        """A run keeps the devices that it has."""
-        return self._only is None and self._provider.signature() != self._signature
+    def _must_begin_anew(self, tick: int) -> int | None:
+        """What a run's devices are stays as it is, but one that did not answer may do so now."""
+        failing_s = time.monotonic() - (self._failing_s or time.monotonic())
+        if self._provider.opens and failing_s > DEAD_AFTER_S:
+            return EXIT_DEAD
+        if tick % LOOK_TICKS or self._provider.signature() == self._signature:
+            return None
+        if self._only is None:
+            words = phrase("There are other devices than before.")
+            self._write(NoticeLine(code="changed", message=words, severity="info"))
+        return EXIT_CHANGED
 
     def tick(self, tick: int) -> None:
         """Read what is due; in tick 0 that is everything."""
@@ -138,22 +157,31 @@ class Sampler:
                 self._runs[uuid] = lease_holder(uuid)
             if uuid in self._lost and (not turn or not self._is_back(device, tick)):
                 continue
-            if self._runs.get(uuid) is not None and not turn:
+            if not turn and (self._calm or self._runs.get(uuid) is not None):
                 continue
             with self._asking(device):
-                readings.append(
-                    DeviceReadings(uuid, self._provider.read(uuid, _ALL if turn else _DUE[phase]))
-                )
+                entry = DeviceReadings(uuid, self._provider.read(uuid, self._all if turn else _DUE[phase]))
+                self._see(entry)
+                readings.append(entry)
                 read_s.append(time.monotonic())
                 if turn:
                     processes.append(self._processes(uuid))
         self._note("")
         self._write_readings(readings, read_s)
         self._write_processes(processes)
-        for notice in self._provider.notices():
+        self._write_notices()
+
+    def _see(self, entry: DeviceReadings) -> None:
+        """Whether anything answers."""
+        states = {reading.state for reading in entry.readings.values()}
+        if "value" in states:
+            self._failing_s = None
+        elif "error" in states:
+            self._failing_s = self._failing_s or time.monotonic()
+
+    def _write_notices(self, *, at_end: bool = False) -> None:
+        for notice in self._provider.notices(at_end=at_end):
             self._write(notice)
-        while not self._events.empty():
-            self._write(self._events.get())
 
     def each(self) -> None:
         """Read everything once, a device at a time: what comes before one that hangs is written."""
@@ -161,7 +189,7 @@ class Sampler:
             if device.uuid in self._lost:
                 continue
             with self._asking(device):
-                entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, _ALL))
+                entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, self._all))
                 self._write(SampleLine(devices=[entry]))
                 self._runs[device.uuid] = lease_holder(device.uuid)
                 self._write_processes([self._processes(device.uuid)])
@@ -206,6 +234,7 @@ class Sampler:
 
     def _lose(self, device: Device, why: str) -> None:
         self._lost.add(device.uuid)
+        self._failing_s = self._failing_s or time.monotonic()
         gpu = f"GPU {device.index} ({device.name})"
         # Most often the driver says no more than that.
         if "is lost" in why.lower():
@@ -225,7 +254,7 @@ class Sampler:
             return False
         self._note(device.uuid)
         try:
-            values: dict[str, Reading] = self._provider.read(device.uuid, ("used_bytes",))
+            values = self._provider.read(device.uuid, ("used_bytes",))
         except DeviceLostError:
             return False
         if all(reading.state == "error" for reading in values.values()):
@@ -253,9 +282,12 @@ def _listen_to_signals() -> Callable[[float], bool]:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
     parser.add_argument("--once", action="store_true", help="read everything once and end")
+    parser.add_argument("--calm", action="store_true", help="read everything once a second")
+    parser.add_argument("--pcie", action="store_true", help="read PCIe too")
     parser.add_argument("--last-call", type=int, help="the descriptor of the memory that says what is asked")
     parser.add_argument("--parent", type=int, help="the process that this one ends with")
     parser.add_argument("--skip", action="append", default=[], help="a device that is not to be asked")
+    parser.add_argument("--told", action="store_true", help="that there is no driver has been told")
     parser.add_argument("--run", type=Path, help="write events into this run's directory")
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--ranks", default="", help="process ids of the ranks, in order")
@@ -270,6 +302,8 @@ def main(argv: Sequence[str]) -> int:
     title.name_process("sampler", str(options.run or "rankdeck"))
     wait = _listen_to_signals()
     last_call = None if options.last_call is None else LastCall(options.last_call)
+    if last_call is not None:
+        last_call.note_crashes()
     write: Sink = _write_line
     only: list[str] | None = None
     pids = [int(pid) for pid in options.ranks.split(",") if pid]
@@ -288,21 +322,23 @@ def main(argv: Sequence[str]) -> int:
             from rankdeck.telemetry.nvml import NvmlProvider
 
             named = os.environ.get("RANKDECK_NVML")
-            mark = last_call.note if last_call is not None else lambda _: None
+            mark = last_call.note if last_call is not None else lambda *_: None
             provider = NvmlProvider(Path(named).absolute() if named else None, options.skip, mark)
-        sampler = Sampler(provider, write, last_call=last_call, only=only)
+        sampler = Sampler(
+            provider, write, last_call=last_call, only=only, pcie=options.pcie, calm=options.calm
+        )
         sampler.begin()
     except MachineError as error:
-        write(NoticeLine(code=error.code, message=error.message, advice=error.advice, severity="error"))
+        if not options.told:
+            write(NoticeLine(code=error.code, message=error.message, advice=error.advice, severity="error"))
         return error.exit_code
     if options.once:
         sampler.each()
         provider.close()
         return 0
-    if kind != "virtual":
-        sampler.listen()
+    sampler.listen()
     # NVML stays open to the end of the process: a thread is waiting inside it.
-    return 0 if sampler.run(wait) else EXIT_CHANGED
+    return sampler.run(wait)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Whoever wants readings starts a sampler through this: it is watched, and started again when it ends.
 
 A driver's library that crashes takes the sampler along and nothing else. The next one starts after a pause
-that doubles (1 s to 60 s), and leaves out the device that the last one was asking when it crashed. One whose
-call does not come back is killed. Nothing here waits, apart from `wait_for_lines`, which says how long.
+that doubles (1 s to 60 s), and leaves out the device that the last one was asking when it crashed, until
+there are other devices or the driver was away. One whose call does not come back is killed. Nothing here
+waits, apart from `wait_for_lines`, which says how long.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.telemetry.last_call import LastCall
+from rankdeck.telemetry.last_call import EVENTS, LastCall, Note
 from rankdeck.telemetry.readings import AnyLine, NoticeLine, decode
-from rankdeck.telemetry.sampler import EXIT_CHANGED
+from rankdeck.telemetry.sampler import EXIT_CHANGED, EXIT_DEAD
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 WELL_AFTER_S = 60.0
@@ -27,6 +29,9 @@ HANGS_AFTER_S = 30.0
 _NO_DRIVER = 3
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """What a library does to its process; any other signal came from outside and tells nothing of a device."""
+_FAILED = 1
+"""An error of our own, met while a device was asked: of no use to meet it again."""
+_WAITS = "wait_for_event"
 _CHUNK_BYTES = 1 << 16
 _HUNG = (
     marked("NVIDIA's driver has not answered for {silence:.0f} s. Readings begin again in {pause:.0f} s."),
@@ -42,6 +47,11 @@ _CRASHED = (
         "NVIDIA's library crashed ({signal}) while it asked {device}. Readings begin again in {pause:.0f} s."
     ),
 )
+_WAITED = marked(
+    "NVIDIA's library crashed ({signal}) while it waited for events, which are not told any more. Readings "
+    "begin again in {pause:.0f} s."
+)
+_WAS_ENDED = marked("The sampler was ended by {signal}. Readings begin again in {pause:.0f} s.")
 _ENDED = (
     marked("The sampler ended with {code}. Readings begin again in {pause:.0f} s."),
     marked("The sampler ended with {code} while it asked {device}. Readings begin again in {pause:.0f} s."),
@@ -51,18 +61,28 @@ _ENDED = (
 class SamplerProcess:
     """A sampler with these arguments.
 
-    `piped`: its lines come by `wait_for_lines`. `exit_code` is set once it has ended for good: nothing is
-    started again after the first one found no driver.
+    `piped`: its lines come by `wait_for_lines`; else they go to a run, whose GPUs had a driver. `exit_code`
+    is set once it has ended for good: nothing is started again after the first one found no driver. A device
+    that has not answered for `hangs_after_s` is left out.
     """
 
-    def __init__(self, arguments: Sequence[str] = (), *, piped: bool) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str] = (),
+        *,
+        piped: bool,
+        hangs_after_s: float = HANGS_AFTER_S,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
         self._arguments = list(arguments)
         self._piped = piped
         self._skip: list[str] = []
-        self._pause_s = FIRST_PAUSE_S
+        self._hangs_after_s = hangs_after_s
+        self._first_pause_s = self._pause_s = first_pause_s
         self._begins_s = 0.0
         self._began_s = 0.0
-        self._worked = False
+        self._worked = not piped
+        self._last_code = 0
         self._buffer = b""
         self._at_end = False
         self._left: list[subprocess.Popen[bytes]] = []
@@ -82,6 +102,8 @@ class SamplerProcess:
         command += ["--last-call", str(self._last_call.handle), "--parent", str(os.getpid())]
         for device in self._skip:
             command += ["--skip", device]
+        if self._last_code == _NO_DRIVER:
+            command.append("--told")
         self._began_s = time.monotonic()
         self._process = subprocess.Popen(
             command,
@@ -103,17 +125,20 @@ class SamplerProcess:
                     self._begins_s = time.monotonic() + LONGEST_PAUSE_S
             return []
         code = self._process.poll()
-        device, age_s = self._last_call.read()
-        self._worked = self._worked or age_s is not None
+        note = self._last_call.read()
+        self._worked = self._worked or note.age_s is not None
         if code is not None:
             # Its last lines are taken first.
-            return [] if self._piped and not self._at_end else self._ended(code, device)
-        if (time.monotonic() - self._began_s if age_s is None else age_s) > HANGS_AFTER_S:
+            return [] if self._piped and not self._at_end else self._ended(code, note)
+        lived_s = time.monotonic() - self._began_s
+        # To open the driver takes seconds where GPUs sleep.
+        after_s = self._hangs_after_s if note.device else HANGS_AFTER_S
+        if (lived_s if note.age_s is None else note.age_s) > after_s:
             self._process.kill()  # if the kernel does not let go of it, it is left behind
-            return self._ended(-signal.SIGKILL, device, hangs=True)
+            return self._ended(-signal.SIGKILL, note, hangs=True)
         return []
 
-    def _ended(self, code: int, device: str, *, hangs: bool = False) -> list[NoticeLine]:
+    def _ended(self, code: int, note: Note, *, hangs: bool = False) -> list[NoticeLine]:
         assert self._process is not None
         if code == 0 or (code == _NO_DRIVER and not self._worked):
             self.exit_code = code
@@ -126,18 +151,31 @@ class SamplerProcess:
             self._begins_s = 0.0
             self._skip.clear()
             return []
-        if not hangs and -code not in _CRASHES:
-            device = ""
-        elif device and device not in self._skip:
-            self._skip.append(device)
-        self._pause_s = FIRST_PAUSE_S if lived_s > WELL_AFTER_S else self._pause_s
+        if code == _NO_DRIVER:
+            self._skip.clear()
+        left_out = self._leave_out(code, note, hangs=hangs)
+        self._pause_s = self._first_pause_s if lived_s > WELL_AFTER_S else self._pause_s
         self._begins_s = time.monotonic() + self._pause_s
-        message = _how(code, device, self._pause_s, hangs=hangs)
+        message = self._how(code, note, left_out, hangs=hangs)
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        was_told, self._last_code = code == self._last_code == _NO_DRIVER, code
+        if was_told or code == EXIT_DEAD:
+            return []  # what does not answer is known to be lost
         advice = phrase("If it comes again, see whether nvidia-smi answers.")
-        if device:
+        if left_out and left_out != EVENTS:
             advice = phrase("That GPU is left out from now on; the machine may need a restart.")
         return [NoticeLine(code="restarted", message=message, advice=advice)]
+
+    def _leave_out(self, code: int, note: Note, *, hangs: bool) -> str:
+        """What the next one does not ask: what this one was asking, where that has ended it."""
+        has_crashed = -code in _CRASHES
+        if has_crashed and self._last_call.has_crashed_in(_WAITS):
+            cause = EVENTS
+        else:
+            cause = note.device if hangs or has_crashed or code == _FAILED else ""
+        if cause and cause not in self._skip:
+            self._skip.append(cause)
+        return cause
 
     def wait_for_lines(self, timeout_s: float) -> list[AnyLine]:
         """The lines that came; empty when none came in time."""
@@ -164,6 +202,22 @@ class SamplerProcess:
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
 
+    def _how(self, code: int, note: Note, left_out: str, *, hangs: bool) -> str:
+        """How it ended, while it asked what, and when the next one begins, in sentences."""
+        told: dict[str, Any] = {"pause": self._pause_s}
+        if left_out:
+            name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device
+            told["device"] = name + (note.call and f" ({note.call})")
+        if hangs:
+            silence_s = self._hangs_after_s if left_out else HANGS_AFTER_S
+            return phrase(_HUNG[bool(left_out)], silence=silence_s, **told)
+        if code >= 0:
+            return phrase(_ENDED[bool(left_out)], code=code, **told)
+        told["signal"] = signal.Signals(-code).name
+        if left_out == EVENTS:
+            return phrase(_WAITED, **told)
+        return phrase(_CRASHED[bool(left_out)] if -code in _CRASHES else _WAS_ENDED, **told)
+
     def stop(self, grace_s: float = 0.5) -> None:
         """End it: asked first, so that it can read once more, killed after `grace_s`."""
         process, self._process = self._process, None
@@ -184,20 +238,3 @@ class SamplerProcess:
         if self.exit_code is None:
             self.exit_code = 0
         self._last_call.close()
-
-
-def _how(code: int, device: str, pause_s: float, *, hangs: bool) -> str:
-    """How a sampler ended and when the next one begins, in sentences."""
-    name = device.replace("#", "GPU ")
-    if hangs:
-        return phrase(_HUNG[bool(device)], silence=HANGS_AFTER_S, device=name, pause=pause_s)
-    how = signal.Signals(-code).name if code < 0 else ""
-    if code < 0 and -code not in _CRASHES:
-        return phrase(
-            "The sampler was ended by {signal}. Readings begin again in {pause:.0f} s.",
-            signal=how,
-            pause=pause_s,
-        )
-    if code < 0:
-        return phrase(_CRASHED[bool(device)], signal=how, device=name, pause=pause_s)
-    return phrase(_ENDED[bool(device)], code=code, device=name, pause=pause_s)

@@ -23,6 +23,12 @@ def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("old-nvml"), "-DOLD_DRIVER")
 
 
+@pytest.fixture(scope="session")
+def first_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As of a driver before 460."""
+    return build(tmp_path_factory.mktemp("first-nvml"), "-DOLD_DRIVER", "-DFIRST_LISTS")
+
+
 @pytest.fixture
 def make_gpus(library: Path, tmp_path: Path) -> MakeGpus:
     return lambda num_gpus: SimulatedGpus(tmp_path, num_gpus, library)

@@ -75,6 +75,17 @@ def test_an_old_driver_is_asked_in_its_own_way(old_library: Path, tmp_path: Path
     assert [process["pid"] for process in row["processes"]] == [os.getpid()]
 
 
+def test_the_first_form_of_a_list_of_processes_is_read(first_library: Path, tmp_path: Path) -> None:
+    gpus = SimulatedGpus(tmp_path, 1, first_library)
+    gpus.put_processes(0, (os.getpid(), GIB), (999_999_999, 2 * GIB), (999_999_998, UNKNOWN_BYTES))
+    (row,) = listed(gpus)
+    assert [(process["pid"], process["used_bytes"]) for process in row["processes"]] == [
+        (os.getpid(), GIB),
+        (999_999_998, None),
+        (999_999_999, 2 * GIB),
+    ]
+
+
 def test_processes_come_with_name_bytes_and_kind(gpus: SimulatedGpus) -> None:
     gpus.put_processes(0, (os.getpid(), GIB), (999_999_999, UNKNOWN_BYTES))
     gpus.put_processes(1, (999_999_998, 2 * GIB), graphics=True)

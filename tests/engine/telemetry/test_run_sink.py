@@ -14,6 +14,7 @@ from rankdeck.telemetry.readings import Device, DevicesLine
 from rankdeck.telemetry.run_sink import RunSink
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.helpers.launching import small_config
+from tests.helpers.nvmlsim import DRIVER_NOT_LOADED, SimulatedGpus
 from tests.helpers.waiting import wait_until
 
 GPUS = [events.DeviceInfo(index, "H100", "gpu", f"GPU-{index}", 1) for index in range(2)]
@@ -29,11 +30,8 @@ def test_a_gpu_of_the_run_that_is_not_there_any_more_is_lost(tmp_path: Path) -> 
     assert [(one.code, one.device) for one in notices] == [("lost", 1)]
 
 
-def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sampler_process, "FIRST_PAUSE_S", 0.01)
-    sampler = SamplerProcess(["--no-such-option"], piped=False)
+def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time() -> None:
+    sampler = SamplerProcess(["--no-such-option"], piped=False, first_pause_s=0.01)
     pauses_s = []
     for lived_s in (0.0, 0.0, 2 * sampler_process.WELL_AFTER_S):
         # A poll of one that lives might already hear of its end.
@@ -43,3 +41,22 @@ def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time(
         pauses_s.append(sampler._pause_s)
     sampler.stop()
     assert pauses_s == [0.02, 0.04, 0.02]
+
+
+def test_a_runs_driver_that_is_away_is_told_once_and_waited_for(
+    gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in gpus.as_installed.items():
+        monkeypatch.setenv(name, value)
+    gpus.state.init_error = DRIVER_NOT_LOADED
+    sampler, told = SamplerProcess(["--once"], piped=False, first_pause_s=0.01), []
+
+    def has_tried_thrice() -> bool:
+        told.extend(sampler.poll())
+        return sampler._pause_s >= 0.08
+
+    wait_until(has_tried_thrice, deadline_s=20, what="three samplers")
+    assert [notice.code for notice in told] == ["restarted"]
+    gpus.state.init_error = 0
+    wait_until(lambda: sampler.poll() or sampler.exit_code == 0, deadline_s=20, what="a sampler that reads")
+    sampler.stop()

@@ -9,7 +9,6 @@ import time
 import pytest
 
 from rankdeck.base.leases import lease_path
-from rankdeck.telemetry import sampler_process
 from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, DevicesLine
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.engine.telemetry.conftest import MakeGpus
@@ -34,9 +33,9 @@ CALLS = {
     "POWER": METRICS["power_w"].hz,
     "ENERGY": METRICS["energy_j"].hz,
     "TEMPERATURE": METRICS["temperature_c"].hz,
-    "CLOCK": METRICS["sm_clock_mhz"].hz + METRICS["memory_clock_mhz"].hz,
+    "CLOCK": METRICS["sm_clock_mhz"].hz + METRICS["memory_clock_mhz"].hz + METRICS["performance_state"].hz,
     "THROTTLE": METRICS["throttle"].hz,
-    "ECC": METRICS["ecc_errors"].hz,
+    "ECC": METRICS["ecc_errors"].hz + METRICS["ecc_corrected"].hz,
     "COMPUTE": PROCESSES_HZ,
     "GRAPHICS": PROCESSES_HZ,
 }
@@ -214,12 +213,11 @@ def test_a_call_that_never_comes_back_is_ended(gpus: SimulatedGpus, monkeypatch:
     for name, value in gpus.as_installed.items():
         monkeypatch.setenv(name, value)
     gpus.delay("POWER", 3600.0, 1)
-    sampler = SamplerProcess(piped=True)
+    sampler = SamplerProcess(piped=True, hangs_after_s=1.0)
     try:
-        wait_until(lambda: sampler.wait_for_lines(0.1), what="its first line")
-        monkeypatch.setattr(sampler_process, "HANGS_AFTER_S", 1.0)
         notices = wait_until(lambda: (sampler.wait_for_lines(0.1) and None) or sampler.poll(), what="its end")
-        assert "has not answered" in notices[0].message and gpus.uuid(1) in notices[0].message
+        assert "has not answered" in notices[0].message
+        assert f"{gpus.uuid(1)} (power_w)" in notices[0].message
     finally:
         sampler.stop()
 

@@ -1,0 +1,252 @@
+"""One GPU that fails takes nothing from the others, and what is wrong with it is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from rankdeck.launch.choose import selected_gpus
+from rankdeck.telemetry.listing import ask_once, list_gpus
+from rankdeck.telemetry.nvml_processes import MOST_PROCESSES
+from rankdeck.telemetry.readings import throttle_words
+from tests.engine.telemetry.conftest import MakeGpus
+from tests.helpers.cli import rankdeck_here
+from tests.helpers.following import Following
+from tests.helpers.nvmlsim import ABORT, CRASH, GIB, MIB, NOT_SUPPORTED, UNKNOWN, SimulatedGpus
+
+NO_PERMISSION, INSUFFICIENT_SIZE, INSUFFICIENT_POWER = 4, 7, 8
+NEVER_S = 3600.0
+
+
+@pytest.fixture
+def there(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpus:
+    """What this process takes for the machine's own."""
+    for name, value in gpus.as_installed.items():
+        monkeypatch.setenv(name, value)
+    return gpus
+
+
+def shown(*options: str) -> str:
+    return rankdeck_here("devices", *options, code=0).out
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (UNKNOWN, "Unknown Error"),
+        (NO_PERMISSION, "Insufficient Permissions"),
+        (INSUFFICIENT_POWER, "Insufficient External Power"),
+        (4711, "Unknown Error"),
+    ],
+)
+def test_a_gpu_without_a_handle_is_told_with_its_reason_and_a_run_can_use_the_others(
+    there: SimulatedGpus, code: int, words: str
+) -> None:
+    there.fail(0, "STATIC", code)
+    first, second = list_gpus()
+    assert (first.index, first.state, first.why) == (0, "lost", words)
+    assert (second.uuid, second.state, second.used_bytes) == (there.uuid(1), "ok", 4 * MIB)
+    assert [gpu.uuid for gpu in selected_gpus([first, second], [])] == [there.uuid(1)]
+    assert words in shown()
+
+
+def test_a_gpu_without_a_handle_is_read_as_soon_as_it_has_one(gpus: SimulatedGpus) -> None:
+    gpus.fail(1, "STATIC", INSUFFICIENT_POWER)
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.fail(1, "STATIC", 0)
+        stream.wait_for_bytes(gpus.uuid(1))
+        assert [device.lost_at for device in stream.registry.devices] == [None, None]
+
+
+@pytest.fixture
+def half_named() -> Iterator[int]:
+    """A process whose name the kernel has cut inside a character."""
+    code = "import sys; open('/proc/self/comm', 'w').write('обучение'); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+
+
+def test_names_that_are_no_text_take_no_reading(there: SimulatedGpus, half_named: int) -> None:
+    there.device(0).name = "NVIDIA Ж".encode()[:-1]
+    there.put_processes(1, (half_named, GIB))
+    first, second = list_gpus()
+    assert first.name.startswith("NVIDIA") and first.used_bytes == 4 * MIB
+    (process,) = second.processes
+    assert process.name and process.name.startswith("обучени")
+    assert "обучени" in shown()
+
+
+def test_a_list_of_processes_that_never_fits_is_given_up(there: SimulatedGpus) -> None:
+    there.fail(0, "COMPUTE", INSUFFICIENT_SIZE)
+    there.put_processes(1, (os.getpid(), GIB))
+    first, second = list_gpus()
+    assert first.states["processes"] == "error" and first.used_bytes == 4 * MIB
+    assert [process.pid for process in second.processes] == [os.getpid()]
+    assert there.device(0).calls[11] < 10 < MOST_PROCESSES
+
+
+def test_a_gpu_that_hangs_is_named_with_its_call_and_the_next_one_is_read(there: SimulatedGpus) -> None:
+    there.delay("POWER", NEVER_S, 0)
+    listing = ask_once(patience_s=8.0)
+    first, second = listing.gpus
+    assert (first.state, second.state, second.used_bytes) == ("lost", "ok", 4 * MIB)
+    (notice,) = (notice for notice in listing.notices if notice.code == "restarted")
+    assert f"{there.uuid(0)} (power_w)" in notice.message and there.uuid(1) not in notice.message
+
+
+def test_a_gpu_that_hangs_while_it_is_listed_is_named_with_its_call(there: SimulatedGpus) -> None:
+    there.delay("STATIC", NEVER_S, 1)
+    listing = ask_once(patience_s=8.0)
+    assert [gpu.state for gpu in listing.gpus] == ["ok", "lost"]
+    (notice,) = (notice for notice in listing.notices if notice.code == "restarted")
+    assert "GPU 1 (nvmlDeviceGetHandleByIndex)" in notice.message
+
+
+def test_a_crash_of_the_thread_that_waits_for_events_is_no_gpus_fault(gpus: SimulatedGpus) -> None:
+    gpus.state.wait_error = CRASH
+    with Following(gpus.as_installed) as stream:
+        stream.wait(lambda _: stream.notices("restarted"), "word of the crash")
+        for index in (0, 1):
+            gpus.device(index).used = 9 * GIB
+            stream.wait_for_bytes(gpus.uuid(index), 9 * GIB)
+        (notice,) = stream.notices("restarted")
+        assert "waited for events" in notice.message
+        assert [device.lost_at for device in stream.registry.devices] == [None, None]
+
+
+def test_a_driver_that_was_loaded_anew_is_opened_anew(gpus: SimulatedGpus) -> None:
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.state.session += 1
+        for index in (0, 1):
+            gpus.device(index).used = 9 * GIB
+            stream.wait_for_bytes(gpus.uuid(index), 9 * GIB)
+        assert not stream.notices("restarted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["STATIC", "MEMORY", "CLOCK", "COMPUTE", "GRAPHICS", "MIG", "EVENT", "LINK"])
+@pytest.mark.parametrize("code", [CRASH, ABORT])
+def test_no_call_ends_a_sampler_twice(gpus: SimulatedGpus, kind: str, code: int) -> None:
+    gpus.fail(0, kind, code)
+    with Following(gpus.as_installed) as stream:
+        stream.wait(lambda _: stream.notices("restarted"), "word of the crash")
+        gpus.device(1).used = 9 * GIB
+        stream.wait_for_bytes(gpus.uuid(1), 9 * GIB)
+        first = stream.sampler()
+        for used in (10 * GIB, 11 * GIB):
+            gpus.device(1).used = used
+            stream.wait_for_bytes(gpus.uuid(1), used)
+        assert len(stream.notices("restarted")) == 1 and stream.sampler() == first
+        assert [device.lost_at is None for device in stream.registry.devices] == [False, True]
+
+
+def test_two_gpus_of_one_uuid_are_two_rows(there: SimulatedGpus) -> None:
+    there.device(1).uuid = there.device(0).uuid
+    there.device(0).used, there.device(1).used = 5 * GIB, 7 * GIB
+    first, second = list_gpus()
+    assert [gpu.used_bytes for gpu in (first, second)] == [5 * GIB, 7 * GIB]
+    assert second.uuid.startswith(first.uuid) and second.uuid != first.uuid
+
+
+def test_what_cannot_be_is_an_error_and_no_value(there: SimulatedGpus) -> None:
+    device = there.device(0)
+    device.utilisation, device.celsius, device.power_mw, device.sm_mhz = (
+        4_294_967,
+        2**32 - 1,
+        2**32 - 1,
+        2**32 - 1,
+    )
+    device.used, device.energy_mj, device.ecc_errors = 90_000 * MIB, 2**64 - 1, 2**64 - 1
+    there.put_processes(0, (os.getpid(), 2**60))
+    first, second = list_gpus()
+    names = (
+        "utilisation",
+        "temperature_c",
+        "power_w",
+        "sm_clock_mhz",
+        "used_bytes",
+        "energy_j",
+        "ecc_errors",
+    )
+    assert [getattr(first, name) for name in names] == [None] * len(names)
+    assert {first.states[name] for name in names} == {"error"}
+    assert first.processes[0].used_bytes is None
+    assert (second.utilisation, second.temperature_c) == (0.0, 31)
+
+
+def test_a_capacity_that_cannot_be_is_not_known(there: SimulatedGpus) -> None:
+    there.device(0).total, there.device(0).power_limit_mw = 2**60, 2**32 - 1
+    first, second = list_gpus()
+    assert (first.total_bytes, first.power_limit_w) == (None, None)
+    assert (second.total_bytes, second.power_limit_w) == (81559 * MIB, 700.0)
+
+
+def test_what_slows_a_gpu_and_what_of_it_is_broken_is_in_the_table(there: SimulatedGpus) -> None:
+    assert "state" not in shown().splitlines()[0]
+    first = there.device(0)
+    first.throttle, first.ecc_errors, first.power_limit_mw = 0x4 | 0x20 | 0x40, 3, 350_000
+    first.links_up, first.rows_pending, first.rows_failed = 17, 1, 1
+    heading, row, other = shown().splitlines()[:3]
+    assert "state" in heading and "/ 350 W" in row and "3 memory errors" in row
+    for words in (*throttle_words(first.throttle), "17 of 18 NVLinks", "cannot be replaced", "reset it"):
+        assert words in row and words not in other
+
+
+def test_health_limits_and_links_are_told(there: SimulatedGpus) -> None:
+    first = there.device(0)
+    first.rows_corrected, first.rows_uncorrected, first.pstate, first.corrected_ecc_errors = 4, 2, 8, 11
+    there.fail(1, "LINK", NOT_SUPPORTED)
+    there.fail(1, "ECC", NOT_SUPPORTED)
+    told, other = rankdeck_here("devices", "--json", code=0).json
+    assert (told["rows_corrected"], told["rows_uncorrected"], told["rows_pending"]) == (4, 2, False)
+    assert (told["performance_state"], told["ecc_corrected"], told["ecc"]) == (8, 11, True)
+    assert (told["max_sm_clock_mhz"], told["links_up"], told["num_links"]) == (1980, 18, 18)
+    assert (other["rows_corrected"], other["links_up"], other["ecc_corrected"]) == (None, None, None)
+    assert "345 / 1980 MHz" in shown()
+
+
+def test_pcie_is_read_on_request_only(there: SimulatedGpus) -> None:
+    there.device(0).pcie_tx_kb, there.device(0).pcie_rx_kb = 3_000_000, 5_000_000
+    (told, _) = rankdeck_here("devices", "--json", code=0).json
+    assert told["pcie_tx_bps"] is None and "pcie_tx_bps" not in told["states"]
+    assert there.calls("PCIE") == 0
+    (told, _) = rankdeck_here("devices", "--json", "--pcie", code=0).json
+    assert (told["pcie_tx_bps"], told["pcie_rx_bps"]) == (3e9, 5e9)
+    assert "4.7 GiB/s in" in shown("--pcie")
+
+
+def test_memory_of_the_host_is_told_where_a_gpu_has_none_of_its_own(there: SimulatedGpus) -> None:
+    there.fail(0, "MEMORY", NOT_SUPPORTED)
+    there.fail(1, "MEMORY", NO_PERMISSION)
+    first, second = list_gpus()
+    assert (first.unified, first.host_bytes) == (True, psutil.virtual_memory().total)
+    assert (second.unified, second.host_bytes, second.total_bytes) == (False, None, None)
+
+
+def test_a_process_is_told_with_user_command_and_host_memory(there: SimulatedGpus) -> None:
+    command = [sys.executable, "-c", "input()", "--api-key", "hunter2", "--lr", "3"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        there.put_processes(0, (process.pid, GIB))
+        (told,) = rankdeck_here("devices", "--json", code=0).json[0]["processes"]
+        table = shown()
+    assert told["user"] == psutil.Process().username() and told["host_bytes"] > MIB
+    assert told["command"].endswith("--api-key *** --lr 3")
+    assert "--api-key *** --lr 3" in table and "hunter2" not in table
+
+
+def test_what_a_name_holds_moves_no_terminal(make_gpus: MakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = make_gpus(1)
+    gpus.device(0).name = b"H100 \x1b[2J [red]"
+    for name, value in gpus.as_installed.items():
+        monkeypatch.setenv(name, value)
+    assert "H100 ?[2J [red]" in shown()

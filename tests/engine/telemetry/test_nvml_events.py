@@ -1,0 +1,58 @@
+"""XID errors are told at once, and a storm of them as a number."""
+
+from __future__ import annotations
+
+from rankdeck.telemetry.nvml_calls import NvmlGpu
+from rankdeck.telemetry.nvml_events import MOST_KINDS, TELL_AGAIN_S, XidEvents
+from rankdeck.telemetry.readings import Device, NoticeLine
+
+GPUS = {
+    f"GPU-{index}": NvmlGpu(Device(uuid=f"GPU-{index}", index=index, name="H100"), None) for index in (0, 1)
+}
+
+
+def told(notices: list[NoticeLine]) -> list[tuple[str | None, int | None, int]]:
+    return [(notice.uuid, notice.xid, notice.count) for notice in notices]
+
+
+def test_a_storm_is_told_at_once_and_then_once_a_minute_with_its_count() -> None:
+    xids = XidEvents(GPUS)
+    xids.add("GPU-1", 31)
+    assert told(xids.notices(1.0)) == [("GPU-1", 31, 1)]
+    notices = []
+    for millisecond in range(90_000):
+        xids.add("GPU-1", 31)
+        notices += xids.notices(1.0 + millisecond / 1000)
+    assert told(notices) == [("GPU-1", 31, 60_001)]
+    assert "60001 more times in 60 s" in notices[0].message and "XID 31" in notices[0].message
+    assert told(xids.notices(91.0, at_end=True)) == [("GPU-1", 31, 29_999)]
+    assert not xids.notices(200.0, at_end=True)
+
+
+def test_another_number_or_another_gpu_is_told_at_once() -> None:
+    xids = XidEvents(GPUS)
+    for uuid, number in (("GPU-0", 31), ("GPU-0", 48), ("GPU-1", 31), (None, 31)):
+        xids.add(uuid, number)
+        assert told(xids.notices(1.0)) == [(uuid, number, 1)]
+
+
+def test_one_that_comes_again_after_a_while_is_told_as_the_first_time() -> None:
+    xids = XidEvents(GPUS)
+    xids.add("GPU-0", 31)
+    (first,) = xids.notices(1.0)
+    assert not xids.notices(1.0 + TELL_AGAIN_S)
+    xids.add("GPU-0", 31)
+    (again,) = xids.notices(2.0 + 2 * TELL_AGAIN_S)
+    assert again.message == first.message
+
+
+def test_numbers_without_end_are_counted_together() -> None:
+    xids = XidEvents(GPUS)
+    notices = []
+    for number in range(1, 2000):
+        xids.add("GPU-0", number)
+        notices += xids.notices(number / 1000)
+    notices += xids.notices(3.0, at_end=True)
+    assert len(notices) == MOST_KINDS + 2
+    assert sum(notice.count for notice in notices) == 1999
+    assert "XID errors of other numbers" in notices[-1].message
