@@ -24,7 +24,17 @@ NO_OTHER_VIEW = "no view imports another view"
 NO_OTHER_STRATEGY = "no strategy imports another strategy"
 
 # The rooms that the app may import, and every command that needs no model.
-TORCH_FREE = ("base", "config", "events", "rundir", "checkpoint_files", "run", "telemetry", "diagnose", "doctor")
+TORCH_FREE = (
+    "base",
+    "config",
+    "events",
+    "rundir",
+    "checkpoint_files",
+    "run",
+    "telemetry",
+    "diagnose",
+    "doctor",
+)
 
 
 def _modules() -> list[str]:

@@ -63,20 +63,22 @@ class RunAlerts(QObject):
             self._announced.add(run.run.path)
             self._say(run, problem)
         elif problem is not None:
-            self._window.toasts.restate(_owner(run.run.path), problem.message)
+            self._window.toasts.restate(_owner(run.run.path), _said(run, problem))
 
     def _list(self, run: LiveRun, problem: Problem | None) -> None:
         listed = [] if problem is None else [problem]
         self._session.problems.set(_owner(run.run.path), run.title, listed, run.run.path)
 
     def _say(self, run: LiveRun, problem: Problem) -> None:
-        """Once for a run that trains: what is wrong, and the strategy that does without it."""
-        better = EVENLY.get(run.strategy or "")
-        if better is None:
+        """Once for a run that trains: what is wrong, and the strategy that does without it. Nothing while the
+        list of problems is on show, which says it, too.
+        """
+        better, panel = EVENLY.get(run.strategy or ""), self._window.panel
+        if better is None or (panel.isVisible() and panel.shown == "problems"):
             return
         path = run.run.path
         use = (tr("Use {strategy}", strategy=strategy_title(better)), lambda: self.use_strategy(path, better))
-        self._window.toasts.show(problem.message, "warning", [use], key=_owner(path))
+        self._window.toasts.show(_said(run, problem), "warning", [use], key=_owner(path))
 
     def better_for(self, path: Path | None) -> str | None:
         """The strategy that does what this run does, without its imbalance."""
@@ -119,6 +121,10 @@ def _strategy_of(run: RunAnswers) -> str | None:
     """The strategy, or of a script the one that its parallel wrapper is."""
     lead = run.fold.script.lead
     return "dp" if lead is not None and lead.wrapper == "DataParallel" else run.strategy
+
+
+def _said(run: LiveRun, problem: Problem) -> str:
+    return tr("{run}: {words}", run=run.title, words=problem.message)
 
 
 def _owner(path: Path) -> str:

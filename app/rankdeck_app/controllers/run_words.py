@@ -36,7 +36,9 @@ def progress(run: LiveRun) -> list[str]:
 
 
 def rate(run: LiveRun) -> str:
-    """Samples where they are seen, else steps."""
+    """Samples where they are seen, else steps; nothing of a run that is over."""
+    if run.is_over:
+        return ""
     if run.samples_per_s is not None:
         return tr("{rate} samples/s", rate=format_rate(run.samples_per_s))
     if run.is_script and run.steps_per_s is not None:
@@ -45,7 +47,7 @@ def rate(run: LiveRun) -> str:
 
 
 def devices(run: LiveRun) -> str:
-    """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'."""
+    """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'; 'peak 1.2 GiB' of a run that is over."""
     if not run.devices:
         return ""
     count = len(run.devices)
@@ -55,12 +57,15 @@ def devices(run: LiveRun) -> str:
         name = tr("{n} virtual", "{n} virtual", count)
     else:
         name = tr("{n} on CPU", "{n} on CPU", count)
-    known = [total for total in map(run.total_bytes_of, run.devices) if total is not None]
+    totals = [device.peak_bytes if run.is_over else run.total_bytes_of(device) for device in run.devices]
+    known = [total for total in totals if total is not None]
     if not known:
         return name
     held, capacity = format_bytes(sum(known)), run.capacity_bytes
     if capacity:
         held = tr("{size} of {capacity}", size=held, capacity=format_bytes(capacity * count))
+    if run.is_over:
+        held = tr("peak {size}", size=held)
     return f"{name} · {held}"
 
 

@@ -7,7 +7,7 @@ further than a few pixels leaves as a QDrag: dropping it is the business of tab_
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QMimeData, QPoint, QRect, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QMimeData, QObject, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QDrag, QFont, QLinearGradient, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QTabBar, QToolButton
 
@@ -50,6 +50,9 @@ class EditorTabBar(QTabBar):
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAccessibleName(tr("Editor tabs"))
+        self._arrows = self.findChildren(QToolButton)
+        for arrow in self._arrows:
+            arrow.installEventFilter(self)
         theme.changed.connect(self.update)
 
     def insert_tab(self, index: int, tab: Tab) -> None:
@@ -175,9 +178,25 @@ class EditorTabBar(QTabBar):
         self._paint_fades(painter)
         painter.end()
 
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Paint and isinstance(watched, QToolButton):
+            self._paint_arrow(watched)
+            return True
+        return super().eventFilter(watched, event)
+
+    def _paint_arrow(self, arrow: QToolButton) -> None:
+        color, room = self._theme.color, arrow.rect()
+        painter = QPainter(arrow)
+        painter.fillRect(room, color("editorGroupHeader.tabsBackground"))
+        painter.fillRect(room.adjusted(0, HEIGHT - 1, 0, 0), color("editorGroupHeader.tabsBorder"))
+        glyph = "chevron-left" if arrow.arrowType() == Qt.ArrowType.LeftArrow else "chevron-right"
+        ink = color("icon.foreground" if arrow.isEnabled() else "disabledForeground")
+        draw_icon(painter, glyph, room.toRectF().adjusted(2, 0, -2, 0), ink)
+        painter.end()
+
     def _paint_fades(self, painter: QPainter) -> None:
         """A tab that is scrolled out of sight in part fades there."""
-        arrows = [arrow.x() for arrow in self.findChildren(QToolButton) if arrow.isVisible()]
+        arrows = [arrow.x() for arrow in self._arrows if arrow.isVisible()]
         end = min(arrows, default=self.width())
         for edge, inner in ((0, _FADE), (end, end - _FADE)):
             if any(rect.left() < edge < rect.right() for rect in map(self.tabRect, range(self.count()))):

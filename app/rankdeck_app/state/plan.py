@@ -23,7 +23,7 @@ from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Asker, Planner
-from rankdeck_app.state.plan_words import target_text
+from rankdeck_app.state.plan_words import asked_target_text, target_text
 from rankdeck_app.state.toml_writing import Place
 
 QUIET_MS = 400
@@ -78,9 +78,10 @@ class DraftPlan(Asker):
 
     @property
     def target(self) -> str:
-        """What the rows are for: in the planner's words, and before it answers as it was asked."""
+        """What the rows are for: in the planner's words, and before it answers other devices as asked."""
         told = next((target_text(line) for line in self.lines if line.target), None)
-        return told or self.devices or str(self._draft.value(("devices", "use")) or "auto")
+        own = str(self._draft.value(("devices", "use")) or "auto")
+        return told or self.devices or asked_target_text(own)
 
     @property
     def is_asking(self) -> bool:
@@ -113,8 +114,13 @@ class DraftPlan(Asker):
     @property
     def chosen_failure(self) -> str:
         """Why the draft's own strategy has no answer and will get none."""
-        strategy = self._draft.value(("strategy", "use")) or "single"
+        strategy = self.chosen_strategy
         return next((row.failure for row in self.rows if row.strategy == strategy and row.failure), "")
+
+    @property
+    def chosen_strategy(self) -> str:
+        """The draft's own, whether there is an answer about it or not."""
+        return str(self._draft.value(("strategy", "use")) or "single")
 
     @property
     def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:

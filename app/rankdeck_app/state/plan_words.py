@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
+from rankdeck.base.errors import DeviceError
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.devices import parse_devices
 from rankdeck.run.plan_lines import (
     CANNOT,
     DOES_NOT_FIT,
@@ -58,6 +60,18 @@ def device_index(device: PlannedDevice) -> str:
 def target_text(line: PlanLine) -> str:
     """What a line is planned for."""
     return spoken(line.target, line.phrases)
+
+
+def asked_target_text(use: str) -> str:
+    """The draft's own devices in the planner's words; as written where they depend on the machine."""
+    try:
+        selection = parse_devices(use)
+    except DeviceError:
+        return use
+    if selection.kind != "cpu" or selection.count is None:
+        return use
+    count = selection.count
+    return tr("{count} virtual devices", count=count) if count > 1 else tr("1 virtual device")
 
 
 def strategy_name(line: PlanLine) -> str:

@@ -34,6 +34,10 @@ class ListedProblem:
     run: Path | None = None
 
     @property
+    def group(self) -> str:
+        return self.owner if self.run is None else str(self.run)
+
+    @property
     def is_warning(self) -> bool:
         return self.problem.severity != "error"
 
@@ -45,7 +49,7 @@ def text_of(problem: Problem) -> str:
 
 
 class ProblemList(QObject):
-    """`entries` in the order in which they are shown."""
+    """`entries` in the order in which they are shown: what is of one run together, its errors first."""
 
     changed = Signal()
 
@@ -55,7 +59,9 @@ class ProblemList(QObject):
 
     @property
     def entries(self) -> list[ListedProblem]:
-        return [entry for entries in reversed(self._owners.values()) for entry in entries]
+        found = [entry for entries in reversed(self._owners.values()) for entry in entries]
+        groups = {entry.group: place for place, entry in reversed(list(enumerate(found)))}
+        return sorted(found, key=lambda entry: (groups[entry.group], entry.is_warning))
 
     @property
     def num_errors(self) -> int:

@@ -147,7 +147,7 @@ COLORS: dict[str, Color] = {
     "rankdeck.rest": Color("#5BB8F5", "#1B7FC4"),
     "rankdeck.restFill": Color("#5BB8F546", "#1B7FC446"),
     "rankdeck.loss": Color("#5BB8F5", "#1B7FC4"),
-    "rankdeck.lossRaw": Color("#33566B", "#B5D6EE"),
+    "rankdeck.lossRaw": Color("#33566B", "#82B4DC"),
     "rankdeck.ok": Color("#3FB950", "#116329"),
     "rankdeck.number": Color("#B5CEA8", "#098658"),
     "rankdeck.heat.0": Color("#20262E", "#F1F5FB"),

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
@@ -95,18 +94,7 @@ QComboBox[compact="true"], QLineEdit[compact="true"] { min-height: 18px; padding
 QAbstractSpinBox QLineEdit, QComboBox QLineEdit { border: 0; padding: 0; min-height: 0; background:
   transparent; }
 QComboBox::drop-down { border: 0; width: 20px; }
-QComboBox::down-arrow { image: url(@images/chevron-down.png); width: 12px; height: 12px; }
-QAbstractSpinBox { padding-right: 20px; }
-QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { border: 0; width: 18px; background: transparent;
-  }
-QAbstractSpinBox::up-arrow { image: url(@images/chevron-up.png); width: 10px; height: 10px; }
-QAbstractSpinBox::down-arrow { image: url(@images/chevron-down.png); width: 10px; height: 10px; }
 QTabBar::scroller { width: 40px; }
-QTabBar QToolButton { background: @editorGroupHeader.tabsBackground; border: 0;
-  border-bottom: 1px solid @editorGroupHeader.tabsBorder; }
-QTabBar QToolButton::left-arrow { image: url(@images/chevron-left.png); width: 12px; height: 12px; }
-QTabBar QToolButton::right-arrow { image: url(@images/chevron-right.png); width: 12px; height: 12px; }
-QTabBar QToolButton::left-arrow:disabled, QTabBar QToolButton::right-arrow:disabled { image: none; }
 QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @dropdown.foreground;
   border: 1px solid @dropdown.border; selection-background-color: @list.activeSelectionBackground;
   selection-color: @list.activeSelectionForeground; outline: 0; }
@@ -163,7 +151,6 @@ QPushButton[kind="field"] { padding: 1px 6px; }
 QPushButton#commandCenter { padding: 2px 12px; }
 QLineEdit, QAbstractSpinBox, QComboBox { min-height: 18px; padding: 1px 6px; }
 QLineEdit, QComboBox { padding: 1px 4px; }
-QAbstractSpinBox { padding-right: 20px; }
 QAbstractSpinBox QLineEdit, QComboBox QLineEdit { padding: 0; min-height: 0; }
 QListView[roomy="true"]::item { padding: 2px; }
 QHeaderView::section { padding: 2px 8px; }
@@ -197,7 +184,6 @@ QWidget#problemRow[chosen="true"] { border: 1px solid @contrastActiveBorder; }
 QSplitter::handle:hover { background: @contrastActiveBorder; }
 """
 
-_IMAGES = (Path(__file__).parent / "images").as_posix()
 _UNQUOTABLE = re.compile(r'["\\\n]')
 _COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
@@ -205,7 +191,7 @@ _COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 def style_sheet(hex_of: Callable[[str], str], *, high_contrast: bool = False, compact: bool = False) -> str:
     """The style sheet with every @id replaced by the colour that `hex_of` gives for it."""
     mono = ", ".join(f'"{_UNQUOTABLE.sub("", name)}"' for name in MONO_FAMILIES)
-    sheet = _SHEET.replace("@images", _IMAGES).replace("@mono", mono)
+    sheet = _SHEET.replace("@mono", mono)
     parts = (sheet, compact and _COMPACT, high_contrast and _CONTRAST)
     return _COLOR.sub(lambda match: hex_of(match[1]), "".join(part for part in parts if part))
 

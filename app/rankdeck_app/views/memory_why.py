@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QGridLayout, QPushButton, QWidget
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.why import HeldPart, Way, Why
-from rankdeck.run.out_of_memory import short_moment
+from rankdeck.run.out_of_memory import short_moments
 from rankdeck.run.plan_lines import PREDICTED
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.frame_clock import FrameClock
@@ -111,7 +111,7 @@ class MemoryWhyPage(Page):
         self.kinds.set_figure(_holders(why.kinds))
         on_device = tr("By kind on {device}", device=spoken(why.device)) if why.device else tr("By kind")
         self.kinds_card.set_title(on_device)
-        self.kinds_card.set_subtitle(spoken(why.moment), spoken(short_moment(why.ran)))
+        self.kinds_card.set_subtitle(*map(spoken, (why.moment, *short_moments(why.ran))))
         self.kinds_card.set_source(tr(why.source) if why.kinds else "")
         self.modules.set_figure(_holders(why.modules, "run"))
         self.modules_card.set_subtitle(*map(tr, _OWN_ALONE if why.modules else (_NOBODY,)))

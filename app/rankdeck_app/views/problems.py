@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QEnterEvent
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt, Signal
+from PySide6.QtGui import QEnterEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.errors import Problem
@@ -169,12 +169,17 @@ def whose(entry: ListedProblem) -> str:
     parts = [entry.title]
     if problem.rank is not None:
         parts.append(tr("rank {rank}", rank=problem.rank))
-    if problem.path and not code_of(problem):
+    if problem.path and not _is_in_advice(problem.path, problem.advice) and not code_of(problem):
         place = tr("{file}, line {line}", file=problem.path, line=problem.line)
         parts.append(problem.path if problem.line is None else place)
     elif problem.line is not None and not problem.path:
         parts.append(tr("line {line}", line=problem.line))
     return " · ".join(parts)
+
+
+def _is_in_advice(path: str, advice: str | None) -> bool:
+    """Whether the advice already names the file or the folder."""
+    return Path(path).is_absolute() and path in (advice or "")
 
 
 class ProblemsView(QWidget):
@@ -223,6 +228,7 @@ class ProblemsView(QWidget):
             made = same or self._make_row(entry, remedies)
             if self._column.indexOf(made) != at:
                 self._column.insertWidget(at, made)
+                made.show()
             self.rows.append(made)
         for gone in before:
             self._column.removeWidget(gone)
@@ -231,6 +237,16 @@ class ProblemsView(QWidget):
         self.empty.setVisible(not self.rows)
         self.more.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
         self.more.setVisible(len(entries) > MAX_ROWS)
+        self._give_room()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._give_room()
+
+    def _give_room(self) -> None:
+        """The scroll area hears of new heights turns later; until then rows were painted pressed together."""
+        QCoreApplication.sendEvent(self._scroll, QEvent(QEvent.Type.LayoutRequest))
+        self._column.activate()
 
     def _make_row(self, entry: ListedProblem, remedies: list[Remedy]) -> ProblemRow:
         made = ProblemRow(self._theme, entry, remedies, self._open_code)
@@ -249,5 +265,5 @@ class ProblemsView(QWidget):
             is_it = shown.entry == entry
             set_look(shown, chosen="true" if is_it else "false")
             if is_it:
-                self._column.activate()
+                self._give_room()
                 self._scroll.verticalScrollBar().setValue(shown.y())

@@ -19,17 +19,24 @@ from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel, FewLines
-from rankdeck_app.widgets.layouts import clear, column, framed, push_button, reading_column, row, text_label
+from rankdeck_app.widgets.layouts import (
+    TOP,
+    clear,
+    column,
+    framed,
+    push_button,
+    reading_column,
+    row,
+    text_label,
+)
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 PAGE_ID = "welcome:"
 MAX_RECENT = 6
 MAX_WIDTH = 1400
 _ROW = 20
-_LEAST_OF_CARDS, _LEAST_OF_SUGGESTION = 760, 560
+_LEAST_OF_CARDS, _LEAST_OF_SUGGESTION = 1000, 560
 """Widths of the page from which two stand side by side, in pixels."""
-_LEAST_OF_LESSONS = 1000
-"""From this width on presets, whose texts are long, get twice the room of runs."""
 _MOST_LINES = 3
 """Of what is said of a preset."""
 HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
@@ -65,7 +72,10 @@ class WelcomePage(Page):
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
         inside.addWidget(self._suggestion_card())
-        self._cards = row(self._runs_card(), self._presets_card(), spacing=16)
+        # Presets, whose texts are long, get twice the room of runs.
+        runs_card = self._runs_card()
+        self._cards = row((runs_card, 1), (self._presets_card(), 2), spacing=16)
+        self._cards.setAlignment(runs_card, TOP)
         inside.addLayout(self._cards)
         inside.addWidget(self._hints(hint))
         inside.addStretch(1)
@@ -80,8 +90,6 @@ class WelcomePage(Page):
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
         self._cards.setDirection(down if self.width() < _LEAST_OF_CARDS else right)
-        self._cards.setStretch(0, 1)
-        self._cards.setStretch(1, 2 if self.width() >= _LEAST_OF_LESSONS else 1)
         self._suggested.setDirection(down if self.width() < _LEAST_OF_SUGGESTION else right)
 
     # One suggested run

@@ -22,7 +22,7 @@ from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
 from rankdeck_app.widgets.crosshair import Curve as DrawnCurve
 from rankdeck_app.widgets.painting import chart_font, dashed_line
 from rankdeck_app.widgets.plot_axes import TimeAxis, padded_range
-from rankdeck_app.widgets.time_words import elapsed_label
+from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import LABEL_MARGIN, ZoomPlot, value_before
 
 _COLUMNS = 240
@@ -75,7 +75,7 @@ class BandChart(ZoomPlot):
     """The memory of a run's devices over time."""
 
     def __init__(self, theme: Theme, name: str = "") -> None:
-        super().__init__(theme, TimeAxis("bottom"), name)
+        super().__init__(theme, TimeAxis(), name)
         self.figure = BandFigure()
         self._label_metrics = QFontMetrics(chart_font(11, bold=True))
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
@@ -212,7 +212,7 @@ class BandChart(ZoomPlot):
             self._held_rest.setData([*ends, np.nan, *ends], [low, low, np.nan, high, high])
 
     def x_words(self, x: float) -> str:
-        return elapsed_label(x)
+        return moment_label(x)
 
     def _name_devices(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
         """Labels at the right, above the line and below the band, never on each other and never cut, and on
@@ -265,7 +265,7 @@ class BandChart(ZoomPlot):
         divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
         known = {place: value_before(series, x) for place, series in enumerate(figure.histories)}
         values = {place: bounds[1] for place, bounds in known.items() if bounds is not None}
-        parts = [elapsed_label(x)]
+        parts = [moment_label(x)]
         if figure.line in values:
             parts.append(f"{figure.labels[figure.line]} {values.pop(figure.line) / divisor:.1f} {unit}")
         others = values.values()

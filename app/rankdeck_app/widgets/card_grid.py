@@ -23,12 +23,14 @@ COLUMNS = 12
 # (least width of the page, most cards in a row); the wider pages give the first card of three more room.
 BREAKPOINTS = ((1600, 4), (1280, 3), (960, 3), (720, 2), (0, 1))
 LEADING = 1280
-LEAST_CARD = 126
+LEAST_CARD = 112
 STACKED_CARD = 210
 _LEAST_WIDTH = 230
 _LEAST_GRID = 320
 """In a narrower page the grid is scrolled sidewards, since no card can be read in less."""
 _MOST_OF_DEVICES = 0.62
+_OF_FEW = 240
+"""What a row of few devices asks for at most, in pixels: on a low page it leaves curves an even share."""
 _SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
 _LEADING_SPANS = _SPANS | {3: (5, 4, 3)}
 
@@ -172,7 +174,8 @@ class CardGrid(QScrollArea):
         shares = [one or 0 for one in wanted]
         held = [place for place, one in enumerate(wanted) if one is not None]
         free = [place for place, one in enumerate(wanted) if one is None]
-        most = min(int(room * _MOST_OF_DEVICES), room - sum(least[place] for place in free))
+        even = len(held) / len(rows) if max(shares) <= _OF_FEW else 1.0
+        most = min(int(room * min(_MOST_OF_DEVICES, even)), room - sum(least[place] for place in free))
         budget = min(sum(shares), max(most, sum(least[place] for place in held)))
         of_held = _shared([least[at] for at in held], [shares[at] for at in held], budget)
         of_free = _shared([least[at] for at in free], [1] * len(free), room - sum(of_held))
@@ -182,7 +185,7 @@ class CardGrid(QScrollArea):
     def _wanted(self, row: Sequence[str], even: int) -> int | None:
         """What the devices of a row ask for, and no less than most of an even share; None without any."""
         bodies = [self.cards[name].natural_height for name in row if name in self._devices | self._whole]
-        return max(*bodies, min(int(0.66 * even), 240)) if bodies else None
+        return max(*bodies, min(int(0.66 * even), _OF_FEW)) if bodies else None
 
     def _lay_row(self, row: Sequence[str], box: QRect) -> None:
         """Edges of every row stand on the same twelve columns."""

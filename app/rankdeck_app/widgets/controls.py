@@ -32,6 +32,7 @@ _ENTRY_MARGIN = 12
 def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit: bool = False) -> None:
     """A check box of 16 px: filled with a tick, or an outline."""
     color = theme.color
+    line = "contrastBorder" if color("contrastBorder").alpha() else "disabledForeground"
     painter.setRenderHint(QPainter.RenderHint.Antialiasing)
     if checked:
         painter.setPen(QPen(color("focusBorder"), 1) if lit else Qt.PenStyle.NoPen)
@@ -39,7 +40,7 @@ def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit
         painter.drawRoundedRect(box, 4, 4)
         draw_icon(painter, "check", box.adjusted(1, 1, -1, -1), color("button.foreground"))
     else:
-        painter.setPen(QPen(color("focusBorder" if lit else "disabledForeground"), 1))
+        painter.setPen(QPen(color("focusBorder" if lit else line), 1))
         painter.setBrush(color("checkbox.background"))
         painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
 
@@ -86,9 +87,8 @@ class CheckBox(QCheckBox):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         lit = self.hasFocus() or self.underMouse()
-        paint_check(
-            painter, self._theme, QRectF(1, (self.height() - BOX) / 2, BOX, BOX), self.isChecked(), lit
-        )
+        box = QRectF(1, (self.height() - BOX) / 2, BOX, BOX)
+        paint_check(painter, self._theme, box, self.isChecked(), lit)
         ink = self._theme.color("foreground" if self.isEnabled() else "disabledForeground")
         room, elide = self.rect().adjusted(BOX + 8, 0, 0, 0), Qt.TextElideMode.ElideRight
         paint_text(painter, room, self.text(), ink, 12, elide=elide, font=self.font())

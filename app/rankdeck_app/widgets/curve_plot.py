@@ -22,8 +22,8 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME, X_AXES, CurveStyle
-from rankdeck_app.widgets.plot_axes import CountAxis, padded_range, step_up
-from rankdeck_app.widgets.time_words import elapsed_label
+from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
+from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 
 # A wide antialiased line is cheap only while it is short.
@@ -55,7 +55,7 @@ class CurvePlot(ZoomPlot):
         scale: float = 1.0,
         along: Along | None = None,
     ) -> None:
-        super().__init__(theme, CountAxis("bottom"), name)
+        super().__init__(theme, CountAxis(), name)
         self._series = (raw, average, points)
         self._words = words
         self._from_zero = from_zero
@@ -102,7 +102,7 @@ class CurvePlot(ZoomPlot):
         self.style = style
         plot = self.getPlotItem()
         plot.getAxis("left").is_log = style.is_log
-        plot.getAxis("bottom").is_time = style.x_axis == TIME
+        plot.getAxis("bottom").unit = UNITS[style.x_axis]
         for side in ("left", "bottom"):
             plot.getAxis(side).picture = None  # the same range may have other ticks
         if is_other_axis:
@@ -212,7 +212,7 @@ class CurvePlot(ZoomPlot):
 
     def x_words(self, x: float) -> str:
         if self.style.x_axis == TIME:
-            return elapsed_label(x)
+            return moment_label(x)
         count = format_count(max(0, x))
         if self.style.x_axis == SAMPLES:
             return tr("samples {count}", count=count)

@@ -34,7 +34,8 @@ COLUMNS = 240
 class HeatFigure:
     """`shares` is (devices, columns) from 0 to 1, NaN where unknown; the last column is now. `lead` is
     shown bold. Never equal to another: every one has new readings. `began_s` is the moment of the first
-    column where the strip does not end now; `marked_s` a moment that is marked there.
+    column where the strip does not end now; `marked_s` a moment that is marked there. `is_over`: no reading
+    will come.
     """
 
     labels: Sequence[str] = ()
@@ -44,6 +45,7 @@ class HeatFigure:
     lead: int | None = None
     began_s: float | None = None
     marked_s: float | None = None
+    is_over: bool = False
 
     @property
     def marked_share(self) -> float | None:
@@ -126,10 +128,14 @@ class HeatStrip(Chart[HeatFigure]):
         figure, ink = self.figure, self._colors
         rows, image = self._rows(), self._painted_image()
         gap = 2 if rows.row_height >= 8 else 1
+        if image is None:
+            painter.fillRect(rows.plot, ink.track)
+            words = tr("Was not sampled") if figure.is_over else tr("Not sampled yet")
+            paint_text(painter, rows.plot, words, ink.muted, 11, CENTER)
         for index, label in enumerate(figure.labels):
-            box = rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
-            painter.fillRect(box, ink.track)
             if image is not None:
+                box = rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
+                painter.fillRect(box, ink.track)
                 painter.drawImage(box, image, QRectF(0, index, image.width(), 1))
             leads = index == figure.lead
             value = figure.values[index] if index < len(figure.values) else None

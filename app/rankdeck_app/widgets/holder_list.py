@@ -76,7 +76,7 @@ class HolderList(Chart[HoldersFigure]):
         for line in lines:
             self._paint_line(painter, line, top)
             top += _LINE
-        top = max(top + 6, self.height() - _LINE * len(facts))
+        top += 6
         for name, text in facts:
             if top + _LINE <= self.height() + 1:
                 self._paint_fact(painter, name, text, top)
@@ -103,11 +103,9 @@ class HolderList(Chart[HoldersFigure]):
 
     def _paint_fact(self, painter: QPainter, name: str, text: str, top: float) -> None:
         box = QRectF(0, top, self.width(), _LINE)
-        used = painted_width(painter, paint_text(painter, box, name, self._colors.axis, 10))
-        elide = Qt.TextElideMode.ElideMiddle
-        paint_text(
-            painter, box.adjusted(used + 12, 0, 0, 0), text, self._colors.muted, 10, RIGHT, elide=elide
-        )
+        used = painted_width(painter, paint_text(painter, box, name, self._colors.axis, 11))
+        room, elide = box.adjusted(used + 12, 0, 0, 0), Qt.TextElideMode.ElideMiddle
+        paint_text(painter, room, text, self._colors.muted, 11, RIGHT, elide=elide, mono=True)
 
 
 def _bytes(num_bytes: int | None) -> str:

@@ -19,9 +19,9 @@ from rankdeck_app.state.compared_run import FollowedRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
-from rankdeck_app.widgets.plot_axes import CountAxis, padded_range, step_up
+from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
 from rankdeck_app.widgets.run_signs import pen_of, tint_of
-from rankdeck_app.widgets.time_words import elapsed_label
+from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 _AVERAGE_POINTS = 240
@@ -54,7 +54,7 @@ class LossOverlay(ZoomPlot):
     """Up to eight runs. The readout has the smoothed loss of each at the place under the pointer."""
 
     def __init__(self, theme: Theme) -> None:
-        self._place_axis = CountAxis("bottom")
+        self._place_axis = CountAxis()
         self.by = "step"
         super().__init__(theme, self._place_axis, tr("Training loss of the runs"))
         self._runs: Sequence[FollowedRun] = ()
@@ -65,7 +65,7 @@ class LossOverlay(ZoomPlot):
     def set_by(self, by: str) -> None:
         """Over steps, time or samples, from the beginning to the end."""
         self.by = by
-        self._place_axis.is_time = by == "time"
+        self._place_axis.unit = UNITS[by]
         self._place_axis.picture = None
         self.follow()
 
@@ -142,7 +142,7 @@ class LossOverlay(ZoomPlot):
 
     def x_words(self, x: float) -> str:
         if self.by == "time":
-            return elapsed_label(x)
+            return moment_label(x)
         count = format_count(max(0, x))
         return tr("sample {count}", count=count) if self.by == "samples" else tr("step {step}", step=count)
 

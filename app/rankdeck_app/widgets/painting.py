@@ -177,6 +177,15 @@ def paint_track(painter: QPainter, theme: Theme, box: QRectF) -> None:
         painter.fillRect(box, theme.color("rankdeck.track"))
 
 
+def paint_progress(painter: QPainter, theme: Theme, line: QRect, share: float, ink: QColor) -> None:
+    """How much of a line is done, in whatever ink its row has: what is left is thin and muted; in
+    high-contrast themes it stands off its ground."""
+    left = QColor(ink)
+    left.setAlphaF(0.65 if theme.color("contrastBorder").alpha() else 0.35)
+    painter.fillRect(QRect(line.left(), line.bottom(), line.width(), 1), left)
+    painter.fillRect(QRect(line.topLeft(), QSize(round(line.width() * min(share, 1.0)), line.height())), ink)
+
+
 def paint_segments(
     painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, least: float = 0.0
 ) -> float:

@@ -10,6 +10,7 @@ from PySide6.QtGui import QBrush, QColor
 
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
+from rankdeck_app.theme.vscode import luminance
 from rankdeck_app.widgets.chart_colors import ChartColors
 
 BUBBLE = marked("bubble")
@@ -61,4 +62,4 @@ def gap_sign(colors: ChartColors, gap: str) -> list[QBrush | QColor]:
 
 def ink_on(color: QColor) -> QColor:
     """What is read on a block of that colour."""
-    return QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF")
+    return QColor("#101418") if luminance(color.name()) > 0.5 else QColor("#FFFFFF")

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyqtgraph as pg
 from PySide6.QtCore import QRectF
+from PySide6.QtGui import QPainter
 
+from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count
+from rankdeck_app.language import tr
+from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME
 from rankdeck_app.widgets.time_words import ago_label, elapsed_label
 
 _TIME_STEPS_S = (
@@ -23,6 +28,10 @@ _LEAST_TICKS, _MOST_VALUES = 3, 8
 # Half of a label: a tick that is nearer to an end is not written.
 _EDGE_PX = 16.0
 _HALF_LINE_PX, _LEAST_PITCH_PX = 7.0, 13.0
+_HALF_LABEL_PX, _LABEL_GAP_PX = 30, 6.0
+UNITS = {STEP: marked("{count} steps"), TIME: "", SAMPLES: marked("{count} samples")}
+Label = tuple[QRectF, Any, str]
+"""Its box, how it stands in it, and its text."""
 
 
 def step_up(value: float, limit: float | None = None) -> float:
@@ -61,7 +70,43 @@ def enough_ticks(
     return spacing
 
 
-class TimeAxis(pg.AxisItem):
+class _BottomAxis(pg.AxisItem):
+    """The last label moves inwards where it would be cut, and has the unit where there is room, if need be
+    that of the label before it.
+    """
+
+    unit = ""
+    """Of the numbers, as "{count} steps"."""
+
+    def __init__(self) -> None:
+        super().__init__("bottom")
+        self.setStyle(hideOverlappingLabels=_HALF_LABEL_PX)
+
+    def generateDrawSpecs(self, p: QPainter) -> Any:
+        specs = super().generateDrawSpecs(p)
+        if specs is None:
+            return None
+        line, ticks, labels = specs
+        room = self.mapRectFromParent(self.geometry())
+        whole = [label for label in labels if label[0].left() >= room.left()]
+        return line, ticks, self._fitted(whole, room, p)
+
+    def _fitted(self, labels: list[Label], room: QRectF, painter: QPainter) -> list[Label]:
+        if not labels:
+            return []
+        *others, (box, flags, text) = labels
+        fewer = others[:-1] if self.unit and len(others) >= _LEAST_TICKS else others
+        with_unit = tr(self.unit, count=text) if self.unit else text
+        for before, words in ((others, with_unit), (fewer, with_unit), (others, text)):
+            wide = QRectF(0, box.y(), painter.fontMetrics().horizontalAdvance(words) + 2, box.height())
+            wide.moveCenter(box.center())
+            wide.moveRight(min(wide.right(), room.right()))
+            if not before or wide.left() >= before[-1][0].right() + _LABEL_GAP_PX:
+                return [*before, (wide, flags, words)]
+        return others
+
+
+class TimeAxis(_BottomAxis):
     """Seconds since the start of the run as 0:40, 12:00 or 1:30:00, at round times; with `now_s` how long ago
     that was: -40 s, now.
     """
@@ -99,19 +144,20 @@ def _next_count(spacing: float) -> float | None:
 
 
 class CountAxis(TimeAxis):
-    """Steps: whole numbers in groups of three, never a fraction of one and never scientific."""
+    """Steps or samples: whole numbers in groups of three, never a fraction of one and never scientific;
+    seconds where there is no unit.
+    """
 
-    is_time = False
-    """Whether it shows seconds instead."""
+    unit = UNITS[STEP]
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        if self.is_time:
+        if not self.unit:
             return super().tickSpacing(minVal, maxVal, size)
         spacing = round_up(max(1.0, (maxVal - minVal) / max(1.0, size / 56)))
         return [(enough_ticks(spacing, minVal, maxVal, size, _next_count), 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        if self.is_time:
+        if not self.unit:
             return super().tickStrings(values, scale, spacing)
         return [format_count(value) for value in values]
 
@@ -137,7 +183,7 @@ def log_ticks(low: float, high: float, size: float) -> list[float]:
 
 
 class ValueAxis(pg.AxisItem):
-    """A few plain numbers with their unit, so that a small card keeps room for its curves."""
+    """A few plain numbers, the topmost with their unit, so that a small card keeps room for its curves."""
 
     unit = ""
     is_log = False
@@ -169,5 +215,11 @@ class ValueAxis(pg.AxisItem):
             return [f"{10**value * scale:.3g}" for value in values]
         shown_spacing = spacing * scale
         digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
-        unit = f" {self.unit}" if self.unit else ""
-        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") + unit for value in values]
+        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") for value in values]
+
+    def generateDrawSpecs(self, p: QPainter) -> Any:
+        specs = super().generateDrawSpecs(p)
+        if not self.unit or not specs or not specs[2]:
+            return specs
+        line, ticks, [*others, (box, flags, text)] = specs
+        return line, ticks, [*others, (box, flags, f"{text} {self.unit}")]

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 from rankdeck.run.row import RunInfo
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, paint_text
+from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, paint_progress, paint_text
 from rankdeck_app.widgets.run_columns import COLUMNS, RunColumn
 from rankdeck_app.widgets.run_list import INDENT, fold_icon, outcome_look, step_share
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
@@ -103,10 +103,8 @@ class RunCellDelegate(QStyledItemDelegate):
             self._paint_tags(painter, box, info.labels.tags, ink)
             return
         elif column.key == "step" and info.is_alive and (share := step_share(info)) is not None:
-            track = QRect(box.x(), rect.bottom() - 4, box.width(), 2)
-            painter.fillRect(track, ink("rankdeck.track"))
-            track.setWidth(round(track.width() * min(share, 1.0)))
-            painter.fillRect(track, ink("rankdeck.rest"))
+            line = QRect(box.x(), rect.bottom() - 4, box.width(), 2)
+            paint_progress(painter, self._theme, line, share, ink("rankdeck.rest"))
         tone = self._tone(info, column)
         paint_text(
             painter,

@@ -50,13 +50,14 @@ class RunColumn:
     key: str
     title: str
     width: int
-    """In pixels, for what it holds as a rule; that of the names is the least."""
+    """In pixels, the most for what it holds as a rule; that of the names is the least."""
     text: Callable[[RunInfo], str]
     value: Callable[[RunInfo], Any]
     bucket: Callable[[RunInfo], Bucket] | None = None
     buckets: Callable[[RunInfo], tuple[Bucket, ...]] | None = None
     is_number: bool = False
-    is_shown: bool = True
+    is_shown: bool | None = True
+    """None: as soon as a run has something in it."""
     is_of_now: bool = False
     """Whether its text is another one as time goes on."""
     meaning: str = ""
@@ -197,7 +198,7 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "name",
         marked("Name"),
-        152,
+        104,
         title_text,
         lambda info: info.title.casefold(),
         bucket=lambda info: (info.title[:1].casefold(), info.title[:1].upper()),
@@ -227,7 +228,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         is_number=True,
         meaning=marked("The last step that is done, of those that were planned; of a race its entries"),
     ),
-    _number("loss", marked("Loss"), 62, "loss", format_loss, _OF_LOSS, text=loss_text),
+    _number("loss", marked("Last loss"), 72, "loss", format_loss, _OF_LOSS, text=loss_text),
     _number(
         "held_out", marked("Held-out"), 70, "held_out", format_loss, marked("Loss of the latest evaluation")
     ),
@@ -294,6 +295,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         100,
         _tags,
         _or_none(_tags),
+        is_shown=None,
         buckets=lambda info: tuple((tag.casefold(), tag) for tag in info.labels.tags),
     ),
     RunColumn("note", marked("Note"), 160, _note, _or_none(_note), is_shown=False),

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, Qt, Signal
-from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QFontMetricsF, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QMenu
 
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.run_columns import COLUMNS, NAME, PLACES
 
 HEAD_HEIGHT = 28
 _LEAST_WIDTH, _MOST_WIDTH = 40, 2000
-_BESIDE_TITLE = 23
+_BESIDE_TITLE, _BESIDE_TEXT, _SIGN = 23, 18, 20
+_MOST_MEASURED = 100
+"""Rows that columns are fitted to at once."""
 
 
 class RunHeader(QHeaderView):
     """`sort_asked` and `group_asked` carry a column's key ("" for no groups); `layout_changed` comes when a
-    person has changed the columns. Until one has stretched a column, names take the room that others leave.
+    person has changed the columns. Until one has stretched a column, they are as wide as what they hold, and
+    names take the room that others leave.
     """
 
     sort_asked = Signal(str)
@@ -32,6 +38,9 @@ class RunHeader(QHeaderView):
         self._sorted: tuple[str, bool] = ("", False)
         self._is_restoring = False
         self.setFont(theme.font(11))
+        self._held: dict[int, float] = {}
+        """What the widest text of a column takes, in pixels; growing only."""
+        self._wanted = {at: column.is_shown for at, column in enumerate(COLUMNS)}
         self._widths = {at: self._usual_width(at) for at in range(len(COLUMNS))}
         """Of those that are hidden, too."""
         self._is_stretched = False
@@ -50,9 +59,40 @@ class RunHeader(QHeaderView):
         self.sectionResized.connect(self._resized)
 
     def _usual_width(self, at: int) -> int:
-        """Room for its title and the sign of what is sorted by it, however long that is said."""
-        title = self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
-        return max(COLUMNS[at].width, title + _BESIDE_TITLE)
+        """Room for its title and the sign of what is sorted by it, however long that is said, and for what it
+        holds up to what it holds as a rule.
+        """
+        column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
+        held = self._held.get(at, column.width)
+        return max(min(column.width, math.ceil(held)), title + _BESIDE_TITLE)
+
+    def fit(self, first: int, last: int, text_at: Callable[[int, int], str]) -> None:
+        """Rows are new, from the first to the last; `text_at` tells what a row says in a column."""
+        for at, column in enumerate(COLUMNS):
+            rows = range(first, last + 1)[: None if column.is_shown is None else _MOST_MEASURED]
+            if at != NAME and rows:
+                mono = column.is_number and column.key != "began"
+                advance = QFontMetricsF(chart_font(11, mono=mono)).horizontalAdvance
+                widest = max(advance(text) for text in {text_at(row, at) for row in rows})
+                sign = _SIGN * (column.key in ("state", "tags"))
+                held = widest + _BESIDE_TEXT + sign if widest else 0.0
+                self._held[at] = max(held, self._held.get(at, 0.0))
+        self._fit_columns()
+
+    def _fit_columns(self) -> None:
+        self._is_restoring = True
+        for at in range(len(COLUMNS)):
+            self.setSectionHidden(at, not self._is_on(at))
+            if not self._is_stretched and at != NAME:
+                self._widths[at] = self._usual_width(at)
+                if self._is_on(at):
+                    self.resizeSection(at, self._widths[at])
+        self._is_restoring = False
+        self._fit_names()
+
+    def _is_on(self, at: int) -> bool:
+        wanted = self._wanted[at]
+        return bool(self._held.get(at)) if wanted is None else wanted
 
     def _resized(self, at: int, before: int, width: int) -> None:
         if width:
@@ -133,7 +173,7 @@ class RunHeader(QHeaderView):
         """The columns from left to right, as JSON values."""
         widths = self._widths if self._is_stretched else self._widths | {NAME: None}
         return [
-            {"key": COLUMNS[at].key, "width": widths[at], "shown": not self.isSectionHidden(at)}
+            {"key": COLUMNS[at].key, "width": widths[at], "shown": self._wanted[at]}
             for at in sorted(range(len(COLUMNS)), key=self.visualIndex)
         ]
 
@@ -151,15 +191,15 @@ class RunHeader(QHeaderView):
             self.moveSection(self.visualIndex(at), visual)
             self.setSectionHidden(at, False)
             self.resizeSection(at, width)
-            self.setSectionHidden(at, not is_shown and key != "name")
-        self._is_restoring = False
-        self._fit_names()
+            self._wanted[at] = key == "name" or is_shown
+        self._fit_columns()
 
     def reset_columns(self) -> None:
         self.restore()
         self.layout_changed.emit()
 
     def show_column(self, at: int, shown: bool) -> None:
+        self._wanted[at] = shown
         self.setSectionHidden(at, not shown)
         if shown:
             self.resizeSection(at, self._widths[at])

@@ -22,7 +22,14 @@ from rankdeck.run.spells import lasted_s
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text, painted_width
+from rankdeck_app.widgets.painting import (
+    RIGHT,
+    Index,
+    ListRowDelegate,
+    paint_progress,
+    paint_text,
+    painted_width,
+)
 
 ROW_HEIGHT = 42
 INDENT = 16
@@ -138,12 +145,15 @@ def step_share(info: RunInfo) -> float | None:
 
 
 def strategy_text(info: RunInfo) -> str:
-    """'DDP'; of a race 'DDP fastest', once that is known."""
+    """'DDP'; of a race 'DDP fastest', once two have raced, and while it goes on 'DDP so far'."""
     if info.race is None:
         return _title_text(info.strategy)
-    if info.race.fastest is None:
+    if info.race.fastest is None or info.race.num_done < 2:
         return ""
-    return phrase("{strategy} fastest", strategy=_title_text(_strategy(info.race.fastest)))
+    strategy = _title_text(_strategy(info.race.fastest))
+    if info.is_alive:
+        return phrase("{strategy} so far", strategy=strategy)
+    return phrase("{strategy} fastest", strategy=strategy)
 
 
 def _strategy(label: str) -> str:
@@ -157,6 +167,14 @@ def title_text(info: RunInfo) -> str:
         return info.title
     rest = info.title.removeprefix(info.strategy)
     return phrase("{strategy}{options}", strategy=_title_text(info.strategy), options=rest)
+
+
+def folder_crumbs(name: str) -> list[str]:
+    """'2026-11-24' and 'gpt-dp-3f2a' of a folder that has the day and the time before its name."""
+    stamp, _, rest = name.partition("-")
+    if len(stamp) != 8 or not stamp.isdigit():
+        return [name]
+    return [f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}", rest.partition("-")[2] or rest]
 
 
 def loss_text(info: RunInfo) -> str:
@@ -216,10 +234,8 @@ class RunDelegate(ListRowDelegate):
         self._paint_line(painter, below, state_and_age(info), spoken(steps_text(info)), ink, dim, 11)
         share = step_share(info)
         if info.is_alive and share is not None:
-            track = QRect(room.x(), rect.bottom() - 2, room.width(), 2)
-            painter.fillRect(track, ink("rankdeck.track"))
-            track.setWidth(round(track.width() * min(share, 1.0)))
-            painter.fillRect(track, ink("rankdeck.rest"))
+            line = QRect(room.x(), rect.bottom() - 2, room.width(), 2)
+            paint_progress(painter, self._theme, line, share, ink("rankdeck.rest"))
 
     @staticmethod
     def _paint_line(

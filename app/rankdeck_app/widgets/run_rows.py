@@ -41,7 +41,7 @@ _LABELS = {
     "accumulate": marked("Accum."),
     "clip_norm": marked("Clip"),
     "evaluate_every": marked("Evaluate"),
-    "timeout_s": marked("Timeout"),
+    "timeout_s": marked("Timeout (s)"),
     "last": marked("Last"),
     "bucket_mb": marked("Bucket"),
     "microbatches": marked("Microb."),

@@ -81,12 +81,19 @@ class RunTable(QTableView):
         )
         runs.modelAboutToBeReset.connect(self._remember)
         runs.arranged.connect(self._bring_back)
+        runs.arranged.connect(self._fit_columns)
+        runs.dataChanged.connect(lambda first, last: self._fit_columns(first.row(), last.row()))
+        self._fit_columns()
         # Names and the heads of groups stay where they are: what was painted cannot be moved sidewards.
         for part in (self.viewport(), self.header.viewport()):
             self.horizontalScrollBar().valueChanged.connect(lambda _value, part=part: part.update())
         theme.changed.connect(self.viewport().update)
 
     # Columns
+
+    def _fit_columns(self, first: int = 0, last: int | None = None) -> None:
+        """To rows that are new, to all of them where none are named."""
+        self.header.fit(first, len(self.runs.rows) - 1 if last is None else last, self.runs.text_at)
 
     def sort_by(self, key: str) -> None:
         """Sort by a column; the other way round if it is sorted by already."""

@@ -24,11 +24,11 @@ from PySide6.QtWidgets import QAbstractSlider, QSizePolicy
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_plate, paint_text
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
 
 _HEIGHT = 18
 _KNOB = 5.0
-_BAR, _AGAIN = 6.0, 2.0
+_BAR, _AGAIN = 4.0, 2.0
 _GAP = 12.0
 _SKIP_S = 10
 
@@ -124,11 +124,10 @@ class Scrubber(QAbstractSlider):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         left, right = self.line
         middle = self.height() / 2
-        track = QRectF(left, middle - _AGAIN / 2, right - left, _AGAIN)
-        paint_plate(painter, self._theme, track, _AGAIN / 2, ink.track)
         painter.setPen(Qt.PenStyle.NoPen)
+        self._bar(painter, left, right, _AGAIN, ink.grid)
         for one in figure.stretches:
-            self._bar(painter, self.x_of(one.began_s), self.x_of(one.kept_s), _BAR, ink.rest_fill)
+            self._bar(painter, self.x_of(one.began_s), self.x_of(one.kept_s), _BAR, ink.rest)
             if one.ended_s > one.kept_s:
                 self._bar(painter, self.x_of(one.kept_s), self.x_of(one.ended_s), _AGAIN, ink.axis)
         at = self.x_of(figure.whole_s if figure.at_s is None else figure.at_s)

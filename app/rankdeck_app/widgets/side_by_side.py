@@ -16,7 +16,7 @@ from rankdeck.compare.table import letter_of
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.chart import Chart
-from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
+from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text, painted_width
 from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_letter
 
 _HEAD, _GROUP, _ROW, _TALL_ROW, _NOTE = 28, 28, 24, 38, 18
@@ -39,11 +39,13 @@ class SideCell:
 
 @dataclass(frozen=True)
 class SideLine:
-    """A row with its cells; without cells a note, or with `is_group` the heading of what follows."""
+    """A row with its cells; without cells a note, or with `is_group` the heading of what follows, at whose
+    end stands who made the figures below."""
 
     label: str
     cells: tuple[SideCell, ...] = ()
     is_group: bool = False
+    source: str = ""
 
     def height(self, width: float) -> int:
         if self.cells:
@@ -114,7 +116,7 @@ class SideBySide(Chart[SideFigure]):
 
     def _spoken(self, line: SideLine) -> str:
         cells = (_spoken_cell(letter_of(place), cell) for place, cell in enumerate(line.cells))
-        return ": ".join(filter(None, (line.label, ", ".join(cells))))
+        return ": ".join(filter(None, (line.label, line.source or ", ".join(cells))))
 
     def _label_width(self) -> float:
         return min(self.figure.label_width, self.width() - LEAST_COLUMN * self.figure.num_runs)
@@ -142,7 +144,9 @@ class SideBySide(Chart[SideFigure]):
         colors, elide = self._colors, _ELIDED
         if line.is_group:
             room = QRectF(0, top + 6, self.width(), _GROUP - 6)
-            paint_text(painter, room, line.label, colors.foreground, 12, bold=True, elide=elide)
+            shown = paint_text(painter, room, line.label, colors.foreground, 12, bold=True, elide=elide)
+            room.setLeft(painted_width(painter, shown) + _GAP)
+            paint_text(painter, room, line.source, colors.axis, 11, RIGHT, elide=elide)
             return
         if not line.cells:
             for number, words in enumerate(line.note_lines(self.width())):
@@ -187,7 +191,7 @@ class SideBySide(Chart[SideFigure]):
         for place, cell in enumerate(line.cells):
             if self._cell_box(place, top, _ROW).contains(x, top + 1):
                 return cell.tooltip or cell.text
-        return line.label
+        return "\n".join(filter(None, (line.label, line.source)))
 
 
 def _spoken_cell(letter: str, cell: SideCell) -> str:

@@ -39,6 +39,8 @@ from rankdeck_app.widgets.step_layout import LABEL_PX, StepFigure, StepLayout, S
 from rankdeck_app.widgets.step_words import words_of
 
 _HEAD, _LEGEND, _NOTE = 18, 20, 16
+_UNDRAWN = 56
+"""Height of what stands in the place of a drawing that nobody asked for, in pixels."""
 _REACH_PX = 4.0
 _ROWS_AWAITED = 4
 _SIGNS = marked("↑ sent  ↓ received")
@@ -80,6 +82,8 @@ class StepDrawing(Chart[StepFigure]):
         )
 
     def sizeHint(self) -> QSize:
+        if not self.figure.labels and not self.figure.is_awaited:
+            return QSize(420, _UNDRAWN)
         num_rows = len(self.figure.labels) or _ROWS_AWAITED
         return QSize(420, _HEAD + num_rows * sum(heights(num_rows)) + _LEGEND + _NOTE)
 
@@ -97,7 +101,8 @@ class StepDrawing(Chart[StepFigure]):
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         if self.figure.timeline is None:
-            paint_text(painter, self.rect(), self.figure.absence, self._colors.muted, 12, CENTER)
+            room = QRectF(0, 0, self.width(), self.height() if self.figure.is_awaited else _HEAD)
+            paint_text(painter, room, self.figure.absence, self._colors.muted, 12, CENTER)
             return
         layout, seen = self.laid_out(), event.rect().toRectF()
         self._paint_words(painter, layout)

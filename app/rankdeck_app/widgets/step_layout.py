@@ -43,13 +43,14 @@ def heights(num_rows: int) -> tuple[int, int]:
 @dataclass(frozen=True)
 class StepFigure:
     """`labels` names the devices; `formula` is what the strategy says it sends, `absence` what stands in the
-    place of a step that is not known; `gap` is BUBBLE or IDLE."""
+    place of a step that is not known, `is_awaited` whether it comes soon; `gap` is BUBBLE or IDLE."""
 
     labels: tuple[str, ...] = ()
     timeline: Timeline | None = None
     formula: str = ""
     absence: str = ""
     gap: str = IDLE
+    is_awaited: bool = False
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rankdeck.base.phrases import marked
+from rankdeck.base.units import format_clock, format_duration
 from rankdeck_app.language import tr
 
 _AGES = (
@@ -24,14 +25,18 @@ def ago_label(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def elapsed_label(seconds: float, spacing: float = 1.0) -> str:
+def elapsed_label(seconds: float, spacing: float) -> str:
+    """One of several moments that are so far apart: '0.25 s', '0:05', '-0:05'."""
     if spacing < 1:
         return f"{seconds:.{max(0, -math.floor(math.log10(spacing) + 1e-9))}f} s"
-    total = round(abs(seconds))
-    hours, rest = divmod(total, 3600)
-    minutes, secs = divmod(rest, 60)
-    text = f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
-    return f"-{text}" if seconds < 0 and total else text
+    sign = "-" if round(seconds) < 0 else ""
+    return f"{sign}{format_clock(abs(seconds))}"
+
+
+def moment_label(seconds: float) -> str:
+    """One moment alone: '0.3 s', '0:42', '-3:20'."""
+    sign = "-" if round(seconds, 1) < 0 else ""
+    return f"{sign}{format_duration(abs(seconds))}"
 
 
 def age_words(seconds: float) -> str:

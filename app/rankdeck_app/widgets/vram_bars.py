@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
@@ -24,6 +25,8 @@ from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_rows import label_width, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import (
+    CENTER,
+    LEFT,
     RIGHT,
     chart_font,
     dashed_line,
@@ -31,10 +34,14 @@ from rankdeck_app.widgets.painting import (
     paint_text,
     paint_track,
 )
+from rankdeck_app.widgets.phase_colors import ink_on
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 11
 _LEAST_BAR = 84.0
+_LEAST_BESIDE_RATIO = 120.0
+_LEAST_WRITTEN_IN = 8.0
+"""Height of a bar from which a text stands in it, in pixels."""
 MEDIAN, PREDICTED = marked("median, others"), marked("predicted")
 _MEDIAN_DASHES = (3, 2)
 _VEIL = 0.6
@@ -107,9 +114,9 @@ class _Columns:
         bar_width = width - self.bar_left - self.number_width - self.unit_width - 10
         # Where it is narrow the ratio goes first: the strip of figures above has it too.
         ratio_width = mono.horizontalAdvance("88.8× ▲") + 10 if num_rows > 1 else 0.0
-        self.has_ratio = num_rows > 1 and bar_width - ratio_width >= _LEAST_BAR
+        self.has_ratio = num_rows > 1 and bar_width - ratio_width >= _LEAST_BESIDE_RATIO
         bar_width -= ratio_width * self.has_ratio
-        # Where the lead bar nearly fills the scale its excess is written behind the end of it.
+        # Where the lead bar nearly fills the scale its excess is written behind the end of it, or in it.
         widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
         excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
         has_room = bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width
@@ -192,7 +199,7 @@ class VramBars(Chart[BarsFigure]):
         self._paint_ghost(painter, box, bar)
         self._paint_prediction(painter, box, bar)
         if notable is not None and leads:
-            self._paint_excess(painter, columns, box, bar.total_bytes, notable)
+            self._paint_excess(painter, columns, box, bar, notable)
 
     def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
         assert bar.total_bytes is not None
@@ -238,22 +245,36 @@ class VramBars(Chart[BarsFigure]):
         return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
 
     def _paint_excess(
-        self, painter: QPainter, columns: _Columns, box: QRectF, total_bytes: int, lead: Imbalance
+        self, painter: QPainter, columns: _Columns, box: QRectF, bar: DeviceBar, lead: Imbalance
     ) -> None:
         scale = box.width() / self.figure.scale_bytes
-        end = box.left() + total_bytes * scale
+        end = box.left() + (bar.total_bytes or 0) * scale
         painter.setPen(QPen(self._colors.lead, 2))
         below = box.bottom() + min(3.0, (columns.row_height - columns.bar_height) / 2)
         painter.drawLine(QPointF(box.left() + lead.median_bytes * scale + 1, below), QPointF(end - 1, below))
-        ink, px = self._colors.lead_text, columns.text_size
-        row_top = box.center().y() - columns.row_height / 2
-        room = QRectF(end + 8, row_top, columns.number_left - end - 8, columns.row_height)
-        excess = f"+{format_bytes(lead.excess_bytes)}"
-        if QFontMetricsF(chart_font(min(11, px), bold=True)).horizontalAdvance(excess) <= room.width():
-            paint_text(painter, room, excess, ink, min(11, px), bold=True)
+        self._write_excess(painter, columns, box, bar, f"+{format_bytes(lead.excess_bytes)}")
         if lead.ratio is not None and columns.has_ratio:
-            room = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
+            room = _row_of(box, columns, columns.ratio_left, self.width())
+            ink, px = self._colors.lead_text, columns.text_size
             paint_text(painter, room, f"{lead.ratio:.1f}× ▲", ink, px, bold=True, mono=True)
+
+    def _write_excess(
+        self, painter: QPainter, columns: _Columns, box: QRectF, bar: DeviceBar, excess: str
+    ) -> None:
+        """Behind the bar; where there is no room, in its amber part."""
+        scale, colors = box.width() / self.figure.scale_bytes, self._colors
+        held, px = bar.by_kind or {}, min(11, columns.text_size)
+        end = box.left() + (bar.total_bytes or 0) * scale
+        before = takewhile(lambda kind: kind != "gathered", self.figure.labels)
+        hot = box.left() + sum(held.get(kind, 0) for kind in before) * scale
+        is_amber = box.height() >= _LEAST_WRITTEN_IN and not bar.is_old
+        hot_end = hot + held.get("gathered", 0) * scale if is_amber else hot
+        behind = _row_of(box, columns, end + 8, columns.number_left), colors.lead_text, LEFT
+        within = _row_of(box, columns, hot + 2, hot_end - 2), ink_on(colors.hot), CENTER
+        for size, (room, ink, align) in ((px, behind), (min(px, int(box.height()) + 1), within), (9, within)):
+            if QFontMetricsF(chart_font(size, bold=True)).horizontalAdvance(excess) <= room.width():
+                paint_text(painter, room, excess, ink, size, align, bold=True)
+                return
 
     def _paint_median(self, painter: QPainter, columns: _Columns) -> None:
         imbalance = self.figure.imbalance
@@ -320,6 +341,11 @@ class VramBars(Chart[BarsFigure]):
         if bar.ghost_bytes is not None:
             note += f"<br>{self.figure.ghost}: {format_bytes(bar.ghost_bytes)}"
         return f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}{kinds}"
+
+
+def _row_of(box: QRectF, columns: _Columns, left: float, right: float) -> QRectF:
+    """From `left` to `right` in the row of a bar."""
+    return QRectF(left, box.center().y() - columns.row_height / 2, right - left, columns.row_height)
 
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:

@@ -68,8 +68,9 @@ class ZoomPlot(pg.PlotWidget):
         plot.layout.setContentsMargins(0, 2, 2, 0)
         for side in ("left", "bottom"):
             axis = plot.getAxis(side)
-            axis.setStyle(tickLength=0, autoExpandTextSpace=False, hideOverlappingLabels=True)
+            axis.setStyle(tickLength=0, autoExpandTextSpace=False)
             axis.enableAutoSIPrefix(False)
+        plot.getAxis("left").setStyle(hideOverlappingLabels=True)
         plot.getAxis("left").setWidth(44)
         plot.getAxis("bottom").setHeight(20)
         view = plot.getViewBox()

@@ -45,8 +45,15 @@ def format_setting(key: str, value: object) -> str:
     return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
 
 
-def format_duration(seconds: float) -> str:
-    """'00:41', '06:41', '1:13:22' and '2 d 03:10'."""
+def format_duration(seconds: float, clock_from_s: float = 10) -> str:
+    """'0.3 s', and longer ones as a clock shows them."""
+    if seconds >= clock_from_s - 0.05:
+        return format_clock(seconds)
+    return f"{max(0.0, seconds):.1f} s"
+
+
+def format_clock(seconds: float) -> str:
+    """'0:41', '6:41', '1:13:22' and '2 d 03:10'."""
     total = max(0, round(seconds))
     days, rest = divmod(total, 86400)
     hours, rest = divmod(rest, 3600)
@@ -55,7 +62,7 @@ def format_duration(seconds: float) -> str:
         return f"{days} d {hours:02d}:{minutes:02d}"
     if hours:
         return f"{hours}:{minutes:02d}:{secs:02d}"
-    return f"{minutes:02d}:{secs:02d}"
+    return f"{minutes}:{secs:02d}"
 
 
 def format_count(count: float) -> str:

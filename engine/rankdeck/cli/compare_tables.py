@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rankdeck.base.units import format_count, format_duration, format_loss
+from rankdeck.base.units import format_clock, format_count, format_loss
 from rankdeck.cli import console
 from rankdeck.cli.summary import outcome_style
 from rankdeck.cli.words import empty_table, one_line
@@ -94,7 +94,7 @@ def _print_losses(out: Console, comparison: Comparison, by: str, lines: Sequence
     if by != "time":
         places = sorted({max(1.0, float(np.floor(place))) for place in places})
     for place in places:
-        shown = format_duration(place) if by == "time" and end >= _NUM_PLACES else format_count(place)
+        shown = format_clock(place) if by == "time" and end >= _NUM_PLACES else format_count(place)
         shown = f"{place:.2f} s" if by == "time" and end < _NUM_PLACES else shown
         table.add_row(_AT[by].format(shown), *(_loss_at(line, place) for line in lines))
     out.print()

@@ -243,7 +243,7 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
 
 
 def last_words(run: RunDir) -> str:
-    """'completed after 00:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
+    """'completed after 0:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
     end, status = run.end(), status_of(run)
     words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")

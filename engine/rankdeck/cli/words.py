@@ -92,10 +92,10 @@ def progress_of_script(fold: Fold) -> list[str]:
 
 
 def imbalance_in_words(imbalance: Mapping[str, Any]) -> str:
-    """'device 0 +38.7 GiB against the median of the others (3.20×)'; 'balanced' where none stands out."""
+    """'device 0 +38.7 GiB against the median of the others (3.2×)'; 'balanced' where none stands out."""
     ratio = imbalance["ratio"]
     if not is_notable(imbalance["excess_bytes"], ratio):
         return BALANCED
     excess = format_bytes(imbalance["excess_bytes"])
     words = f"device {imbalance['device']} +{excess} against the median of the others"
-    return words + (f" ({ratio:.2f}×)" if ratio is not None else "")
+    return words + (f" ({ratio:.1f}×)" if ratio is not None else "")

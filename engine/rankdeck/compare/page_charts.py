@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankdeck.base.units import format_count, format_duration
+from rankdeck.base.units import format_clock, format_count
 from rankdeck.compare.curves import LossLine
 from rankdeck.compare.drawing import DASHES, NUM_TINTS, label_heights, round_step, ticks
 from rankdeck.compare.table import letter_of
@@ -134,5 +134,5 @@ def _digits(low: float, high: float) -> int:
 
 def _place(by: str, at: float, end: float) -> str:
     if by == "time":
-        return format_duration(at) if end >= 8 else f"{at:g} s"
+        return format_clock(at) if end >= 8 else f"{at:g} s"
     return format_count(at)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rankdeck.base import files
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.checkpoint_files import list_checkpoints
@@ -109,7 +110,7 @@ def _going_on(run: ComparedRun) -> Iterator[NextStep]:
             _ended(run),
             shlex.join(["rankdeck", "resume", name]),
         )
-    elif run.at.run.weights.is_file():
+    elif files.is_regular(run.at.run.weights):
         command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
         what, why = phrase("Take its weights along."), phrase("They were saved at its end.")
         yield NextStep(what, why, shlex.join(command))

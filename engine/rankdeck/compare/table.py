@@ -31,10 +31,11 @@ class RowKind(NamedTuple):
     ranked: str = ranking.NOTHING
 
 
+TRAINING = phrase("Training")
 ROWS: dict[str, tuple[RowKind, ...]] = {
-    phrase("Training"): (
+    TRAINING: (
         RowKind("step", phrase("Steps done"), words.COUNT),
-        RowKind("loss", phrase("Loss"), words.LOSS, LESS, ranking.LAST_LOSS),
+        RowKind("loss", phrase("Last loss"), words.LOSS, LESS, ranking.LAST_LOSS),
         RowKind("lowest_loss", phrase("Lowest loss"), words.LOSS, LESS, ranking.LOSS),
         RowKind("held_out", phrase("Held-out loss"), words.LOSS, LESS, ranking.LAST_LOSS),
         RowKind("best_held_out", phrase("Best held-out loss"), words.LOSS, LESS, ranking.LOSS),
@@ -114,10 +115,16 @@ class Comparison:
     def rows_of(self, group: str) -> list[FigureRow]:
         return [row for row in self.rows if row.group == group]
 
+    def makers_of(self, group: str) -> list[str]:
+        """Who made the figures of a group."""
+        return list(_makers(self.rows_of(group)))
+
+    def reasons_of(self, group: str) -> list[str]:
+        """Why nothing is the best in some rows of a group."""
+        return list(_reasons(self.rows_of(group)))
+
     def notes_of(self, group: str) -> list[str]:
-        """Who made the figures of a group, and why nothing is the best in some of its rows."""
-        rows = self.rows_of(group)
-        return [*_makers(rows), *_reasons(rows)]
+        return [*self.makers_of(group), *self.reasons_of(group)]
 
 
 def _makers(rows: Sequence[FigureRow]) -> Iterator[str]:

@@ -31,9 +31,9 @@ def in_words(unit: str, figure: Figure | None) -> str:
         LOSS: format_loss,
         RATE: format_rate,
         STEP_TIME: step_time,
-        DURATION: lambda seconds: format_duration(seconds) if seconds >= 99.95 else f"{seconds:.1f} s",
+        DURATION: lambda seconds: format_duration(seconds, clock_from_s=100),
         BYTES: format_bytes,
-        RATIO: lambda ratio: f"{ratio:.2f}×",
+        RATIO: lambda ratio: f"{ratio:.1f}×",
         SHARE: lambda share: f"{100 * share:.1f} %",
         ACCURACY: lambda share: f"{100 * share:.2f} %",
     }[unit](value)

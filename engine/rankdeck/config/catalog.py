@@ -358,7 +358,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "at a time, only while it computes with it.",
         "rankdeck.strategies.fsdp:Fsdp",
         FsdpOptions,
-        icon="table",
+        icon="pie-chart",
         lives="1/n of weights, gradients and optimizer state on every device, plus the block that is "
         "gathered now and what lies in no block (embeddings, head).",
         sends="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); without "
@@ -430,7 +430,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         batch_shards=False,
         min_devices=2,
         is_stale=True,
-        icon="rocket",
+        icon="run-all",
         lives="On stage s of p its weights, gradients and optimizer state, p - s versions of its weights "
         "(2bw: two), and the activations of p - s microbatches.",
         sends="Per rank and microbatch a bytes of activations on and a bytes of gradients back for each cut, "

@@ -218,16 +218,17 @@ def moment(ran: RanOut) -> str:
     )
 
 
-def short_moment(ran: RanOut) -> str:
-    """The same where there is little room: 'step 3, 1.4 s before'."""
+def short_moments(ran: RanOut) -> list[str]:
+    """The same where there is ever less room: 'step 3, 1.4 s before it failed', 'step 3'."""
     if not ran.held:
-        return phrase("not known")
+        return [phrase("not known")]
     if ran.held_step is None:
-        return ""
+        return []
     step = format_count(ran.held_step)
+    told: list[str] = [phrase("step {step}", step=step)]
     if ran.age_s:
-        return phrase("step {step}, {seconds:.1f} s before", step=step, seconds=ran.age_s)
-    return phrase("step {step}", step=step)
+        told.insert(0, phrase("step {step}, {seconds:.1f} s before it failed", step=step, seconds=ran.age_s))
+    return told
 
 
 def module_name(name: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.tab import UnavailablePage
 from rankdeck_app.shell.tab_group import Zone, zone_at, zone_rect
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.theme import BUILT_IN
 from tests.app.shell.pages import NotePage
 
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -391,3 +393,20 @@ def test_a_preview_comes_back_as_one(qtbot: QtBot, window: MainWindow, editor: E
     fresh.register_page_kind("note", NotePage)
     fresh.restore_state(json.loads(json.dumps(editor.save_state())))
     assert previews(fresh) == ["A"]
+
+
+@pytest.mark.parametrize("theme", BUILT_IN)
+def test_arrows_of_tabs_have_the_inks_of_icons(window: MainWindow, editor: EditorArea, theme: str) -> None:
+    window.settings.set("theme.name", theme)
+    for at in range(40):
+        note(editor, f"page {at}")
+    left, right = editor.active_group.bar.findChildren(QToolButton)
+    assert left.isVisible() and left.isEnabled()
+    right.setEnabled(False)
+    for arrow, ink in ((left, "icon.foreground"), (right, "disabledForeground")):
+        image = arrow.grab().toImage()
+        room = itertools.product(range(image.width()), range(image.height() - 1))
+        ground = window.theme.color("editorGroupHeader.tabsBackground").lightness()
+        drawn = max(abs(image.pixelColor(x, y).lightness() - ground) for x, y in room)
+        wanted = abs(window.theme.color(ink).lightness() - ground)
+        assert 0.7 * wanted < drawn <= wanted, ink

@@ -235,3 +235,9 @@ def test_verdicts_and_outcomes_have_a_sign_of_their_own_beside_colour() -> None:
     verdicts = [icon for icon, _ in VERDICT_LOOKS.values()]
     outcomes = [icon for icon, _, _ in OUTCOMES.values()]
     assert len(set(verdicts)) == len(verdicts) and len(set(outcomes)) == len(outcomes)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_raw_losses_are_seen_on_their_card(name: str) -> None:
+    colors = BUILT_IN[name].colors
+    assert contrast(rgb(colors, "rankdeck.lossRaw"), rgb(colors, "rankdeck.card.background")) >= 2

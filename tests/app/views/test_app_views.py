@@ -28,7 +28,7 @@ from rankdeck_app.views.runs import RunsView
 from rankdeck_app.views.welcome import WelcomePage
 from rankdeck_app.widgets.controls import FewLines
 from tests.helpers.app_window import open_run, settle
-from tests.helpers.written_run import WrittenRun, device_infos
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 
 def runs_folder() -> Path:
@@ -64,12 +64,16 @@ def test_the_welcome_page_takes_the_width_that_it_has(app: App) -> None:
         settle()
         assert inside.width() <= area.viewport().width(), f"nothing to scroll sideways at {width}"
         tops = {card.mapTo(inside, QPoint()).y() for card in cards}
-        assert len(tops) == (2 if width >= 760 else 3), f"two cards side by side, or all in turn at {width}"
+        assert len(tops) == (2 if width >= 1000 else 3), f"two cards side by side, or all in turn at {width}"
+    page.resize(1200, 900)
+    settle()
+    _, runs, presets = sorted(cards, key=lambda card: (card.mapTo(inside, QPoint()).y(), card.x()))
+    assert runs.height() < presets.height() / 2, "runs take no more than they need"
     page.close()
     page.deleteLater()
 
 
-@pytest.mark.parametrize("width", [1100, 1570])
+@pytest.mark.parametrize("width", [930, 1100, 1570])
 def test_what_presets_teach_is_read_whole_where_there_is_room(app: App, width: int) -> None:
     page = welcome(app)
     page.setParent(None)
@@ -78,7 +82,7 @@ def test_what_presets_teach_is_read_whole_where_there_is_room(app: App, width: i
     settle()
     lessons = page.findChildren(FewLines)
     cut = [lesson.toolTip() for lesson in lessons if lesson.toolTip()]
-    assert len(lessons) == len(page.preset_buttons) and len(cut) <= (0 if width > 1500 else 4), cut
+    assert len(lessons) == len(page.preset_buttons) and len(cut) <= (4 if width == 1100 else 0), cut
     assert len({lesson.mapTo(page, QPoint()).x() for lesson in lessons}) == 1, "in one column"
     page.close()
     page.deleteLater()
@@ -378,3 +382,41 @@ def test_batch_norms_of_a_run_are_synced_by_one_click(qtbot: QtBot, app: App) ->
     assert draft.value(("strategy", "use")) == "ddp" and draft.value(("strategy", "sync_batchnorm")) is True
     assert not draft.problems
     written.lose()
+
+
+@pytest.mark.parametrize("panel", ["output", "problems"])
+def test_an_imbalance_is_said_with_the_name_of_its_run_unless_the_problems_are_on_show(
+    qtbot: QtBot, app: App, written: WrittenRun, panel: str
+) -> None:
+    app.window.show_panel(panel)
+    written.begin(1, device_infos(2), strategy="dp")
+    written.steps(0, 1, [2.0])
+    written.memory(0, 1, {0: {"activations": 300 * 2**20}, 1: {"activations": 60 * 2**20}})
+    open_run(app, written.path)
+    qtbot.waitUntil(lambda: any(entry.run == written.path for entry in app.session.problems.entries))
+
+    def said() -> list[str]:
+        told = [notice.text for notice in app.window.toasts.history]
+        return [text.partition(": ")[0] for text in told if "more than the median" in text]
+
+    run = app.tabs.current
+    assert run is not None
+    if panel == "output":
+        qtbot.waitUntil(lambda: said() == [run.title])
+    qtbot.waitUntil(lambda: run.is_live and run.step == 1)
+    assert said() == ([run.title] if panel == "output" else [])
+
+
+def test_of_a_run_that_is_over_the_status_bar_tells_the_peak_and_no_rate(
+    qtbot: QtBot, written: WrittenRun, app: App
+) -> None:
+    written.begin(1, device_infos(2))
+    written.steps(0, 1, [3.0, 2.0, 1.0])
+    written.memory(0, 3, {0: {"parameters": 30 * MIB}, 1: {"parameters": 10 * MIB}})
+    open_run(app, written.path)
+    rate, devices = (app.window.status.item(name) for name in ("rate", "devices"))
+    qtbot.waitUntil(lambda: rate.text().endswith("samples/s") and "40.0 MiB" in devices.text())
+    assert "peak" not in devices.text()
+    written.end("completed")
+    qtbot.waitUntil(lambda: devices.text() == "2 virtual · peak 40.0 MiB")
+    assert rate.text() == ""

@@ -82,6 +82,16 @@ def test_figures_losses_memory_and_keys_of_the_runs_stand_there(make_app: MakeAp
     assert again is not page and len(again.chips.chips) == 2
 
 
+def test_who_made_a_groups_figures_stands_in_its_heading(make_app: MakeApp, tmp_path: Path) -> None:
+    page = opened(make_app(), written("slow").path, written("fast", 0.25).path)
+    sources = {line.label: line.source for line in page.table.figure.lines if line.is_group}
+    assert sources["Training"] == "measured" and sources["Speed"] == "measured in rehearsal"
+    assert "Speed: measured in rehearsal" in page.table.describe()
+    assert page.cards["loss"].source == sources["Training"]
+    labels = [line.label for line in page.table.figure.lines]
+    assert not [label for label in labels if label.lower().startswith("measured")]
+
+
 def test_a_run_that_goes_on_is_followed_to_its_end(make_app: MakeApp, tmp_path: Path) -> None:
     app = make_app()
     done, live = written("done"), written("live", over=False)
@@ -287,6 +297,7 @@ def test_the_side_bar_adds_removes_and_opens_recent_ones(
     known(page, 2)
     wait_for(lambda: view.chosen.count() == 2, 10, "two rows")
     assert view.recents.count() == 1
+    assert " vs " in view.recents.item(0).data(Qt.ItemDataRole.AccessibleTextRole)
     again = view.found.visualRect(view.proxy.index(0, 0)).center()
     qtbot.mouseClick(view.found.viewport(), Qt.MouseButton.LeftButton, pos=again)
     assert not view.proxy.flags(view.proxy.index(0, 0)) and len(page.comparing.runs) == 2

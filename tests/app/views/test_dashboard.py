@@ -93,6 +93,7 @@ def test_a_dp_run_reaches_every_card(
     assert stat(page, "Step") == "40 / 100"
     assert page.cards["band"].body.figure.labels[0] == "Virtual 0"
     assert page._heat.figure.values == [0.5] * 4
+    assert page.cards["loss"]._subtitles[-1] == "◆ held-out", "the sign is told in the least room"
     assert page.title == "gpt-dp"
     assert not page._banner.isVisible()
     for name in ("bars", "band"):

@@ -217,10 +217,12 @@ def test_spans_change_every_curve_and_come_back_with_the_tab(app: App) -> None:
     assert page._heat.figure.span_s == 600.0
 
 
-def test_without_gpus_it_says_why(app: App) -> None:
+def test_without_gpus_it_says_why_and_what_can_be_done(app: App) -> None:
     page = opened(app)
     app.session.gpus.give_up("No NVIDIA driver found.")
-    assert page._nothing.isVisible() and page._nothing.text() == "No NVIDIA driver found."
+    assert page._nothing.isVisible()
+    why, what_next = page._nothing.text().split("\n")
+    assert why == "No NVIDIA driver found." and what_next.startswith("Train in rehearsal")
     assert app.window.status.item("gpus").text() == ""
 
 

@@ -167,3 +167,14 @@ def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
             used = columns.row_height * num_devices / (page._bars.height() - 40)
             assert used > 0.75, "no card is half empty"
     assert list(shares.values()) == sorted(shares.values()) and shares[16] > shares[2] + 0.1
+
+
+def test_on_a_low_page_nothing_scrolls_and_few_devices_leave_curves_their_half(
+    opened: Callable[[str, int], RunPage],
+) -> None:
+    grid = opened("dp", 4).grid
+    for height in (240, 340):
+        grid.setFixedSize(900, height)
+        QApplication.processEvents()
+        assert not grid.verticalScrollBar().isVisible()
+        assert grid.cards["loss"].height() >= grid.cards["bars"].height()

@@ -394,3 +394,5 @@ def test_every_strategy_has_an_icon_of_the_font_and_a_hint_of_four_words() -> No
     for card in STRATEGIES.values():
         assert card.icon in CODEPOINTS, f"{card.name}: add {card.icon} to CODEPOINTS"
         assert 1 <= len(card.hint.split()) <= 4
+    icons = [card.icon for card in STRATEGIES.values()]
+    assert len(set(icons)) == len(icons) and not {"rocket", "table"} & set(icons), "Launch's and Runs'"

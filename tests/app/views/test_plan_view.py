@@ -231,7 +231,7 @@ def test_box_head_and_rows_agree_whatever_is_loaded_chosen_or_fails(
     assert agrees(page, "7 x nonsense", "7 x nonsense") and not page.plan.lines
     world.tell([line("ddp", configured=True, target=own)])
     plan_for(page, "")
-    assert agrees(page, None, "cpu:2") and not page.problem.isVisible()
+    assert agrees(page, None, own) and not page.problem.isVisible()
     qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
     assert agrees(page, None, own)
 
@@ -356,6 +356,16 @@ def test_a_click_on_the_estimate_opens_the_plan(qtbot: QtBot, app: App) -> None:
     page = app.window.editor.active_page()
     assert isinstance(page, PlanPage)
     assert {figure.verdict_word for figure in page.table.rows.figures} == {"not asked"}
+    target, chosen, *_ = page.strip.figure
+    assert (target.value, chosen.label, chosen.value) == ("4 virtual devices", "Chosen: DP", "–")
+    assert page.ask_button.isVisible() and "Nothing was asked yet" in page.reason.text()
+
+
+def test_the_way_to_ask_is_gone_once_there_are_answers(
+    qtbot: QtBot, world: PlanWorld, page: PlanPage
+) -> None:
+    answered(qtbot, world, page, [line("ddp", configured=True)])
+    assert not page.ask_button.isVisible() and "Nothing" not in page.reason.text()
 
 
 def test_the_plan_is_in_the_palette_and_the_view_menu(app: App) -> None:

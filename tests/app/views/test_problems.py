@@ -12,10 +12,10 @@ from pytestqt.qtbot import QtBot
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
 from rankdeck_app.shell.tab import UnavailablePage
-from rankdeck_app.state.problem_list import DRAFT, LAUNCH
+from rankdeck_app.state.problem_list import DRAFT, LAUNCH, ListedProblem, ProblemList
 from rankdeck_app.views.code_page import CodePage
 from rankdeck_app.views.config_page import ConfigPage
-from rankdeck_app.views.problems import ProblemsView, code_of, said_of
+from rankdeck_app.views.problems import ProblemsView, code_of, said_of, whose
 from tests.helpers.app_window import wait_for
 
 _TORCH = "/env/lib/python3.12/site-packages/torch/nn"
@@ -192,3 +192,33 @@ def test_a_page_of_code_comes_back_at_its_line(make_app: type, tmp_path: Path) -
     page = code_page(second)
     assert not isinstance(page, UnavailablePage) and page.said.text() == "ValueError: no"
     assert page.editor.textCursor().blockNumber() + 1 == 6
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["the panel is open", "it is opened then"])
+def test_rows_are_as_high_as_their_words_from_their_first_frame(app: App, is_open: bool) -> None:
+    view = shown(app)
+    if not is_open:
+        app.window.toggle("panel")
+    wrong = [Problem("config", f"train.steps is {n}. " * 20, advice="Use 1. " * 40) for n in range(4)]
+    app.session.problems.set(DRAFT, "draft", wrong)
+    shown(app)  # nothing of the event loop has run since
+    assert len(view.rows) == 4 and view.isVisible()
+    for row in view.rows:
+        assert row.isVisible() and row.height() >= row.heightForWidth(row.width()) > 100
+    lowest = max(row.geometry().bottom() for row in view.rows)
+    assert lowest < view.rows[0].parentWidget().height()
+
+
+def test_errors_of_a_run_come_before_its_warnings_whoever_tells_them() -> None:
+    problems, run = ProblemList(), Path("/runs/mine")
+    problems.set(DRAFT, "draft", [Problem("b", "slow", severity="warning"), Problem("a", "wrong")])
+    problems.set(str(run), "mine", [Problem("d", "late", severity="warning"), Problem("c", "failed")], run)
+    problems.set(f"{run} memory", "mine", [Problem("e", "uneven", severity="warning")], run)
+    assert [entry.problem.code for entry in problems.entries] == ["c", "e", "d", "a", "b"]
+
+
+def test_a_folder_that_the_advice_names_is_not_told_twice() -> None:
+    lost = Problem("lost", "It failed.", path="/runs/mine", advice="See the files in /runs/mine/logs.")
+    assert whose(ListedProblem(LAUNCH, "mine", lost)) == "mine"
+    other = Problem("lost", "It failed.", path="/runs/mine", advice="Run it again.")
+    assert whose(ListedProblem(LAUNCH, "mine", other)) == "mine · /runs/mine"

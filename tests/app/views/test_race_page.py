@@ -131,6 +131,9 @@ def test_a_running_race_is_shown_as_it_goes_on_and_stopped_from_its_tab(
 ) -> None:
     written.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING), kind="virtual")
     page = opened(qtbot, app, written)
+    name = written.folder.name
+    day = f"{name[:4]}-{name[4:6]}-{name[6:8]}"
+    assert page.breadcrumbs() == ["runs", day, name.split("-", 2)[2], "Race"]
     assert page.title == "Race · GPT · 2" and race_figures.NOT_OF_GPUS in page.notes.text()
     assert page.table.currentIndex().row() == 1, "the one that runs"
     assert page.stop_button.isVisible() and not page.winner_button.isVisible()

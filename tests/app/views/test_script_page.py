@@ -136,6 +136,17 @@ def test_a_script_that_tells_everything_fills_every_card(
     assert rows[1] == "accuracy,transformers,0,0.1" and len(rows) == 5
 
 
+def test_ranks_are_counted_before_all_have_said_something(
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+) -> None:
+    run = make(ranks=2)
+    run.launch(2)
+    run.see(0)
+    page = opened(run)
+    qtbot.waitUntil(lambda: "train.py" in page._facts.accessibleDescription())
+    assert "2 ranks" in page._facts.accessibleDescription()
+
+
 def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
 ) -> None:

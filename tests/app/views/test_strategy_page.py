@@ -141,6 +141,7 @@ def test_where_planning_is_not_automatic_a_button_asks(app: App) -> None:
     app.window.show()
     page = opened(app, "ddp")
     assert page.ask_button.isVisible() and page.drawing.figure.absence == "Not drawn yet"
+    assert page.drawing.isAncestorOf(page.ask_button) and page.chart_card.height() < 100
     page.ask_button.click()
     assert page.step.is_asking and not page.ask_button.isVisible()
     page.step.close()

@@ -76,7 +76,7 @@ def test_every_card_and_the_panel_show_the_moment(
     said = [line.text for line in output.model.lines]
     assert any("step 13 " in text for text in said) and not any("step 14 " in text for text in said)
     assert listed(app) == ["imbalance"], "there was no other yet"
-    assert "look back at 0:07" in page._banner.text and "as it is now" in page._banner.text
+    assert "look back at 6.6 s" in page._banner.text and "as it is now" in page._banner.text
     seek(qtbot, page, written.started + 31 * STEP_S)
     assert listed(app) == ["imbalance", "slow"]
     seek(qtbot, page, written.started + 0.2)

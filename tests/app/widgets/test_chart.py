@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.holder_list import Holder, HolderList, HoldersFigure
 from rankdeck_app.widgets.legend import LegendEntry, place_entries
 
 
@@ -102,3 +104,21 @@ def test_rows_stand_in_the_middle_of_their_room_and_end_within_it(qtbot: QtBot) 
     assert few.row(1).top() == pytest.approx(few.row(0).bottom()) and few.plot.right() == pytest.approx(256)
     many = DeviceRows([f"GPU {index}" for index in range(16)], 300, 80, most_row=36.0, numbers=44, top=4)
     assert many.row_height == 5.0 and (many.plot.top(), many.plot.bottom()) == (4, 84)
+
+
+def test_facts_stand_right_below_the_holders_in_their_face(qtbot: QtBot) -> None:
+    chart = HolderList(Theme())
+    qtbot.addWidget(chart)
+    chart.resize(300, 300)
+    holder = Holder("activations", "activations", 60 * 2**20)
+    chart.set_figure(HoldersFigure((holder,), holder.num_bytes, [("together", "60.0 MiB")]))
+    image = chart.grab().toImage()
+
+    def inked(x0: int, x1: int, y0: int, y1: int) -> list[tuple[int, int]]:
+        ground = image.pixelColor(1, 299)
+        room = itertools.product(range(x0, x1), range(y0, y1))
+        return [(x, y) for x, y in room if image.pixelColor(x, y) != ground]
+
+    assert not inked(0, 300, 64, 300)
+    number, sum_of_all = (inked(200, 300, top, top + 18) for top in (20, 44))
+    assert [min(found)[0] for found in (number, sum_of_all)] == [min(number)[0]] * 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from PySide6.QtGui import QColor
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.heat_strip import HeatFigure, HeatStrip
+from rankdeck_app.widgets.painting import read_along
 
 
 def strip(qtbot: QtBot, shares: np.ndarray, values: list[float | None]) -> HeatStrip:
@@ -31,6 +33,18 @@ def test_a_step_is_sharp(qtbot: QtBot) -> None:
     theme = Theme()
     allowed = {QColor(theme.color("rankdeck.heat.0")).rgb(), QColor(theme.color("rankdeck.heat.4")).rgb()}
     assert {color.rgb() for color in row} == allowed
+
+
+@pytest.mark.parametrize(("is_over", "words"), [(False, "Not sampled yet"), (True, "Was not sampled")])
+def test_without_any_reading_the_strip_says_so(qtbot: QtBot, is_over: bool, words: str) -> None:
+    heat = strip(qtbot, np.full((2, 10), 0.5), [None, None])
+    told: list[str] = []
+    with read_along(told.append):
+        heat.grab()
+        assert words not in told
+        heat.set_figure(HeatFigure(["GPU 0", "GPU 1"], None, [None, None], is_over=is_over))
+        heat.grab()
+    assert words in told
 
 
 def test_unknown_is_the_colour_of_the_card(qtbot: QtBot) -> None:

@@ -7,9 +7,10 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication, QStyle
 
-from rankdeck_app.theme import Theme
+from rankdeck_app.theme import BUILT_IN, Theme
+from rankdeck_app.widgets.controls import paint_check
 from rankdeck_app.widgets.figure_list import FigureDelegate
-from rankdeck_app.widgets.painting import Overflow, paint_text, paint_words, watch_overflows
+from rankdeck_app.widgets.painting import Overflow, paint_progress, paint_text, paint_words, watch_overflows
 
 BOX = QRect(0, 0, 120, 41)
 INK = QColor("white")
@@ -64,10 +65,15 @@ def test_nobody_watches_afterwards(qapp: QApplication) -> None:
     assert not found
 
 
+def themed(name: str) -> Theme:
+    theme = Theme()
+    theme.load(name)
+    return theme
+
+
 @pytest.mark.parametrize("scale", [1.0, 1.5])
 def test_a_chosen_row_is_outlined_all_around_in_high_contrast(qapp: QApplication, scale: float) -> None:
-    theme = Theme()
-    theme.load("Dark High Contrast")
+    theme = themed("Dark High Contrast")
     pixmap = QPixmap(round(BOX.width() * scale), round(BOX.height() * scale))
     pixmap.setDevicePixelRatio(scale)
     painter = QPainter(pixmap)
@@ -78,3 +84,30 @@ def test_a_chosen_row_is_outlined_all_around_in_high_contrast(qapp: QApplication
     image, right, bottom = pixmap.toImage(), pixmap.width() - 1, pixmap.height() - 1
     edges = [(0, bottom // 2), (right, bottom // 2), (right // 2, 0), (right // 2, bottom)]
     assert {image.pixelColor(x, y).name() for x, y in edges} == {theme.color("contrastActiveBorder").name()}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("tone", ["rankdeck.rest", "disabledForeground", "list.activeSelectionForeground"])
+def test_what_is_left_of_a_line_is_seen_and_told_from_what_is_done(
+    qapp: QApplication, name: str, tone: str
+) -> None:
+    theme = themed(name)
+    ink, ground = theme.color(tone), theme.color("sideBar.background")
+    image = QPixmap(100, 2)
+    image.fill(ground)
+    painter = QPainter(image)
+    paint_progress(painter, theme, image.rect(), 0.75, ink)
+    painter.end()
+    done, left, above = (image.toImage().pixelColor(*at) for at in ((70, 1), (80, 1), (80, 0)))
+    assert done == ink and above == ground and left not in (ink, ground)
+
+
+@pytest.mark.parametrize("name", [name for name, table in BUILT_IN.items() if table.is_high_contrast])
+def test_in_high_contrast_a_box_without_its_tick_does_not_look_disabled(
+    qapp: QApplication, name: str
+) -> None:
+    theme, pixmap = themed(name), QPixmap(16, 16)
+    painter = QPainter(pixmap)
+    paint_check(painter, theme, QRectF(0, 0, 16, 16), False)
+    painter.end()
+    assert pixmap.toImage().pixelColor(8, 0) == theme.color("contrastBorder")

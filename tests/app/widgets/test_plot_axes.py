@@ -6,14 +6,14 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.widgets.plot_axes import CountAxis, TimeAxis, ValueAxis, log_ticks, num_inside
-from rankdeck_app.widgets.time_words import age_words, ago_label, elapsed_label
+from rankdeck_app.widgets.time_words import age_words, ago_label, elapsed_label, moment_label
 
 
 @pytest.mark.parametrize("size", [110, 160, 240, 480, 1200])
 @pytest.mark.parametrize("span", [2.5, 7, 17, 43, 99, 150, 1015, 12_345, 1e6])
 @pytest.mark.parametrize("begin", [0.0, 13.7])
 def test_every_axis_has_three_ticks_in_sight(qtbot: QtBot, size: float, span: float, begin: float) -> None:
-    for axis in (CountAxis("bottom"), TimeAxis("bottom")):
+    for axis in (CountAxis(), TimeAxis()):
         [(spacing, _)] = axis.tickSpacing(begin, begin + span, size)
         if spacing > 1 or type(axis) is TimeAxis:
             assert num_inside(spacing, begin, begin + span, size) >= 3
@@ -34,7 +34,7 @@ def test_values_have_two_labels_that_are_apart_and_no_crowd(
 
 
 def test_ticks_count_back_from_now_where_the_plot_ends_now(qtbot: QtBot) -> None:
-    axis = TimeAxis("bottom")
+    axis = TimeAxis()
     axis.now_s = 143.0
     [(spacing, values)] = axis.tickValues(83.0, 143.0, 240)
     assert axis.tickStrings(values, 1.0, spacing) == ["-60 s", "-45 s", "-30 s", "-15 s", "now"]
@@ -56,3 +56,4 @@ def test_moments_read_well() -> None:
         "just now", "2 s ago", "1 min ago", "2 h ago",
     ]  # fmt: skip
     assert elapsed_label(0.25, 0.05) == "0.25 s"
+    assert [moment_label(s) for s in (0.31, 42, -0.01, -200)] == ["0.3 s", "0:42", "0.0 s", "-3:20"]

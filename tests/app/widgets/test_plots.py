@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
+import pyqtgraph as pg
 import pytest
 from PySide6.QtCore import QEvent, QPointF, Qt
-from PySide6.QtGui import QMouseEvent
+from PySide6.QtGui import QMouseEvent, QPainter, QPicture
 from pytestqt.qtbot import QtBot
 
 from rankdeck.run.series import Series
@@ -284,7 +286,37 @@ def test_the_readout_tells_lead_and_others(qtbot: QtBot) -> None:
 
 def test_axis_ends_and_times_read_well() -> None:
     assert step_up(1000) == 1024 and step_up(1000, 1000) == 1000 and step_up(0) == 1.0
-    assert [elapsed_label(s) for s in (0, 5, 65, 3605)] == ["0:00", "0:05", "1:05", "1:00:05"]
+    assert [elapsed_label(s, 5) for s in (-5, 0, 5, 65, 3605)] == ["-0:05", "0:00", "0:05", "1:05", "1:00:05"]
     low, high = padded_range(2.2, 9.8)
     assert low <= 2.2 and high >= 9.8
     assert padded_range(3.0, 3.0)[0] < 3.0 < padded_range(3.0, 3.0)[1]
+
+
+def labels(plot: pg.PlotWidget, side: str) -> list[str]:
+    axis, picture = plot.getPlotItem().getAxis(side), QPicture()
+    painter = QPainter(picture)
+    _, _, found = axis.generateDrawSpecs(painter)
+    painter.end()
+    boxes = [box for box, _, _ in found]
+    assert side == "left" or all(a.right() < b.left() for a, b in itertools.pairwise(boxes))
+    assert all(box.left() >= 0 and box.right() <= axis.geometry().width() for box in boxes)
+    return [text for _, _, text in found]
+
+
+@pytest.mark.parametrize(
+    ("axis", "last"),
+    [("step", "1\u2009000 steps"), ("samples", "30\u2009000 samples"), ("time", "8:00")],
+)
+def test_the_last_label_of_an_axis_names_what_it_counts(qtbot: QtBot, axis: str, last: str) -> None:
+    plot = styled(qtbot, x_axis=axis)
+    *others, told = labels(plot, "bottom")
+    assert told == last and not any(" " in text for text in others)
+
+
+def test_now_and_one_unit_of_memory_stand_at_their_axes(qtbot: QtBot) -> None:
+    chart = band(qtbot)
+    axis = chart.getPlotItem().getAxis("bottom")
+    axis.now_s = chart.visible_x()[1]
+    assert labels(chart, "bottom")[-1] == "now"
+    *others, top = labels(chart, "left")
+    assert top.endswith(" MiB") and not any("MiB" in text for text in others)

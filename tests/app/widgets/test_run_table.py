@@ -11,16 +11,19 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QItemSelectionModel, QPoint, QRect, Qt
+from PySide6.QtGui import QPainter, QPixmap, QStandardItemModel
 from PySide6.QtTest import QAbstractItemModelTester
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QLineEdit, QListView
 from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.row import RaceFacts, RunFigures, RunInfo
 from rankdeck.run.spells import Spell
 from rankdeck.rundir import Labels
+from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME, PLACES
+from rankdeck_app.widgets.run_list import ROW_HEIGHT, RunDelegate, strategy_text
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
 
@@ -112,17 +115,44 @@ def test_a_race_is_one_row_that_unfolds_into_its_entries(qtbot: QtBot) -> None:
     assert told(model)[:2] == ["Race", "delta"]
 
 
+@pytest.mark.parametrize(
+    ("num_done", "outcome", "expected"),
+    [
+        (1, "running", ""),  # nothing to be faster than
+        (2, "running", "DDP so far"),
+        (2, "stopped", "DDP fastest"),
+        (3, "completed", "DDP fastest"),
+    ],
+)
+def test_a_race_that_goes_on_has_no_fastest_yet(num_done: int, outcome: str, expected: str) -> None:
+    assert strategy_text(replace(a_race(num_entries=3, num_done=num_done), outcome=outcome)) == expected
+
+
+def test_a_row_in_one_ink_still_tells_how_far_its_run_is(qtbot: QtBot) -> None:
+    """As rows are painted that are chosen, or that cannot be."""
+    theme, model, shown = Theme(), QStandardItemModel(1, 1), QListView()
+    qtbot.addWidget(shown)
+    index, row = model.index(0, 0), QPixmap(200, ROW_HEIGHT)
+    model.setData(index, run("alive", outcome="running", step=30, steps=40), RunsModel.InfoRole)
+    row.fill(theme.color("sideBar.background"))
+    painter, ink = QPainter(row), theme.color("disabledForeground")
+    RunDelegate(theme, shown, ()).paint_row(painter, row.rect(), index, lambda _key: ink)
+    painter.end()
+    done, left = (row.toImage().pixelColor(x, ROW_HEIGHT - 2) for x in (140, 160))
+    assert done == ink != left
+
+
 def test_names_stay_while_the_table_is_scrolled_sidewards(qtbot: QtBot) -> None:
     table = RunTable(Theme(), made())
     qtbot.addWidget(table)
     table.resize(500, 300)
     table.show()
-    at_rest = table.viewport().grab(QRect(0, 0, 150, 100)).toImage()
+    at_rest = table.viewport().grab(QRect(0, 0, 100, 100)).toImage()
     assert table.header.frozen_width == 0
     table.horizontalScrollBar().setValue(300)
     width = table.header.sectionSize(0)
     assert table.header.frozen_width == width
-    assert table.viewport().grab(QRect(0, 0, 150, 100)).toImage() == at_rest
+    assert table.viewport().grab(QRect(0, 0, 100, 100)).toImage() == at_rest
     asked: list[str] = []
     table.header.sort_asked.connect(asked.append)
     qtbot.mouseClick(table.header.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(30, 10))
@@ -276,7 +306,7 @@ def test_ages_are_told_anew_in_every_row_and_nothing_else_is(
         return [model.text_at(row, PLACES[key]) for row in range(3)]
 
     monkeypatch.setattr(time, "time", lambda: NOW + 1)
-    assert (told("began"), told("lasted")) == (["now", "now", ""], ["", "00:01", ""])
+    assert (told("began"), told("lasted")) == (["now", "now", ""], ["", "1.0 s", ""])
     changed: list[tuple[int, int, int, int]] = []
     model.dataChanged.connect(
         lambda first, last: changed.append((first.row(), last.row(), first.column(), last.column()))
@@ -284,7 +314,7 @@ def test_ages_are_told_anew_in_every_row_and_nothing_else_is(
     monkeypatch.setattr(time, "time", lambda: NOW + 125)
     model.age()
     assert changed == [(0, 2, PLACES[key], PLACES[key]) for key in ("began", "lasted")]
-    assert (told("began"), told("lasted")) == (["2 min ago", "2 min ago", ""], ["", "02:05", ""])
+    assert (told("began"), told("lasted")) == (["2 min ago", "2 min ago", ""], ["", "2:05", ""])
     made([]).age()
 
 
@@ -388,7 +418,7 @@ def test_columns_come_back_as_they_were(qtbot: QtBot, table: RunTable, theme: Th
     other.header.restore(state)
     assert other.header.columns_state() == state and other.isColumnHidden(2)
     other.header.show_column(2, True)
-    assert other.columnWidth(2) == COLUMNS[2].width
+    assert other.columnWidth(2) == header._widths[2]
     for odd in (None, {}, [3, {"key": "no"}, {"key": "loss", "width": -4, "shown": 0}], [{"width": 3}]):
         other.header.restore(odd)
         assert len(other.header.columns_state()) == len(COLUMNS) and not other.isColumnHidden(0)
@@ -407,6 +437,26 @@ def test_names_take_the_room_that_is_left_until_a_person_stretches_a_column(
     assert header.sectionSize(NAME) == COLUMNS[NAME].width == header.columns_state()[0]["width"]
     header.reset_columns()
     assert header.length() == header.viewport().width()
+
+
+def test_columns_are_as_wide_as_what_they_hold_and_tags_stand_once_there_are_some(
+    qtbot: QtBot, theme: Theme
+) -> None:
+    model = made([replace(info, labels=Labels()) for info in RUNS])
+    table = RunTable(theme, model)
+    qtbot.addWidget(table)
+    table.resize(980, 300)
+    table.show()
+    assert table.isColumnHidden(PLACES["tags"]) and not table.horizontalScrollBar().isVisible()
+    assert table.columnWidth(PLACES["strategy"]) < COLUMNS[PLACES["strategy"]].width
+    model.set_infos([RUNS[2], *model._infos[:2]])
+    assert not table.isColumnHidden(PLACES["tags"])
+    for key in ("state", "peak", "began"):
+        needed = table.header.fontMetrics().horizontalAdvance(model.text_at(0, PLACES[key])) + 16
+        assert table.columnWidth(PLACES[key]) >= needed
+    table.header.show_column(PLACES["tags"], False)
+    model.set_infos(RUNS)
+    assert table.isColumnHidden(PLACES["tags"]), "as a person asked"
 
 
 def test_the_header_sorts_groups_and_hides(qtbot: QtBot, table: RunTable) -> None:

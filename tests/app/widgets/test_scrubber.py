@@ -8,7 +8,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.theme import Theme
+from rankdeck_app.theme import BUILT_IN, Theme
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
 from rankdeck_app.widgets.scrubber import Scrubber, TimeFigure, TimeStretch
 
@@ -80,6 +80,16 @@ def test_its_words_fit_at_every_width_and_a_screen_reader_hears_all_of_them(
             scrubber.grab()
         assert scrubber.accessibleDescription() == figure.words[0]
     assert not overflows and scrubber.accessibleName()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_what_was_trained_is_told_from_the_time_between(scrubber: Scrubber, name: str) -> None:
+    scrubber._theme.load(name)
+    image, color = scrubber.grab().toImage(), scrubber._theme.color
+    trained, between = (
+        image.pixelColor(round(scrubber.x_of(at)), scrubber.height() // 2) for at in (15.0, 55.0)
+    )
+    assert trained == color("rankdeck.rest") and between == color("rankdeck.grid")
 
 
 def test_the_line_keeps_its_length_while_its_words_change(scrubber: Scrubber) -> None:

@@ -16,7 +16,7 @@ STATS = (
     Stat("Step", "1 / 12 000", "12 000 / 12 000"),
     Stat("Loss (EMA)", "2.2014", "88.8888"),
     Stat("Samples/s", "412", "88 888"),
-    Stat("Elapsed", "06:41", "8:88:88"),
+    Stat("Elapsed", "6:41", "8:88:88"),
     Stat("ETA", "13:22", "8:88:88"),
     Stat("GPU 0 vs median of the others", "+38.7 GiB  (3.2×)", "+888.8 MiB  (8.8×)", is_hot=True),
 )

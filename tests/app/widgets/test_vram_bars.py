@@ -10,6 +10,8 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import read_along
+from rankdeck_app.widgets.phase_colors import ink_on
 from rankdeck_app.widgets.vram_bars import LEGEND_HEIGHT, BarsFigure, DeviceBar, VramBars
 
 MIB = 2**20
@@ -68,6 +70,24 @@ def test_amber_marks_the_lead_device_only(shown: VramBars) -> None:
     columns, legend = shown._columns(), shown.height() - 2 * LEGEND_HEIGHT
     rows = {columns.row_at(y) for _, y in pixels(shown, hot) if y < legend}
     assert rows == {0}
+
+
+@pytest.mark.parametrize(("width", "height"), [(270, 190), (270, 92), (310, 180), (505, 210)])
+def test_the_excess_is_written_behind_the_bar_or_in_its_amber_part(
+    shown: VramBars, width: int, height: int
+) -> None:
+    shown.resize(width, height)
+    shown.set_figure(figure(4))
+    told: list[str] = []
+    with read_along(told.append):
+        shown.grab()
+    assert "+207.0 MiB" in told
+
+
+@pytest.mark.parametrize("name", ["Dark Modern", "Light Modern", "Dark High Contrast"])
+def test_what_stands_on_amber_is_dark(shown: VramBars, name: str) -> None:
+    shown._theme.load(name)
+    assert ink_on(shown._theme.color("rankdeck.kind.gathered")).lightnessF() < 0.2
 
 
 def test_nothing_is_amber_without_imbalance(shown: VramBars) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rankdeck.base.units import (
     format_bytes,
+    format_clock,
     format_count,
     format_duration,
     format_loss,
@@ -47,10 +48,28 @@ def test_bytes_are_printed_in_binary_units(num_bytes: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-1, "00:00"), (41, "00:41"), (401, "06:41"), (4402, "1:13:22"), (2 * 86400 + 11400, "2 d 03:10")],
+    [
+        (-1, "0.0 s"),
+        (0.31, "0.3 s"),
+        (9.94, "9.9 s"),
+        (9.96, "0:10"),
+        (41, "0:41"),
+        (401, "6:41"),
+        (4402, "1:13:22"),
+        (2 * 86400 + 11400, "2 d 03:10"),
+    ],
 )
 def test_durations_grow_with_what_they_say(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_a_duration_that_is_compared_keeps_its_tenths_for_longer() -> None:
+    told = [format_duration(seconds, clock_from_s=100) for seconds in (41.26, 99.94, 99.96)]
+    assert told == ["41.3 s", "99.9 s", "1:40"]
+
+
+def test_a_clock_has_whole_seconds_only() -> None:
+    assert [format_clock(seconds) for seconds in (-1, 0.3, 5, 41)] == ["0:00", "0:00", "0:05", "0:41"]
 
 
 def test_counts_are_grouped() -> None:

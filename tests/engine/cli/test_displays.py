@@ -109,7 +109,7 @@ def test_show_names_kinds_devices_and_the_source(written: WrittenRun) -> None:
     ended(written)
     out, _ = spoken("show", "last")
     assert "memory at each device's peak, measured in rehearsal" in out
-    assert "device 0 +8.0 MiB against the median of the others (9.00×)" in out
+    assert "device 0 +8.0 MiB against the median of the others (9.0×)" in out
     assert "sent per step  scatter: 3.0 MiB" in out
     assert "highest of 1 of 10 steps" in out and "capacity" not in out
     table = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}

@@ -26,7 +26,7 @@ def test_one_known_device_is_compared_with_nothing() -> None:
 @pytest.mark.parametrize(
     ("excess_bytes", "ratio", "words"),
     [
-        (3 << 30, 4.0, "device 0 +3.0 GiB against the median of the others (4.00×)"),
+        (3 << 30, 4.0, "device 0 +3.0 GiB against the median of the others (4.0×)"),
         (3 << 30, None, "device 0 +3.0 GiB against the median of the others"),
         (0, 1.0, "balanced"),
         (4 << 20, 1.04, "balanced"),

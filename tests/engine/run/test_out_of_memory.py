@@ -3,6 +3,7 @@ before."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_what_a_rank_counted_at_that_moment_is_told(run: WrittenRun) -> None:
         "An allocation of 2.0 GiB failed in blocks.2 (Block). Of 16.0 GiB, 1.0 GiB were free."
     )
     assert out_of_memory.moment(ran) == "when it failed, in step 4"
+    assert out_of_memory.short_moments(ran) == ["step 4"]
 
 
 def test_without_that_the_last_sampled_step_stands_in_with_its_age(run: WrittenRun) -> None:
@@ -74,6 +76,8 @@ def test_without_that_the_last_sampled_step_stands_in_with_its_age(run: WrittenR
     assert (ran.held_step, ran.step) == (3, 9) and ran.age_s is not None
     assert ran.held == {"activations": 21 * MIB, "parameters": 8 * MIB}
     assert out_of_memory.moment(ran).startswith("peak of step 3, the last one that was sampled, ")
+    words = out_of_memory.short_moments(replace(ran, age_s=1.44))
+    assert words == ["step 3, 1.4 s before it failed", "step 3"]
     assert "nobody said" in out_of_memory.tipped(ran)
 
 

@@ -11,7 +11,7 @@ from rankdeck.compare.bars import BarGroup
 from rankdeck.compare.curves import BY
 from rankdeck.compare.differences import Difference
 from rankdeck.compare.figures import ComparedRun
-from rankdeck.compare.table import Comparison, FigureRow, letter_of
+from rankdeck.compare.table import TRAINING, Comparison, FigureRow, letter_of
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.compared_run import FollowedRun
 from rankdeck_app.state.comparing import Comparing
@@ -66,10 +66,18 @@ def figures(comparison: Comparison) -> SideFigure:
     """The table of figures with who made them."""
     lines: list[SideLine] = []
     for group in comparison.groups:
-        lines.append(SideLine(spoken(group), is_group=True))
+        lines.append(SideLine(spoken(group), is_group=True, source=_made_by(comparison, group)))
         lines += [_line(row) for row in comparison.rows_of(group)]
-        lines += [SideLine(_sentence(spoken(note))) for note in comparison.notes_of(group)]
+        lines += [SideLine(_sentence(spoken(note))) for note in comparison.reasons_of(group)]
     return SideFigure(len(comparison.runs), comparison.baseline, tuple(lines))
+
+
+def _made_by(comparison: Comparison, group: str) -> str:
+    return "; ".join(map(spoken, comparison.makers_of(group)))
+
+
+def loss_source(comparison: Comparison) -> str:
+    return _made_by(comparison, TRAINING)
 
 
 def _line(row: FigureRow) -> SideLine:

@@ -164,7 +164,7 @@ class ComparePage(Page):
         raw = tr("raw and smoothed") if num_runs <= MOST_WITH_RAW else tr("smoothed")
         self.cards["loss"].set_subtitle(f"{raw}, {tr('◆ held-out')}", raw)
         self.cards["memory"].set_subtitle(compare_figures.memory_subtitle(comparison, memory))
-        self.cards["loss"].set_source(compare_figures.speed_source(comparison))
+        self.cards["loss"].set_source(compare_figures.loss_source(comparison))
         self.cards["memory"].set_source(compare_figures.memory_source(comparison))
         self.cards["speed"].set_source(compare_figures.speed_source(comparison))
         self.cards["keys"].set_subtitle(tr("keys that are the same are left out"))

@@ -176,7 +176,7 @@ class CompareView(SideBarView):
         rows = []
         for ats in self._recent.all:
             names = [self._name_of(at) for at in ats]
-            rows.append((names[0], tr("beside {runs}", runs=", ".join(names[1:]))))
+            rows.append((names[0], tr("vs {runs}", runs=", ".join(names[1:]))))
         _fill(self.recents, rows, [" ".join(row) for row in rows])
         self.recents.setFixedHeight(_RECENT_HEIGHT * len(rows))
         self.recent_section.setVisible(bool(rows))

@@ -125,7 +125,7 @@ class RunPage(RunTab):
     def _show_loss(self) -> None:
         """Also after a curve that the model logs stood in its place."""
         run, card = self.shown, self.cards["loss"]
-        held_out = tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out")
+        held_out = tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out"), tr("◆ held-out")
         card.set_subtitle(*(held_out if len(run.held_out) else (tr("raw and EMA"),)))
         if isinstance(plot := card.made_body, CurvePlot):
             plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)

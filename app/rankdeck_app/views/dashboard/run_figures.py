@@ -235,7 +235,8 @@ def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
     x0, x1 = seen or moments(run)
     began_s = x0 if seen is not None or _shows_all(run) else None
     if newest is None:
-        return HeatFigure(labels, None, [None] * len(labels), x1 - x0, None, began_s)
+        unread = [None] * len(labels)
+        return HeatFigure(labels, None, unread, x1 - x0, None, began_s, is_over=run.is_over)
     readings = [
         (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.charted.devices
     ]

@@ -36,7 +36,7 @@ from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.layouts import Part, column
-from rankdeck_app.widgets.run_list import OUTCOME_TONES
+from rankdeck_app.widgets.run_list import OUTCOME_TONES, folder_crumbs
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip
 from rankdeck_app.widgets.vram_bars import VramBars
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
@@ -160,12 +160,7 @@ class RunTab(Page):
     # The tab
 
     def breadcrumbs(self) -> list[str]:
-        name = self.run.name
-        stamp, _, rest = name.partition("-")
-        if len(stamp) != 8 or not stamp.isdigit():
-            return [tr("runs"), name, tr("Dashboard")]
-        day = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}"
-        return [tr("runs"), day, rest.partition("-")[2] or rest, tr("Dashboard")]
+        return [tr("runs"), *folder_crumbs(self.run.name), tr("Dashboard")]
 
     def tooltip(self) -> str:
         return str(self.run.run.path)

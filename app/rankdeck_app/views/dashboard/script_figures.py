@@ -116,9 +116,10 @@ def _versions(run: RunAnswers, seen: events.Observed) -> Fact | None:
 
 
 def _parallel(run: RunAnswers, seen: events.Observed) -> Fact | None:
-    script = run.fold.script
+    script, started = run.fold.script, run.fold.started
     worlds = [rank.world_size for rank in script.ranks.values() if rank.world_size]
-    ranks = max([len(script.ranks), *worlds])
+    asked = started.world_size if started is not None else 0
+    ranks = max([asked, len(script.ranks), *worlds])
     count = tr("{n} ranks", "{n} rank", ranks)
     options = "\n".join(format_setting(key, value) for key, value in seen.wrapper_options.items())
     text = " · ".join(filter(None, (seen.wrapper, count, seen.backend)))

@@ -40,8 +40,8 @@ _BUTTONS = ((900, 4), (560, 2), (0, 0))
 _IN_ONE_LINE = {
     "best_held_out": marked("best held-out loss {value}"),
     "loss": marked("loss {value}"),
-    "samples_per_s": marked("samples/s {value}"),
-    "steps_per_s": marked("steps/s {value}"),
+    "samples_per_s": marked("{value} samples/s"),
+    "steps_per_s": marked("{value} steps/s"),
 }
 _AT_A_STEP = ("best_held_out", "loss")
 """Of which more is to be said than their value."""
@@ -201,7 +201,7 @@ class SummaryPanel(QWidget):
 
 
 def in_one_line(report: Reported) -> str:
-    """'150 steps in 21 s · best held-out loss 1.8312 at step 100 · samples/s 1,230'."""
+    """'150 steps in 21 s · best held-out loss 1.8312 at step 100 · 1 230 samples/s'."""
     told = {one.key: one for one in report.figures}
     steps, trained = told.get("step"), told.get("trained_s")
     parts = []

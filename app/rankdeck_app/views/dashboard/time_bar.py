@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from rankdeck.base.units import format_count
+from rankdeck.base.units import format_count, format_duration
 from rankdeck.run.moments import step_at, stretches
 from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
@@ -16,9 +16,10 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import push_button, row
 from rankdeck_app.widgets.scrubber import Scrubber, TimeFigure, TimeStretch
-from rankdeck_app.widgets.time_words import elapsed_label
 
 Headline = tuple[str, str, str]
+_LEAST_TIME = len("8.8 s")
+"""What a moment takes; its clock may be shorter."""
 
 
 def time_figure(run: LiveRun) -> TimeFigure:
@@ -35,7 +36,8 @@ def time_figure(run: LiveRun) -> TimeFigure:
     whole_s = round(ended - began, 1)
     at_s = None if machine.moment is None else machine.moment - began
     step = tr("step {step}", step=format_count(run.step or 0))
-    widest = " · ".join(["8" * len(elapsed_label(whole_s)), step, tr("attempt {number}", number=8)])
+    moment = "8" * max(_LEAST_TIME, len(format_duration(whole_s)))
+    widest = " · ".join([moment, step, tr("attempt {number}", number=8)])
     return TimeFigure(whole_s, at_s, tuple(found), _words(run), widest)
 
 
@@ -44,8 +46,8 @@ def _words(run: LiveRun) -> tuple[str, ...]:
     assert bounds is not None
     if machine.moment is None:
         now = tr("end") if run.is_over else tr("now")
-        return f"{now} · {elapsed_label(bounds[1] - bounds[0])}", now
-    at = elapsed_label(machine.moment - bounds[0])
+        return f"{now} · {format_duration(bounds[1] - bounds[0])}", now
+    at = format_duration(machine.moment - bounds[0])
     if machine.is_waiting:
         return " · ".join([at, tr("reading…")]), at
     past = machine.past
@@ -62,13 +64,13 @@ def looking_back(run: LiveRun) -> Headline:
     machine, bounds = run.time, run.time.bounds
     assert machine.moment is not None and bounds is not None
     past, began = machine.past, bounds[0]
-    at = elapsed_label(machine.moment - began)
+    at = format_duration(machine.moment - began)
     now = "" if run.is_over else tr("Stop and what else acts on the run acts on it as it is now.")
     if machine.is_waiting and (past is None or not machine.is_playing):
         shown = (
             tr("Until it is read, now is shown.")
             if past is None
-            else tr("Until it is read, {time} is shown.", time=elapsed_label(past.now - began))
+            else tr("Until it is read, {time} is shown.", time=format_duration(past.now - began))
         )
         return "info", tr("Going back to {time} after the start…", time=at), f"{shown} {now}".strip()
     assert past is not None

@@ -17,6 +17,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
@@ -37,6 +38,9 @@ from rankdeck_app.widgets.vram_bars import VramBars
 PAGE_KIND = "devices"
 SPANS_S = (60.0, 600.0, 3600.0, 86_400.0)
 _DRAW_EVERY_S = 0.2
+_NEXT_STEP = marked(
+    "Train in rehearsal, on virtual devices, or install NVIDIA's driver for this machine's GPUs."
+)
 
 
 class DevicesPage(Page):
@@ -144,7 +148,7 @@ class DevicesPage(Page):
     def _show_which(self) -> None:
         """There are other devices, or none."""
         gpus = self._gpus
-        self._nothing.setText(f"{gpus.reason}." if gpus.known else tr("Looking for GPUs…"))
+        self._nothing.setText(f"{gpus.reason}.\n{tr(_NEXT_STEP)}" if gpus.known else tr("Looking for GPUs…"))
         self._whole.setCurrentIndex(0 if gpus.devices else 1)
         if gpus.devices:
             for part in ("table", "bars"):

@@ -83,11 +83,12 @@ class PlanPage(Page):
         self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self.problem = text_label(tone="warning")
         self.reason = text_label(tone="dim")
+        self.ask_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.ask_again)
         self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_asked.emit)
         parts = (
             self._head(theme),
             row((self.problem, 1), self.trust_button),
-            self.reason,
+            row(self.ask_button, (self.reason, 1)),
             self._race_line(),
             (self._card, 1),
             self._advice_card,
@@ -230,8 +231,11 @@ class PlanPage(Page):
         self.advice.show_lines(advice)
         self._advice_card.setVisible(bool(advice))
         self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)
-        self.reason.setText(plan_figures.recommendation(plan))
+        is_unasked = not (lines or plan.is_asking or plan.is_complete or plan.problem)
+        unasked = tr("Nothing was asked yet: plans are made when they are asked for.")
+        self.reason.setText(unasked if is_unasked else plan_figures.recommendation(plan))
         self.reason.setVisible(bool(self.reason.text()))
+        self.ask_button.setVisible(is_unasked)
         self.problem.setText(plan.problem)
         self.problem.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)

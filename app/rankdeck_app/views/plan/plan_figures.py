@@ -31,6 +31,7 @@ from rankdeck_app.state.plan_words import (
 )
 from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
+from rankdeck_app.widgets.run_list import strategy_title
 from rankdeck_app.widgets.stat_strip import Stat
 
 RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
@@ -291,19 +292,22 @@ def tooltip(line: PlanLine) -> str:
 
 
 def stats(plan: DraftPlan) -> tuple[Stat, ...]:
-    """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
+    """What is planned for, the chosen strategy, the marked ones, and how many answers there are of those that
+    were asked for.
+    """
     lines = plan.lines
     cheapest, recommended, _ = plan.marks
     whose = tr("Predicted for") if plan.devices is not None else tr("Predicted for this run's devices")
     chosen = plan.chosen
-    label = tr("Chosen") if chosen is None else tr("Chosen: {strategy}", strategy=strategy_name(chosen))
+    label = tr("Chosen: {strategy}", strategy=strategy_title(plan.chosen_strategy))
     answers = tr("Answers so far") if plan.is_asking else tr("Answers")
+    counted = (Stat(answers, str(len(lines)), "88", short=tr("Answers")),) if lines or plan.is_asking else ()
     return (
         Stat(whose, plan.target, plan.target, short=tr("Predicted for")),
         _stat(label, chosen, is_hot=chosen is not None and is_trouble(chosen)),
         _stat(_marked_label(RECOMMENDED, recommended), recommended),
         _stat(_marked_label(LEAST_MEMORY, cheapest), cheapest),
-        Stat(answers, str(len(lines)), "88", short=tr("Answers")),
+        *counted,
     )
 
 

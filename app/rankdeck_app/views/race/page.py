@@ -20,6 +20,7 @@ from rankdeck_app.views.race import race_figures
 from rankdeck_app.views.race.table import RaceHead, RaceTable
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, scrolled, text_label
+from rankdeck_app.widgets.run_list import folder_crumbs
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 
@@ -32,7 +33,7 @@ class RacePage(Page):
     can_split = False
 
     def __init__(self, page_id: str, watch: RaceWatch, theme: Theme, closed: Callable[[], object]) -> None:
-        super().__init__(page_id, title=tr("Race"), icon="versions")
+        super().__init__(page_id, title=tr("Race"), icon="list-ordered")
         self._watch = watch
         self.strip = StatStrip(theme)
         self.strip.setAccessibleName(tr("The race in figures"))
@@ -57,7 +58,7 @@ class RacePage(Page):
         self.refresh()
 
     def breadcrumbs(self) -> list[str]:
-        return [tr("runs"), self._watch.folder.name]
+        return [tr("runs"), *folder_crumbs(self._watch.folder.name), tr("Race")]
 
     def tooltip(self) -> str:
         return str(self._watch.folder.path)

@@ -109,13 +109,14 @@ class StrategyPage(Page):
         label.setBuddy(self.variants)
         asks = tr("Ask the planner what moves in a step")
         self.ask_button = push_button(tr("Draw It"), asks, self.step.ask, height=28)
+        column(None, row(None, self.ask_button, None), on=self.drawing)
         self.trust_button = push_button(tr("Trust and Draw…"), "", self.trust_asked.emit, height=28)
         self.notes, self.problem = text_label(tone="dim", selectable=True), text_label(tone="warning")
         self.told = text_label(tone="small")
         self.told.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.told.setFixedHeight(_LINES_TOLD * self.told.fontMetrics().lineSpacing())
         self.told.setAlignment(TOP)
-        above = row(label, self.variants, self.ask_button, self.trust_button, None, spacing=8, align=MIDDLE)
+        above = row(label, self.variants, self.trust_button, None, spacing=8, align=MIDDLE)
         return column(above, self.problem, self.notes, self.chart_card, self.told, spacing=8)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -145,8 +146,9 @@ class StrategyPage(Page):
             label.setText(words)
             label.setVisible(bool(words))
         self.trust_button.setVisible(step.needs_trust)
-        is_idle = not step.is_asking and step.timeline is None and not step.problem
-        self.ask_button.setVisible(is_idle)
+        is_undrawn = step.timeline is None
+        self.chart_card.setHidden(is_undrawn and bool(step.problem))
+        self.ask_button.setHidden(step.is_asking or not is_undrawn)
         self.told.setVisible(step.timeline is not None)
         self._show_variants()
         self._tell("")

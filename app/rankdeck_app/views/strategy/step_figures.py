@@ -40,7 +40,7 @@ def variant_label(variant: Options) -> str:
 def figure(step: StepMovement, card: StrategyCard) -> StepFigure:
     """The step, or why there is none."""
     if step.line is None or step.timeline is None:
-        return StepFigure(absence=_absence(step, card))
+        return StepFigure(absence=_absence(step, card), is_awaited=step.is_asking)
     formula = tr("{strategy} sends: {what}", strategy=tr(card.title), what=tr(card.sends))
     has_bubble = step.timeline.is_pipeline and not step.overlaps
     return StepFigure(
