@@ -180,8 +180,8 @@ class ProcessUse(msgspec.Struct, omit_defaults=True):
 
     `foreign`: the pid belongs to another namespace (another container, or the host), so `name` is None.
     `type`: compute | graphics. `rank`: of the run whose sampler writes, where it is one of its ranks.
-    `user`, `command` (without what looks like a secret) and `host_bytes` are told of this machine's processes,
-    and kept out of runs.
+    `user`, `command` (without what looks like a secret) and `host_bytes` are told of this machine's
+    processes, and kept out of runs.
     """
 
     pid: int

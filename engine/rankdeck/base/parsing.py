@@ -18,7 +18,7 @@ T = TypeVar("T")
 _TOO_DEEP = "it is nested too deeply"
 _MOST_LEVELS = 64
 _LONG_KEY = re.compile(
-    r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % _MOST_LEVELS, re.ASCII
+    rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_LEVELS}}}""", re.ASCII
 )
 
 
@@ -47,7 +47,9 @@ def toml_of(text: str) -> dict[str, Any]:
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(_MOST_LEVELS):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        inner = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))
+        ]
         level = [value for values in inner for value in values]
         if not level:
             return False
