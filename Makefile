@@ -19,7 +19,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -84,6 +84,9 @@ mutants: setup ## break one line of the engine at a time, and see which breaks n
 		{ $(BIN)/python -m venv .venv-mutants && .venv-mutants/bin/pip install --quiet cosmic-ray==8.7.0; }
 	@[ $(DRAWN) -eq 0 ] || .venv-mutants/bin/python tests/mutants/draw.py $(DRAWN) $(SEED) .make/mutants/drawn.json
 	@$(BIN)/python -m tests.mutants.run $(ARGS)
+
+fuzz: setup ## readers and commands on damaged runs (hours; goes on where it was); ARGS="--examples 1000 --cache FOLDER"
+	@$(BIN)/python -m tests.fuzz --cache .make/fuzz $(ARGS)
 
 clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

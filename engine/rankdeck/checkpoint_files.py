@@ -21,7 +21,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.parsing import decoded, json_of
+from rankdeck.base.parsing import document_of, json_of, refuse_deep
 from rankdeck.base.phrases import Phrase, phrase
 
 COMMIT = "COMMIT"
@@ -29,6 +29,7 @@ PROGRESS = "progress.json"
 _CHUNK_BYTES = 1 << 20
 _OF_A_CHECKPOINT = re.compile(r"progress\.json|.+\.safetensors(\.index\.json)?|\..+\.new")
 _MOST_RANKS = 1 << 16
+_LARGEST_PROGRESS_BYTES = 32 << 20
 
 
 CANNOT_BE_SAVED = "state-cannot-be-saved"
@@ -56,6 +57,9 @@ class Progress(msgspec.Struct):
     lost: list[str] = msgspec.field(default_factory=list)
     has_values_beside: bool = False
 
+    def __post_init__(self) -> None:
+        refuse_deep(self.values, self.own)
+
 
 _progress = msgspec.json.Decoder(Progress)
 
@@ -71,7 +75,7 @@ class Checkpoint:
         return int(self.path.name)
 
     def progress(self) -> Progress:
-        return decoded(_progress.decode, files.read_bytes(self.path / PROGRESS))
+        return document_of(_progress.decode, files.read_bytes(self.path / PROGRESS, _LARGEST_PROGRESS_BYTES))
 
     def damage(self) -> Phrase | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
@@ -82,7 +86,7 @@ class Checkpoint:
         for name, (num_bytes, expected) in commit.items():
             file = self.path / name
             try:
-                if not file.is_file():
+                if not files.is_regular(file):
                     return phrase("{file} is missing", file=name)
                 if (size := file.stat().st_size) != num_bytes:
                     return phrase(
@@ -103,9 +107,8 @@ class Checkpoint:
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Those with a COMMIT, newest first. Whether they are whole is another question: `damage`."""
-    if not folder.is_dir():
-        return []
-    named = [path for path in folder.iterdir() if path.name.isdecimal() and files.is_regular(path / COMMIT)]
+    found = files.entries(folder)
+    named = [path for path in found if path.name.isdecimal() and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
-from rankdeck.base.parsing import decoded, encoded
+from rankdeck.base.parsing import decoded, encoded, refuse_deep
 from rankdeck.base.phrases import marked
 
 VERSION = 1
@@ -84,6 +84,9 @@ class RunStarted(Event, tag="run_started"):
     global_batch: int | None = None
     pace: str = "real"  # real | simulated
     source: str = CONFIGURATION
+
+    def __post_init__(self) -> None:
+        refuse_deep(self.options)
 
 
 class RankStarted(Event, tag="rank_started"):
@@ -334,6 +337,9 @@ class Observed(Event, tag="observed"):
     libraries: list[str] = msgspec.field(default_factory=list)
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        refuse_deep(self.wrapper_options, self.parameter_groups)
+
 
 class Metrics(Event, tag="metric"):
     """Values that a script, or a configured run's own model, has logged itself, as columns, under the names
@@ -527,8 +533,9 @@ def decode(line: bytes) -> AnyEvent | None:
         loose = decoded(msgspec.json.decode, line)
         if not isinstance(loose, dict) or "seq" not in loose or "kind" not in loose:
             raise
-        version = loose.get("v", VERSION)
-        if loose["kind"] in _KINDS and not (isinstance(version, int) and version > VERSION):
+        kind, version = loose["kind"], loose.get("v", VERSION)
+        is_newer = isinstance(version, int) and version > VERSION
+        if not isinstance(kind, str) or (kind in _KINDS and not is_newer):
             raise
         return None
 

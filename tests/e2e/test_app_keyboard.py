@@ -104,7 +104,7 @@ def test_a_walk_with_nothing_but_keys(app: RealApp) -> None:
     stopped(app, second)
 
     chord(app, "ctrl+k", "c")
-    for keys in (["Return"], ["Down", "Return"], ["Return"]):
+    for keys in (["Down", "Return"], ["Down", "Down", "Return"], ["Return"]):
         app.wait(PALETTE)
         for key in keys:
             app.press(key)

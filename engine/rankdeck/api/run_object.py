@@ -23,7 +23,7 @@ from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
 from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.run.summary import problems_of, summarise
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.rundir import EventReader, RunDir, attempt_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rankdeck.events import AnyEvent
 
 _STOPPED_WITHIN_S = 60.0
+_MOST_OUTPUT_BYTES = 64 << 20
 
 
 class Run:
@@ -194,13 +195,13 @@ class Run:
         found = {
             suffix: list(self._dir.logs_folder.glob(f"rank-{rank}.*.{suffix}")) for suffix in ("out", "err")
         }
-        attempts = [int(file.name.split(".")[1]) for logs in found.values() for file in logs]
+        attempts = [attempt_of(file.name) for logs in found.values() for file in logs]
         if not attempts:
             raise ConfigError(
                 phrase("{run} has no log of rank {rank}.", run=self.name, rank=rank), code="no-log"
             )
         texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
-        parts = [files.read_tail(text, files.LARGEST_BYTES)[1] for text in texts if files.is_regular(text)]
+        parts = [files.read_tail(text, _MOST_OUTPUT_BYTES)[1] for text in texts if files.is_regular(text)]
         return b"".join(parts).decode("utf-8", "replace")
 
     def weights(self) -> dict[str, torch.Tensor]:

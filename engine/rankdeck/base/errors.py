@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base.parsing import refuse_deep
 from rankdeck.base.phrases import ALL_OF, Argument, Phrase, listed, phrase
 
 
@@ -48,6 +49,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: dict[str, dict[str, Argument]] = {}
 
     def __post_init__(self) -> None:
+        refuse_deep(self.cure)
         for name in ("message", "advice"):
             said = getattr(self, name)
             if isinstance(said, Phrase):

@@ -86,8 +86,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 # Reading. Every file of a run is opened here, since a run's folder may come from anywhere.
 
-LARGEST_BYTES = 64 << 20
-"""No whole file that is read at once is larger: an environment, a plan, a last word."""
+LARGEST_BYTES = 8 << 20
+"""No whole file that is read at once is larger: an environment, a plan, a last word. As JSON it may take
+fifty times as much memory, and a second."""
 LARGEST_TOML_BYTES = 1 << 20
 """Nor a configuration, which takes a second for each MiB."""
 
@@ -126,6 +127,22 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder (or a link to one) is there that can be asked for."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none, or cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except (OSError, ValueError):
+        return []
 
 
 def read_at(path: Path, offset: int, num_bytes: int) -> bytes:

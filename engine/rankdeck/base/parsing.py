@@ -16,7 +16,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _TOO_DEEP = "it is nested too deeply"
+_TOO_LARGE = "a number is too large"
 _MOST_LEVELS = 64
+_LARGEST = 1 << 64
+_NESTS = (dict, list, tuple)
+_LONG_NUMBER = re.compile(rb"\d{20}")
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_MOST_LEVELS}}}""", re.ASCII
 )
@@ -28,8 +32,8 @@ def json_of(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if _is_too_deep(value):
-        raise ValueError(_TOO_DEEP)
+    if (fault := fault_of(value)) is not None:
+        raise ValueError(fault)
     has_escapes = b"\\u" in text if isinstance(text, bytes) else "\\u" in text
     return _whole(value) if has_escapes else value
 
@@ -37,23 +41,34 @@ def json_of(text: str | bytes) -> Any:
 def toml_of(text: str) -> dict[str, Any]:
     """Raises: tomllib.TOMLDecodeError, which is a ValueError."""
     try:
-        if _LONG_KEY.search(text) or _is_too_deep(value := tomllib.loads(text)):
+        if _LONG_KEY.search(text) or fault_of(value := tomllib.loads(text)) == _TOO_DEEP:
             raise tomllib.TOMLDecodeError(_TOO_DEEP)
     except RecursionError:
         raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
     return value
 
 
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
+def refuse_deep(*values: Any) -> None:
+    """For the `__post_init__` of what msgspec decodes, where anything may stand.
+
+    Raises: ValueError.
+    """
+    if fault_of(values) == _TOO_DEEP:
+        raise ValueError(_TOO_DEEP)
+
+
+def fault_of(value: Any) -> str | None:
+    """Why nobody goes through a value, or counts with it: nested so deeply that recursion ends, or with whole
+    numbers that no double holds and no table shows."""
+    level, fault = [value], None
     for _ in range(_MOST_LEVELS):
-        inner = [
-            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))
-        ]
+        if any(isinstance(one, int) and not -_LARGEST < one < _LARGEST for one in level):
+            fault = _TOO_LARGE
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, _NESTS)]
         level = [value for values in inner for value in values]
         if not level:
-            return False
-    return True
+            return fault
+    return _TOO_DEEP
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
@@ -70,6 +85,19 @@ def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
         from msgspec import DecodeError
 
         raise DecodeError(_TOO_DEEP) from None
+
+
+def document_of(decode: Callable[[bytes], T], data: bytes) -> T:
+    """As `decoded`, of a file that is one value: no number in it is absurd."""
+    value = decoded(decode, data)
+    if _LONG_NUMBER.search(data):
+        try:
+            json_of(data.decode("utf-8", "replace"))
+        except ValueError as error:
+            from msgspec import ValidationError
+
+            raise ValidationError(str(error)) from None
+    return value
 
 
 def encoded(encode: Callable[[Any], bytes], value: Any) -> bytes:

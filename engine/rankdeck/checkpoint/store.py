@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.files import sync_to_disk, write_own
+from rankdeck.base.files import is_regular, sync_to_disk, write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint.rng import put_random_states, random_states
@@ -240,8 +240,8 @@ class CheckpointStore:
         """
         progress = checkpoint.progress()
         same = progress.layout == self._layout and progress.world_size == self._world_size
-        values = progress.values | (progress.own[self._rank] if same and progress.own else {})
         with _fitting(checkpoint):
+            values = progress.values | (progress.own[self._rank] if same and progress.own else {})
             blank = self._read(checkpoint, state)
             own = _of_ranks(checkpoint, _OWN, [self._rank] if same else range(progress.world_size))
             if not same:  # which part of the whole a slice was is known to its layout only
@@ -249,16 +249,13 @@ class CheckpointStore:
                 own = {name: tensor for name, tensor in own.items() if not name.startswith("slice.")}
             missing = put_state(state, blank, values, own)
             extra = _of_ranks(checkpoint, _EXTRA, [self._rank if same else 0])
+            file = checkpoint.path / _random_file(self._rank)
+            states = safetensors.torch.load_file(file) if same and is_regular(file) else None
         if not progress.has_values_beside and type(state.optimizer).__module__.split(".")[0] != "torch":
             missing.append("what the optimizer keeps in param_groups, which older versions did not save")
         answers = self._gather([*progress.lost, *missing])
-        file = checkpoint.path / _random_file(self._rank)
-        return Restored(
-            progress.step,
-            sorted({name for answer in answers for name in answer}),
-            extra,
-            safetensors.torch.load_file(file) if same and file.is_file() else None,
-        )
+        missing = sorted({name for answer in answers for name in answer})
+        return Restored(progress.step, missing, extra, checkpoint, states)
 
     def _read(self, checkpoint: Checkpoint, state: TrainingState) -> Blank:
         """What this rank needs of what is there."""
@@ -274,7 +271,7 @@ def _of_ranks(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict
     """What ranks had in tensors of their own, of each the first that is found; without the prefix."""
     found: dict[str, Tensor] = {}
     for file in (checkpoint.path / _random_file(rank) for rank in ranks):
-        if file.is_file():
+        if is_regular(file):
             with safetensors.safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is no dictionary
                     if name.startswith(prefix) and name.removeprefix(prefix) not in found:
@@ -324,6 +321,7 @@ class Restored:
     step: int
     missing: list[str]
     extra: dict[str, Tensor]
+    _checkpoint: Checkpoint
     _states: dict[str, Tensor] | None
 
     @property
@@ -331,9 +329,14 @@ class Restored:
         return self._states is not None
 
     def put_random_states(self) -> None:
-        """Call it after the loader's iterator exists: making one draws."""
+        """Call it after the loader's iterator exists: making one draws.
+
+        Raises:
+            ConfigError: they are none of such states.
+        """
         if self._states is not None:
-            put_random_states(self._states)
+            with _fitting(self._checkpoint):
+                put_random_states(self._states)
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

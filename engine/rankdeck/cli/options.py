@@ -50,11 +50,7 @@ def _expanded(text: str) -> Path:
 def _preset(text: str, path: Path) -> Path:
     from rankdeck.config import presets
 
-    try:
-        is_folder = text and path.is_dir()
-    except OSError:  # too long a name
-        is_folder = False
-    if is_folder:
+    if text and files.is_folder(path):
         raise ConfigError(
             phrase("{text} is a folder.", text=text),
             code="unreadable",

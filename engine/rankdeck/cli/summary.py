@@ -172,11 +172,11 @@ def _known_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         return
     known = highest_of(min(sampled), facts["steps_measured"])
     yield "peaks are", known
-    capacity = {device["total_bytes"] for device in facts["devices"]} - {None}
-    if capacity:
-        over = [f"{d['device']}" for d in facts["devices"] if (d["peak_bytes"] or 0) > d["total_bytes"]]
+    limited = [device for device in facts["devices"] if device["total_bytes"] is not None]
+    if limited:
+        over = [f"{d['device']}" for d in limited if (d["peak_bytes"] or 0) > d["total_bytes"]]
         held = f"exceeded on device {', '.join(over)}" if over else f"not exceeded, {known}"
-        yield "capacity", f"{format_bytes(max(capacity))}, {held}"
+        yield "capacity", f"{format_bytes(max(d['total_bytes'] for d in limited))}, {held}"
 
 
 def _sync_words(comm: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -127,7 +127,7 @@ def load(path: Path) -> ScriptConfig | None:
         ConfigError: the file cannot be read, or is no longer what was written.
     """
     try:
-        tables = toml_of(files.read_text(path))
+        tables = toml_of(files.read_text(path, files.LARGEST_TOML_BYTES))
     except OSError as error:
         why = error.strerror or phrase("it is no regular file")
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)

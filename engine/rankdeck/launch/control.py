@@ -23,6 +23,7 @@ from rankdeck.rundir import EventReader, RunDir
 
 _ANSWER_S = 5.0
 _POLL_S = 0.05
+_LONGEST_ANSWER = 1 << 16
 
 
 class NotRunningError(RankdeckError):
@@ -149,7 +150,7 @@ def _ask(run: RunDir, question: dict[str, object]) -> dict[str, object]:
             caller.connect(f"/proc/self/fd/{folder}/control.sock")
             caller.sendall(json.dumps(question).encode() + b"\n")
             with caller.makefile("rb") as lines:
-                line = lines.readline()
+                line = lines.readline(_LONGEST_ANSWER)
     finally:
         os.close(folder)
     try:

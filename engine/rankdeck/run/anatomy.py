@@ -14,6 +14,7 @@ from statistics import median
 
 from rankdeck.base.phrases import marked
 from rankdeck.events import Pipeline, Spans
+from rankdeck.run.bounds import LARGEST_STEP, LONGEST_S, MOST_RANKS
 
 PHASES = (
     marked("data"),
@@ -35,6 +36,7 @@ COMMUNICATION = ("all-reduce",)
 SIMULATED_TIME = marked("simulated time")
 _LEAST_IDLE_S = 5e-6
 _MOST_WAITING = 1024
+_MOST_US = 1 << 53
 _NUM_WHOLE = 16
 _NUM_BUBBLES = 512
 
@@ -126,8 +128,23 @@ class StepAnatomy:
         return max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else None
 
 
+def fits(share: Spans) -> bool:
+    """Whether the columns of a share fit together, and name what there is."""
+    times_us = (*share.start_us, *share.duration_us)
+    lengths = {len(share.name), len(share.device), len(share.start_us), len(share.duration_us)}
+    lengths |= {len(column) for column in (share.stage, share.microbatch, share.num_bytes) if column}
+    return (
+        len(lengths) == 1
+        and all(0 <= name < len(share.names) for name in share.name)
+        and all(0 <= device < MOST_RANKS for device in share.device)
+        and all(abs(us) < _MOST_US for us in times_us)
+        and 0 <= share.step <= LARGEST_STEP
+        and 0 <= share.seconds < LONGEST_S
+    )
+
+
 def put_together(shares: Iterable[Spans]) -> StepAnatomy:
-    """The anatomy of the ranks' shares of one step; it begins with the first of them."""
+    """The anatomy of the ranks' shares of one step, which fit; it begins with the first of them."""
     ranks = sorted(shares, key=lambda share: share.rank)
     began = min(share.began for share in ranks)
     rows = [row for share in ranks for row in _rows(share, share.began - began)]
@@ -187,12 +204,7 @@ class Anatomies:
         return known[-1] if known else None
 
     def add(self, share: Spans) -> StepAnatomy | None:
-        """Fold one share in; the step that it completes.
-
-        Raises:
-            ValueError, IndexError: the share's columns do not fit together.
-        """
-        put_together([share])
+        """Fold one share in, which fits; the step that it completes."""
         self._waiting.setdefault(share.step, {})[share.rank] = share
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]

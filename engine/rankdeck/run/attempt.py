@@ -15,6 +15,7 @@ import numpy as np
 from rankdeck import events
 from rankdeck.run.anatomy import Anatomies
 from rankdeck.run.batch import Source
+from rankdeck.run.bounds import MOST_RANKS
 from rankdeck.run.curves import ScriptCurves, StepCurves
 from rankdeck.run.devices import AttemptDevice
 from rankdeck.run.metrics import POINTS_HELD, LoggedCurves
@@ -22,7 +23,7 @@ from rankdeck.run.script_steps import ScriptJoiner
 from rankdeck.run.script_told import ScriptTold
 from rankdeck.run.series import Floats, Series
 from rankdeck.run.spells import Spell
-from rankdeck.run.step_blocks import MOST_RANKS, StepBlock
+from rankdeck.run.step_blocks import StepBlock
 from rankdeck.run.step_table import ROWS_HELD, SCRIPT_COLUMNS, StepTable
 from rankdeck.run.steps import Joiner
 
@@ -198,11 +199,7 @@ class Attempt:
         return True
 
     def add_spans(self, event: events.Spans) -> bool:
-        """Whether it completed a step.
-
-        Raises:
-            ValueError, IndexError: its columns do not fit together.
-        """
+        """Whether it completed a step; its columns fit."""
         return not self._is_history(event.step) and self.anatomies.add(event) is not None
 
     def visible(self, newest: Mapping[int, StepEvent]) -> dict[int, StepEvent]:

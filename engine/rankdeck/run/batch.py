@@ -12,13 +12,33 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, NamedTuple
 
-from rankdeck.events import OWNERS_SEEN, AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
+import msgspec
+
+from rankdeck.base.parsing import fault_of
+from rankdeck.events import (
+    OWNERS_SEEN,
+    AnyEvent,
+    Collectives,
+    DeviceMemory,
+    DeviceSample,
+    Memory,
+    Metrics,
+    Observed,
+    Sample,
+    Spans,
+    Steps,
+)
+from rankdeck.run.bounds import LARGEST_STEP, LONGEST_S, MOST_RANKS
 from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
-from rankdeck.run.step_blocks import LARGEST_STEP, MOST_RANKS, StepBlock, blocks_of
+from rankdeck.run.step_blocks import StepBlock, blocks_of
 from rankdeck.rundir import EventReader, LineCounts, attempt_of
 
+_CHECKED_LATER = (Spans, Observed, Collectives)
+"""What they tell besides stands where one figure of them is absurd."""
 _TOO_MANY = 1 << 62
 """No device has so many bytes."""
+_MOST_UTILISED = 100
+"""A share of 1 is all; whoever rounds or counts cores says a little more."""
 
 
 class Changed(Flag):
@@ -104,6 +124,16 @@ def is_sensible(device: DeviceMemory) -> bool:
     return 0 <= device.device < MOST_RANKS and min(sizes) >= 0 and max(sizes) < _TOO_MANY
 
 
+def is_sensible_sample(sample: DeviceSample, interval_s: float) -> bool:
+    """Whether a reading's figures are such; sums of them stay in the range of a double."""
+    return (
+        0 <= sample.device < MOST_RANKS
+        and 0 <= (sample.used_bytes or 0) < _TOO_MANY
+        and 0 <= (sample.utilisation or 0) <= _MOST_UTILISED
+        and 0 <= interval_s < LONGEST_S
+    )
+
+
 @dataclass
 class Sampled:
     """Sampled steps as columns: when, which, and the peak."""
@@ -161,8 +191,7 @@ class Batch:
         attempt, writer = attempt_of(file_name), file_name.rsplit(".", 2)[0]
         self.num_events += len(events)
         if events:
-            told_until = max(event.t for event in events)
-            self.told_until[attempt] = max(told_until, self.told_until.get(attempt, told_until))
+            self.told_until[attempt] = max(events[-1].t, self.told_until.get(attempt, 0.0))
         steps = [event for event in events if type(event) is Steps]
         if steps:
             blocks, num_refused = blocks_of(steps)
@@ -175,7 +204,10 @@ class Batch:
                 continue
             if type(event) is Sample:
                 for sample in event.devices:
-                    self.readings[attempt, sample.device].add(sample, event)
+                    if is_sensible_sample(sample, event.interval_s):
+                        self.readings[attempt, sample.device].add(sample, event)
+                    else:
+                        self.num_refused += 1
             elif type(event) is Memory:
                 for device in event.devices:
                     if is_sensible(device) and 0 <= event.step <= LARGEST_STEP:
@@ -184,6 +216,8 @@ class Batch:
                         self.num_refused += 1
             elif type(event) is Metrics:
                 self._add_metrics(attempt, event)
+            elif type(event) not in _CHECKED_LATER and fault_of(msgspec.to_builtins(event)):
+                self.num_refused += 1
             else:
                 self.events.append((Source(attempt, event.t, writer, event.seq), event))
 

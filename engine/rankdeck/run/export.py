@@ -53,7 +53,7 @@ def weights(run: RunDir, file: Path) -> None:
             path=str(run.path),
             advice=phrase("Look where it was started: {folder}", folder=script.script.folder),
         )
-    if not run.weights.is_file():
+    if not files.is_regular(run.weights):
         outcome = run.outcome()
         later = phrase("They are saved after the last step: rankdeck watch {run}", run=run.name)
         raise ConfigError(

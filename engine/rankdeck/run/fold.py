@@ -29,15 +29,15 @@ import numpy as np
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import rates
-from rankdeck.run.anatomy import StepAnatomy, bubble_beside_theory
+from rankdeck.run.anatomy import StepAnatomy, bubble_beside_theory, fits
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed, Source, batches
+from rankdeck.run.bounds import MOST_RANKS
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.measured import Histories, measured_together, put_devices_together, step_curve
 from rankdeck.run.script_figures import MetricFigures, ScriptFigures
 from rankdeck.run.series import Curve, Floats
-from rankdeck.run.step_blocks import MOST_RANKS
 from rankdeck.run.step_table import ROWS_HELD, Row
 from rankdeck.rundir import EventReader, LineCounts, RunDir
 
@@ -155,11 +155,10 @@ class Fold:
             case events.Evaluation():
                 return Changed.EVALUATION if one.evaluate(event) else Changed.NOTHING
             case events.Spans():
-                try:
+                if fits(event):
                     return Changed.ANATOMY if one.add_spans(event) else Changed.NOTHING
-                except (ValueError, IndexError):
-                    self._num_refused += 1
-                    return Changed.NOTHING
+                self._num_refused += 1
+                return Changed.NOTHING
             case events.Pipeline():
                 one.pipeline[event.rank] = event
                 return Changed.ANATOMY

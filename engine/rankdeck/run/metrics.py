@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rankdeck import events
+from rankdeck.run.bounds import LARGEST_STEP
 from rankdeck.run.series import Floats, Series, Sliding
-from rankdeck.run.step_blocks import LARGEST_STEP
 
 MOST_NAMES = 500
 _LONGEST_NAME = 200

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.base.parsing import decoded
+from rankdeck.base.parsing import document_of, refuse_deep
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
@@ -121,6 +121,10 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     largest_batch: int | None = None
     movement: Movement | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_deep(self.options, self.changes)
+
     @property
     def fullest(self) -> PlannedDevice | None:
         """The device that decides: least room, or most bytes where no capacity is known."""
@@ -144,7 +148,7 @@ def decode(line: bytes) -> PlanLine:
     Raises:
         msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
     """
-    return decoded(_decoder.decode, line)
+    return document_of(_decoder.decode, line)
 
 
 def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:

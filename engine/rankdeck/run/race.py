@@ -15,7 +15,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
-from rankdeck.base.parsing import decoded
+from rankdeck.base.parsing import document_of, refuse_deep
 from rankdeck.base.phrases import Telling
 from rankdeck.events import DeviceInfo
 from rankdeck.run.plan_lines import PlanLine
@@ -94,6 +94,10 @@ class RaceEntry(Telling, kw_only=True):
     place: int | None = None
     repeats: int | None = None
     seen: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_deep(self.options)
 
     @property
     def is_over(self) -> bool:
@@ -195,7 +199,7 @@ def read_race(folder: RaceDir) -> Race | None:
     """
     try:
         is_alive = folder.is_alive()
-        race = decoded(_decoder.decode, files.read_bytes(folder.file))
+        race = document_of(_decoder.decode, files.read_bytes(folder.file))
     except (OSError, msgspec.DecodeError):
         return None
     if race.version > VERSION or not race.devices:

@@ -29,6 +29,7 @@ _MADE_OF = (".toml", ".json", ".jsonl")
 _SETTLED_NS = 2_000_000_000
 _WITHOUT_LAST_WORD = ("running", "lost")
 _SUM_BYTES = 16
+_LARGEST_BYTES = 16 << 20  # twenty thousand runs
 
 Stamp = bytes
 _Kept = dict[str, tuple[Stamp, bytes]]
@@ -166,7 +167,7 @@ def index_file(folder: Path) -> Path:
 def read_index(folder: Path) -> _Kept:
     """What is kept of a folder; nothing where that is none of ours, of another version, or damaged."""
     try:
-        data = files.read_bytes(index_file(folder))
+        data = files.read_bytes(index_file(folder), _LARGEST_BYTES)
         if data[:_SUM_BYTES] != _sum(data[_SUM_BYTES:]):
             return {}
         index = _decode_index(memoryview(data)[_SUM_BYTES:])

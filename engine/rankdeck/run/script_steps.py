@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankdeck.run.bounds import LARGEST_STEP, LONGEST_S, TOO_LARGE
 from rankdeck.run.series import Floats, Sliding
 from rankdeck.run.step_blocks import (
     COUNT,
     ENDED,
     GRAD_NORM,
-    LARGEST_STEP,
-    LONGEST_S,
     LOSS_SUM,
     LR,
     SAMPLES,
     SHARES,
     STEP_S,
-    TOO_LARGE,
     WAIT_S,
     StepBlock,
 )

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rankdeck import events
-from rankdeck.run.step_blocks import LONGEST_S, TOO_LARGE
+from rankdeck.run.bounds import LONGEST_S, TOO_LARGE
 
 
 def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:

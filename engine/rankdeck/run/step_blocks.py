@@ -14,14 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankdeck.events import Steps
+from rankdeck.run.bounds import LARGEST_STEP, MOST_RANKS
 from rankdeck.run.series import Floats
 
-MOST_RANKS = 1 << 16
-"""No run has more: a larger number is damage, and is refused."""
-LARGEST_STEP = 1 << 52
-LONGEST_S = 1e9
-TOO_LARGE = 1e300
-"""No figure of a script: sums of it leave the range of a double."""
 SHARES = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "wait_s", "grad_norm")
 LOSS_SUM, COUNT, LR, SAMPLES, STEP_S, ENDED, WAIT_S, GRAD_NORM = range(len(SHARES))
 _OPTIONAL = (LOSS_SUM, COUNT, WAIT_S, GRAD_NORM)

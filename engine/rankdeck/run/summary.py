@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.run.anatomy import totals_s
 from rankdeck.run.devices import DeviceFigures
@@ -71,7 +72,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "started": first.started if first else run.environment().get("started"),
         "ended": end.ended if end else None,
         "exit_code": exit_code,
-        "weights": str(run.weights) if run.weights.is_file() and not is_past else None,
+        "weights": str(run.weights) if files.is_regular(run.weights) and not is_past else None,
         "missing_lines": fold.counts.missing,
         "unreadable": fold.counts.unreadable + fold.refused,
         "newer_events": fold.counts.newer,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rankdeck import events
-from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, put_together
+from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, fits, put_together
 
 _UNDER = 1_000
 """Added to a device's number for the track of what runs under its other phases."""
@@ -28,7 +28,7 @@ def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
         match event:
             case events.RunStarted():
                 started = started or event
-            case events.Spans():
+            case events.Spans() if fits(event):
                 shares.append(event)
             case events.Memory():
                 memory.append(event)

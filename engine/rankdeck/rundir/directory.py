@@ -27,7 +27,7 @@ import msgspec
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.parsing import decoded, json_of
+from rankdeck.base.parsing import document_of, json_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end
@@ -136,12 +136,14 @@ class RunDir:
     @property
     def config_to_go_on_with(self) -> Path:
         """The resolved configuration of the latest attempt that was not refused as bad input: what a person
-        mistyped for one attempt is none of the next one's business."""
-        files = sorted(self.path.glob("config.*.toml"), key=lambda path: attempt_of(path.name), reverse=True)
-        return next(
-            (file for file in files if not self._was_refused(attempt_of(file.name))),
-            self.path / "config.toml",
-        )
+        mistyped for one attempt is none of the next one's business.
+
+        Raises:
+            ConfigError: it is a pipe or the like.
+        """
+        found = sorted(self.path.glob("config.*.toml"), key=lambda path: attempt_of(path.name), reverse=True)
+        taken = (file for file in found if not self._was_refused(attempt_of(file.name)))
+        return _regular(next(taken, self.path / "config.toml"))
 
     def _was_refused(self, attempt: int) -> bool:
         last = events_from_end(self.events_folder / f"supervisor.{attempt}.jsonl")
@@ -156,12 +158,7 @@ class RunDir:
         """
         from rankdeck.config import load
 
-        if not files.is_regular(self.config_file):
-            raise ConfigError(
-                phrase("{path} is no regular file.", path=self.config_file),
-                code="unreadable",
-                path=str(self.config_file),
-            )
+        file = _regular(self.config_file)
         script = self.script()
         if script is not None:
             raise ConfigError(
@@ -174,7 +171,7 @@ class RunDir:
                 path=str(self.config_file),
                 advice=phrase("What was seen of it: rankdeck show {run}", run=self.name),
             )
-        return load(self.config_file)
+        return load(file)
 
     def script(self) -> ScriptConfig | None:
         """The person's own script that the latest attempt runs; None for a run of a configuration.
@@ -212,7 +209,7 @@ class RunDir:
     def end(self) -> End | None:
         """The guard's last word, or None while there is none."""
         try:
-            told = decoded(_last_word.decode, files.read_bytes(self.path / "end.json"))
+            told = document_of(_last_word.decode, files.read_bytes(self.path / "end.json"))
         except (OSError, msgspec.DecodeError):
             return None
         return told if told.outcome in OUTCOMES else None
@@ -233,6 +230,14 @@ class RunDir:
 
     def writer(self, name: str, attempt: int = 0) -> EventWriter:
         return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
+
+
+def _regular(file: Path) -> Path:
+    """Raises ConfigError: it is no regular file, and whoever reads it may wait for ever."""
+    if files.is_regular(file):
+        return file
+    message = phrase("{path} is no regular file.", path=file)
+    raise ConfigError(message, code="unreadable", path=str(file))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -10,6 +10,10 @@ import msgspec
 from rankdeck import events
 from rankdeck.base import files
 
+LONGEST_LINE_BYTES = 8 << 20
+"""No line of an event file is longer: a file that has one is damaged from there on."""
+_LOOKED_BACK_BYTES = 4 << 20
+
 
 def attempt_of(file_name: str) -> int:
     """12 for "rank-0.12.jsonl"; 0 where the name tells none."""
@@ -25,17 +29,18 @@ def decode_or_none(line: bytes) -> events.AnyEvent | None:
 
 
 def lines_from_end(path: Path, chunk_bytes: int = 1 << 18) -> Iterator[bytes]:
-    """The lines of a file, the last one first, read a chunk at a time; a last line without its end is left
-    out. Nothing where there is no such file."""
+    """The last lines of a file (some MiB of them), the last one first, read a chunk at a time; a last line
+    without its end is left out. Nothing where there is no such file."""
     try:
         end, data = files.read_tail(path, chunk_bytes)
     except OSError:
         return
     lines = data.split(b"\n")[:-1]
+    least = max(0, end - _LOOKED_BACK_BYTES)
     while True:
         head = lines.pop(0) if end and lines else b""
         yield from reversed(lines)
-        if not end:
+        if end <= least:
             return
         start = max(0, end - chunk_bytes)
         try:

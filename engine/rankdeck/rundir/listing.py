@@ -12,6 +12,9 @@ from rankdeck.base.home import state_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import HIDDEN, RunDir, slug
 
+MOST_INDEXED = 50_000
+"""Paths of the index that are looked at, the newest."""
+
 
 def default_runs_folder() -> Path:
     """RANKDECK_RUNS, else `runs` in the current folder. Nothing is created."""
@@ -36,10 +39,13 @@ def enter_in_index(run: RunDir) -> None:
 def indexed_paths() -> list[Path]:
     """What the index remembers, also what is there no more."""
     try:
-        lines = files.read_bytes(_index_file()).decode("utf-8", "surrogateescape").splitlines()
-        return [Path(line) for line in lines if line]
+        start, data = files.read_tail(_index_file(), files.LARGEST_BYTES)
     except OSError:
         return []
+    whole = data.partition(b"\n")[2] if start else data
+    lines = whole.decode("utf-8", "surrogateescape").splitlines()
+    newest = list(dict.fromkeys(filter(None, reversed(lines))))[:MOST_INDEXED]
+    return [Path(line) for line in reversed(newest)]
 
 
 def list_runs(folder: Path | None = None) -> list[RunDir]:
@@ -52,10 +58,7 @@ def list_runs(folder: Path | None = None) -> list[RunDir]:
 
 def list_folder(folder: Path) -> list[RunDir]:
     """The runs of a folder alone, newest first; none where it is no folder."""
-    try:
-        paths = list(folder.absolute().iterdir())
-    except OSError:
-        return []
+    paths = files.entries(folder.absolute())
     return sorted((RunDir(path) for path in paths if is_run(path)), key=lambda run: run.name, reverse=True)
 
 
@@ -63,7 +66,7 @@ def is_run(path: Path) -> bool:
     return (
         not path.name.startswith(HIDDEN)
         and files.is_regular(path / "config.toml")
-        and (path / "events").is_dir()
+        and files.is_folder(path / "events")
     )
 
 
@@ -112,7 +115,7 @@ def _as_directory(text: str) -> Path | None:
     """The run's directory that the text spells out; None for a name, and for what can be no path at all."""
     try:
         path = Path(text).expanduser()
-        return path if path.is_dir() and is_run(path.absolute()) else None
+        return path if is_run(path.absolute()) else None
     except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
         return None
 

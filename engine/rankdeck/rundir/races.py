@@ -96,17 +96,13 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
 
 def list_races(folder: Path) -> list[RaceDir]:
     """Every race of the folder and of the index that still exists, newest first by name."""
-    try:
-        paths = dict.fromkeys(folder.absolute().iterdir())
-    except OSError:
-        paths = {}
-    paths |= dict.fromkeys(indexed_paths())
+    paths = dict.fromkeys([*files.entries(folder.absolute()), *indexed_paths()])
     races = [RaceDir(path) for path in paths if is_race(path)]
     return sorted(races, key=lambda race: race.name, reverse=True)
 
 
 def is_race(path: Path) -> bool:
-    return files.is_regular(path / "race.json") and (path / "entries").is_dir()
+    return files.is_regular(path / "race.json") and files.is_folder(path / "entries")
 
 
 def is_entry(run: Path) -> bool:

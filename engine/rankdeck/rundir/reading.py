@@ -16,7 +16,7 @@ import msgspec
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.rundir.directory import RunDir
-from rankdeck.rundir.lines import attempt_of
+from rankdeck.rundir.lines import LONGEST_LINE_BYTES, attempt_of
 
 _CHUNK_BYTES = 1 << 20
 
@@ -42,9 +42,9 @@ class EventReader:
     later.
 
     `missing` counts the lines that gaps in `seq` reveal, per file; `unreadable` the lines that are no events,
-    and a file that is none (a pipe, a folder); `newer` the events that a newer version wrote. Attempts before
-    `first_attempt` and after `last_attempt` are left out, and so are other files than those of `writers`
-    where these are named.
+    and a file that cannot be read (a pipe, a folder); `newer` the events that a newer version wrote. Attempts
+    before `first_attempt` and after `last_attempt` are left out, and so are other files than those of
+    `writers` where these are named.
     """
 
     run: RunDir
@@ -55,6 +55,8 @@ class EventReader:
     first_attempt: int = 0
     last_attempt: int | None = None
     writers: tuple[str, ...] | None = None
+    _given_up: set[str] = field(default_factory=set, init=False, repr=False)
+    """Files with a line that is longer than any event."""
 
     def counts(self) -> LineCounts:
         """What could not be given so far, of all files."""
@@ -105,26 +107,29 @@ class EventReader:
 
     def names(self) -> list[str]:
         """The files of events that there are."""
-        try:
-            names = sorted(path.name for path in self.run.events_folder.glob("*.jsonl"))
-        except OSError:
-            return []
+        found = files.entries(self.run.events_folder)
+        names = sorted(path.name for path in found if path.name.endswith(".jsonl"))
         return [name for name in names if self.writers is None or name.rsplit(".", 2)[0] in self.writers]
 
     def _chunk(self, name: str, cursor: Cursor, num_bytes: int) -> bytes:
         """Whole lines from the cursor on; empty when there is none yet."""
         path = self.run.events_folder / name
-        while True:
+        while name not in self._given_up:
             try:
                 data = files.read_at(path, cursor.offset, num_bytes)
             except OSError as error:
-                if error.errno == errno.EINVAL:
+                if error.errno != errno.ENOENT:
                     self.unreadable[name] = 1
                 return b""
             end = data.rfind(b"\n") + 1
             if end or len(data) < num_bytes:
                 return data[:end]
+            if num_bytes > LONGEST_LINE_BYTES:
+                self._given_up.add(name)
+                self.unreadable[name] += 1
+                return b""
             num_bytes *= 4  # one line longer than a chunk
+        return b""
 
     def _decode(self, name: str, cursor: Cursor, chunk: bytes) -> list[events.AnyEvent]:
         cursor.offset += len(chunk)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rankdeck.base.errors import ConfigError
@@ -209,6 +210,32 @@ def test_another_model_is_refused_in_words(tmp_path: Path) -> None:
         keeper(tmp_path).restore(
             checkpoint, TrainingState(other, torch.optim.SGD(other.parameters(), lr=0.1))
         )
+
+
+@pytest.mark.parametrize("left_out", ["torch", "python", "all but the type"])
+def test_random_states_that_are_none_are_refused_in_words(tmp_path: Path, left_out: str) -> None:
+    model, optimizer = trained(1)
+    keeper(tmp_path).save(1, TrainingState(model, optimizer), {})
+    (file,) = (tmp_path / "1").glob("*.random.safetensors")
+    states = load_file(file)
+    if left_out == "all but the type":
+        states = {name: tensor[:1] for name, tensor in states.items()}
+    else:
+        del states[left_out]
+    save_file(states, file)
+    write_commit(
+        tmp_path / "1",
+        {
+            one.name: (one.stat().st_size, checksum(one))
+            for one in file.parent.iterdir()
+            if one.name != COMMIT
+        },
+    )
+    (checkpoint,) = list_checkpoints(tmp_path)
+    assert checkpoint.damage() is None
+    restored = keeper(tmp_path).restore(checkpoint, TrainingState(model, optimizer))
+    with pytest.raises(ConfigError, match="checkpoint of step 1 does not fit"):
+        restored.put_random_states()
 
 
 def test_what_is_no_part_of_a_checkpoint_is_neither_removed_nor_read(tmp_path: Path) -> None:

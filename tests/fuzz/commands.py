@@ -1,0 +1,80 @@
+"""`rankdeck COMMAND` of a damaged run, in a process of its own: how it ends, what it takes and touches."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from tests.fuzz.example import Case, Place, cases
+from tests.fuzz.readers import OUTSIDE_COMMANDS, words_of
+from tests.fuzz.watching import MOST_BYTES, drop_rights, facts
+from tests.helpers.cli import RANKDECK
+
+MOST_S = 60.0
+"""The processor's. Two seconds of them go into importing torch; a run that goes on trains."""
+MOST_WAITED_S = 300.0
+
+
+def command_cases() -> st.SearchStrategy[Case]:
+    command = st.integers(0, len(OUTSIDE_COMMANDS) - 1).map(lambda number: (number,))
+    return st.tuples(cases(), command).map(lambda both: replace(both[0], commands=both[1]))
+
+
+def check_command(place: Place, case: Case) -> None:
+    """Raises: AssertionError."""
+    with place.environment():
+        run = place.make(case)
+        before = facts(place.folder_of_case)
+        for command in map(OUTSIDE_COMMANDS.__getitem__, case.commands):
+            # Who names a file to `plan` has said that its code may run.
+            canary = {"RANKDECK_CANARY": os.devnull} if command[0] == "plan" else {}
+            _check(words_of(command, run, place.seeds[1]), place.folder_of_case, canary)
+        assert facts(place.folder_of_case) == before, "something outside of the run was written"
+
+
+def _check(words: list[str], folder: Path, variables: Mapping[str, str]) -> None:
+    with (folder / "said").open("w+b") as file:
+        started = subprocess.Popen(
+            [*RANKDECK, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
+            cwd=folder,
+            preexec_fn=_bounded,
+            start_new_session=True,
+        )
+        used = _waited(started)
+        file.seek(0)
+        said = file.read(1 << 20).decode("utf-8", "replace")
+    took = f"{used.ru_maxrss} KiB, {used.ru_utime + used.ru_stime:.1f} s"
+    told = f"{words}: exit {started.returncode}, {took}\n{said[-4000:]}"
+    assert "Traceback" not in said and "Warning" not in said, told
+    assert started.returncode in (0, 1, 2, 3, 130), told
+    assert used.ru_maxrss * 1024 < MOST_BYTES, told
+
+
+def _bounded() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(MOST_S), int(MOST_S) + 5))
+    drop_rights()
+
+
+def _waited(started: subprocess.Popen[bytes]) -> resource.struct_rusage:
+    """What the process used until it ended, or was ended."""
+    deadline = time.monotonic() + MOST_WAITED_S
+    while True:
+        pid, status, used = os.wait4(started.pid, os.WNOHANG)
+        if pid:
+            started.returncode = os.waitstatus_to_exitcode(status)
+            return used
+        if time.monotonic() > deadline:
+            os.killpg(started.pid, signal.SIGKILL)
+        time.sleep(0.02)
