@@ -79,18 +79,18 @@ def action_buttons(
     *,
     suggests: bool = True,
 ) -> QBoxLayout:
-    """A row of buttons at the right; the first is the suggested one, where one is suggested. Where `room`
-    pixels are too few for a row they stand under each other.
+    """A row of buttons at the right, the first of them suggested; where none is, as in a list, at the left,
+    below what they are for. Where `room` pixels are too few for a row they stand under each other.
     """
     row = QBoxLayout(QBoxLayout.Direction.LeftToRight)
     row.setSpacing(_GAP)
-    row.addStretch(1)
+    row.setAlignment(side := Qt.AlignmentFlag.AlignRight if suggests else Qt.AlignmentFlag.AlignLeft)
     width = 0
     for at, (label, callback) in enumerate(actions):
         button = _action_button(label, callback, run)
         if at == 0 and suggests:
             button.setProperty("kind", "primary")
-        row.addWidget(button, 0, Qt.AlignmentFlag.AlignRight)
+        row.addWidget(button, 0, side)
         width += button.fontMetrics().horizontalAdvance(label) + _AROUND_LABEL + _GAP
     if width > room:
         row.setDirection(QBoxLayout.Direction.TopToBottom)

@@ -1,8 +1,8 @@
 """The figures that one reads from across the room: a label over a number, side by side.
 
 Every cell is as wide as its widest possible number, so nothing moves while numbers change; only the cells
-that changed are painted again. Digits are never cut: where a row is too narrow its words become short, then
-its numbers smaller, and then the last cells stand on a row of their own.
+that changed are painted again. Where a row is too narrow its words become short, then its numbers smaller,
+and then the last cells stand on a row of their own; what is wider than the whole strip says that it goes on.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
             paint_text(painter, room, stat.label_at(self._is_short), self._colors.muted, 11, elide=elide)
             ink = self._colors.lead_text if stat.is_hot else self._colors.foreground
             room = QRectF(cell.x(), cell.y() + 18, cell.width(), 26)
-            paint_text(painter, room, stat.value, ink, self._value_px, bold=True)
+            paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The whole label, where it is shortened."""

@@ -135,6 +135,6 @@ def _state(path: Path) -> tuple[int, int]:
 
 def _since(path: Path, num_bytes: int) -> str:
     try:
-        return files.read_bytes(path)[num_bytes:].decode(errors="replace")
+        return files.read_at(path, num_bytes, files.LARGEST_BYTES).decode(errors="replace")
     except OSError:
         return ""

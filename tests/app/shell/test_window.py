@@ -315,13 +315,14 @@ def test_notifications_have_one_page_whose_buttons_stand_beside_each_other_where
     (page,) = (page for page in window.editor.pages() if isinstance(page, NotificationsPage))
 
     def places() -> tuple[set[int], set[int]]:
-        """(tops, right edges) of the buttons that are on show."""
+        """(tops, left edges) of the buttons that are on show."""
         boxes = [button.geometry() for button in page.findChildren(QPushButton) if button.text() in names]
-        return {box.y() for box in boxes}, {box.right() for box in boxes}
+        return {box.y() for box in boxes}, {box.x() for box in boxes}
 
     qtbot.waitUntil(lambda: (len(places()[0]), len(places()[1])) == (3, 1))
     window.editor.close_page("keys:")
     qtbot.waitUntil(lambda: (len(places()[0]), len(places()[1])) == (1, 3))
+    assert min(places()[1]) < 40, "below what they are for, however wide the page is"
     window.toasts.clear_history()
     window.toasts.show("again", key="said")
     window.toasts.restate("said", "anew")

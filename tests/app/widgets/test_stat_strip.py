@@ -10,6 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import Overflow, watch_overflows
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip, imbalance_stat
 
 STATS = (
@@ -44,6 +45,16 @@ def test_the_row_fits_a_window_of_1280(qtbot: QtBot) -> None:
     assert widget._cells[-1].right() <= 900
     narrow = strip(qtbot, 600)
     assert narrow._cells[-1].right() <= 600 and narrow._value_px < 17
+
+
+def test_words_that_are_wider_than_the_strip_end_in_an_ellipsis_and_are_told_whole(qtbot: QtBot) -> None:
+    widget, words = strip(qtbot, 109), "4 virtual devices"
+    widget.set_figure((Stat("Predicted for this run's devices", words, words, short="Predicted for"),))
+    cut: list[Overflow] = []
+    with watch_overflows(cut.append):
+        widget.grab()
+    assert not cut
+    assert widget.tooltip_at(5, 30) == f"Predicted for this run's devices: {words}"
 
 
 def test_amber_is_only_for_the_hot_cell(qtbot: QtBot) -> None:
