@@ -6,14 +6,13 @@ output, the status bar and the device cards follow it. Commands act on the activ
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, QUrl, Signal
+from PySide6.QtCore import QObject, QTimer, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 PAGE_KIND, RACE_KIND = "run", "race"
 RUN, SCRIPT, RACE = "run", "script", "race"
 # Text that changes faster cannot be read.
-FIGURES_EVERY_S = 0.25
+FIGURES_EVERY_MS = 250
 _ENDED = "runs ended"
 
 
@@ -64,7 +63,7 @@ class RunTabs(QObject):
         self._kinds: dict[Path, str] = {}
         self._ended: list[RunInfo] = []
         """What the toast about runs that are over, while it is shown, tells of."""
-        self._told_s = 0.0
+        self._telling = QTimer(self, singleShot=True, interval=FIGURES_EVERY_MS, timeout=self._show_figures)
         self.open_runs.opened.connect(self._opened)
         self.open_runs.closed.connect(self._closed)
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
@@ -181,10 +180,10 @@ class RunTabs(QObject):
         run = self.sender()
         if run is not self.current:
             return
-        now_s = time.monotonic()
-        if now_s - self._told_s >= FIGURES_EVERY_S or not self.current.is_live:
-            self._told_s = now_s
+        if not self.current.is_live:
             self._show_figures()
+        elif not self._telling.isActive():
+            self._telling.start()
 
     # Acting on it
 

@@ -407,6 +407,22 @@ def test_an_imbalance_is_said_with_the_name_of_its_run_unless_the_problems_are_o
     assert said() == ([run.title] if panel == "output" else [])
 
 
+def test_the_last_figures_before_a_run_falls_silent_are_told(
+    qtbot: QtBot, written: WrittenRun, app: App
+) -> None:
+    written.begin(1, device_infos(1))
+    open_run(app, written.path)
+    run, devices = app.tabs.current, app.window.status.item("devices")
+    assert run is not None
+    qtbot.waitUntil(lambda: run.is_live)
+    for peak in range(1, 6):
+        with qtbot.waitSignal(app.tabs.figures_changed):
+            written.memory(0, peak, {0: {"parameters": peak * MIB}})
+        # As soon as one is told the next one comes, and nothing after the last.
+    written.memory(0, 6, {0: {"parameters": 60 * MIB}})
+    qtbot.waitUntil(lambda: "60.0 MiB" in devices.text())
+
+
 def test_of_a_run_that_is_over_the_status_bar_tells_the_peak_and_no_rate(
     qtbot: QtBot, written: WrittenRun, app: App
 ) -> None:
