@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
 
 from rankdeck.base.errors import Problem, RankdeckError
@@ -63,7 +64,12 @@ def in_words(problem: Problem) -> Problem:
     """A problem as the window says it. Only templates that the language knows are filled in: they may come
     from a file of a run.
     """
-    said = {name: text for name in ("message", "advice") if (text := _said(problem, name))}
+    said: dict[str, Any] = {name: text for name in ("message", "advice") if (text := _said(problem, name))}
+    if problem.evidence:
+        said["evidence"] = tuple(
+            structs.replace(seen, text=_said(problem, f"evidence.{place}") or seen.text)
+            for place, seen in enumerate(problem.evidence)
+        )
     return problem.but(**said) if said else problem
 
 

@@ -25,6 +25,23 @@ from rankdeck.base.parsing import refuse_deep
 from rankdeck.base.phrases import ALL_OF, Argument, Phrase, listed, phrase
 
 
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was seen, in words, and where to look: a file (of a run relative to its folder) and its line, or
+    None where no file shows it.
+    """
+
+    text: str
+    path: str | None = None
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """'logs/rank-1.0.err:12'; '' where there is none."""
+        if self.path is None:
+            return ""
+        return self.path if self.line is None else f"{self.path}:{self.line}"
+
+
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One cause, where it was seen and what to do next.
 
@@ -32,8 +49,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
     `cure` is what would mend a configuration, where that is known: dotted keys and their values, None to
     leave a key out; `advice` says the same in words.
-    `templates` and `arguments` are by "message" and "advice", where these were made of a phrase: the sentence
-    with `{name}` in it, and what is filled in. What a phrase among these was made of is by "message.name".
+    `evidence` is what a rule saw that names the cause.
+    `templates` and `arguments` are by "message", "advice" and "evidence.0", where these were made of a
+    phrase: the sentence with `{name}` in it, and what is filled in. What a phrase among these was made of is
+    by "message.name".
     """
 
     code: str
@@ -45,6 +64,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     severity: str = "error"
     last_lines: tuple[str, ...] = ()
     cure: dict[str, Any] = {}
+    evidence: tuple[Evidence, ...] = ()
     templates: dict[str, str] = {}
     arguments: dict[str, dict[str, Argument]] = {}
 
@@ -55,6 +75,11 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
             if isinstance(said, Phrase):
                 msgspec.structs.force_setattr(self, name, str(said))
                 self._keep(name, said)
+        for place, seen in enumerate(self.evidence):
+            if isinstance(seen.text, Phrase):
+                self._keep(f"evidence.{place}", seen.text)
+        plain = tuple(msgspec.structs.replace(seen, text=str(seen.text)) for seen in self.evidence)
+        msgspec.structs.force_setattr(self, "evidence", plain)
 
     def _keep(self, name: str, said: Phrase) -> None:
         set_field = msgspec.structs.force_setattr

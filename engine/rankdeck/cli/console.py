@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO
 
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -68,9 +69,10 @@ def problem(raised: Problem, file: str | None = None) -> None:
 
 
 def problems_json(problems: Iterable[Problem]) -> None:
-    """`{problems: [{code, path, line, message, advice, cure, templates, arguments}]}` on stdout."""
-    keys = ("code", "path", "line", "message", "advice", "cure", "templates", "arguments")
-    as_json({"problems": [{key: getattr(item, key) for key in keys} for item in map(with_offer, problems)]})
+    """`{problems: [{code, path, line, message, advice, cure, evidence, templates, arguments}]}` on stdout."""
+    keys = ("code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments")
+    told = [{key: getattr(item, key) for key in keys} for item in map(with_offer, problems)]
+    as_json({"problems": msgspec.to_builtins(told)})
 
 
 def as_json(value: Any, *, indent: int | None = None) -> None:

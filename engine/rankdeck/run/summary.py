@@ -62,7 +62,11 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "anatomy": _anatomy(fold),
         "pace": fold.started.pace if fold.started else None,
         "problems": [
-            {**msgspec.structs.asdict(problem), "last_lines": list(problem.last_lines)}
+            {
+                **msgspec.structs.asdict(problem),
+                "last_lines": list(problem.last_lines),
+                "evidence": msgspec.to_builtins(problem.evidence),
+            }
             for problem in problems_of(run, fold, outcome)
         ],
         "steps_measured": fold.num_steps_measured,

@@ -9,6 +9,7 @@ from rankdeck.base.errors import (
     ConfigError,
     DataError,
     DeviceError,
+    Evidence,
     MachineError,
     ModelError,
     Problem,
@@ -54,6 +55,15 @@ def test_a_phrase_in_a_phrase_is_kept_by_its_place() -> None:
     assert isinstance(again, Phrase) and again == _waiting(3)
     assert Problem("x", again, advice=read.said("advice")) == problem
     assert not isinstance(Problem("x", "As it was.").said("message"), Phrase)
+
+
+def test_evidence_is_kept_with_its_words_and_its_place() -> None:
+    seen = Evidence(phrase("The last save is of step {step}.", step=40), "checkpoints/40/COMMIT", 3)
+    problem = Problem("x", "It is late.", evidence=(seen, Evidence("Nothing else.")))
+    assert [item.place for item in problem.evidence] == ["checkpoints/40/COMMIT:3", ""]
+    assert problem.templates == {"evidence.0": "The last save is of step {step}."}
+    read = msgspec.json.decode(msgspec.json.encode(problem), type=Problem)
+    assert read == problem and read.but(evidence=()).templates == {}
 
 
 def test_what_a_problem_said_before_is_forgotten_with_all_that_it_was_made_of() -> None:

@@ -64,7 +64,7 @@ def test_with_json_the_problems_are_one_document_on_stdout(five: Path) -> None:
     code, problems = told("validate", five, "--json")
     assert code == 2
     assert [problem["line"] for problem in problems] == [2, 5, 6, 7, 11]
-    said = {"code", "path", "line", "message", "advice", "cure", "templates", "arguments"}
+    said = {"code", "path", "line", "message", "advice", "cure", "evidence", "templates", "arguments"}
     assert all(set(problem) == said for problem in problems)
     assert all(problem["advice"] for problem in problems)
 
