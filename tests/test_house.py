@@ -179,6 +179,7 @@ MAX_FUNCTION_LINES = 60
 
 LONG_FILES = {
     "engine/rankdeck/config/catalog.py": "a table of data: one row per strategy, model, data set and loss",
+    "engine/rankdeck/diagnose/failure_rules.py": "a table of data: one rule per cause of an error",
     "engine/rankdeck/events.py": "a table of data: one class per kind of event in a run's files",
 }
 # What a person calls files of their own, in examples.

@@ -41,6 +41,9 @@ def model():
     if fault == "factory of 1" and rank == 1:
         raise KeyError("no such layer")
     made = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    if fault == "spare":
+        made.register_module("spare", nn.Linear(2, 2))
+        made.forward = lambda inputs: made[1](made[0](inputs))
     if fault == "slow save":
         made.register_state_dict_pre_hook(lambda *_: time.sleep(0 if rank else 1.5))
     return made
@@ -136,6 +139,16 @@ def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
     assert (problem["code"], problem["rank"]) == (code, 1)
     assert words in problem["message"]
     launching.wait_until_gone(run)
+
+
+def test_parameters_that_nothing_used_are_called_by_their_names(job: Path, tmp_path: Path) -> None:
+    done = rankdeck_here("train", job, env={"FAULT": "spare"})
+    assert done.code == 1, done.err
+    problem = one_problem(the_run(tmp_path))
+    assert problem["code"] == "unused-parameters"
+    assert problem["advice"].startswith(
+        "These took no part in the loss: spare.bias, spare.weight. Set strategy."
+    )
 
 
 @pytest.mark.parametrize(

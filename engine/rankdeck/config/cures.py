@@ -76,7 +76,13 @@ def _cures(problem: Problem, config: RunConfig) -> Iterator[Cure]:
                 yield {STRATEGY: EVENLY[config.strategy.use]}
         case "unused-parameters" if "find_unused_parameters" in known:
             yield {"strategy.find_unused_parameters": True}
-        case "shared-memory" if config.data.workers:
+        case "ready-twice" if "static_graph" in known:
+            yield {"strategy.static_graph": True}
+        case "batch-of-one" if "sync_batchnorm" in known:
+            yield {"strategy.sync_batchnorm": True}
+        case "compile-failed" if train.compile:
+            yield {"train.compile": False}
+        case "shared-memory" | "data-worker-died" | "too-many-files" if config.data.workers:
             yield {"data.workers": 0}
         case "loss-not-finite":
             if train.precision == "fp16":

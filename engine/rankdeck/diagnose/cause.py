@@ -21,7 +21,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall
-from rankdeck.diagnose.exceptions import is_communication, is_timeout
+from rankdeck.diagnose.exceptions import is_timeout
+from rankdeck.diagnose.failures import is_communication
 from rankdeck.diagnose.hang import Standing, find_laggard, hang, place
 from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed

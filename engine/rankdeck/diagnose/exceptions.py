@@ -11,48 +11,25 @@ import os
 import re
 import resource
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rankdeck.base import files
-from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.errors import Evidence, Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.base.units import format_bytes
+from rankdeck.diagnose.failures import UNNAMED, Named, name
 from rankdeck.diagnose.own_code import fold, is_own
 from rankdeck.events import RankFailed
 
 NUM_LAST_LINES = 20
 _LONGEST = 500
 
-# What gloo, NCCL and the store say when another rank has closed, died or not arrived. A person's own
-# ConnectionError (a download in a data factory) reads differently.
-_COMMUNICATION = re.compile(
-    r"gloo/|\bgloo\b.*(?:timeout|closed|failed)|Connection closed by peer|Timed out (?:waiting|after)"
-    r"|NCCL (?:error|operation|communicator)|nccl\w*Error|Watchdog caught collective|wait timeout"
-    r"|ProcessGroup(?:NCCL|Gloo)|TCPStore|c10d|recvValue failed|sendBytes failed|monitored ?barrier"
-    r"|Rank \d+ successfully reached",
-    re.IGNORECASE,
-)
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
-_OF_SHARED_MEMORY = re.compile(
-    r"shared memory|bus error|/dev/shm/|unable to write to file </?torch_", re.IGNORECASE
-)
-_COMMUNICATION_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
-
 IN_LOG = marked("The whole traceback is in logs/{log} of the run.")
-_ADVICE = {
-    "out-of-memory": phrase(
-        "Lower train.global_batch, raise train.accumulate, or set train.activation_checkpointing = true."
-    ),
-    "disk-full": phrase("Free space on the disk, then run again."),
-    "unused-parameters": phrase(
-        "Set strategy.find_unused_parameters = true, or take what is not used out of the model."
-    ),
-    "shared-memory": phrase("Set data.workers = 0, or give /dev/shm more room."),
-}
 
 
 def describe(error: BaseException, rank: int) -> RankFailed:
@@ -62,28 +39,23 @@ def describe(error: BaseException, rank: int) -> RankFailed:
         problem = msgspec.structs.replace(error.problem, rank=rank, last_lines=lines)
         return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
     text = str(error).strip()
-    code = _code(error, text)
+    named = _named(error, text)
     file, line = own_place(error)
     problem = Problem(
-        code,
+        UNNAMED if named is None else named.code,
         _message(error, text),
         path=file,
         line=line,
-        advice=advice_for(code) or phrase(IN_LOG, log=f"rank-{rank}.*.err"),
+        advice=advice_of(named) or phrase(IN_LOG, log=f"rank-{rank}.*.err"),
         rank=rank,
         last_lines=last_lines(_formatted(error)),
     )
     return RankFailed(
         rank=rank,
         problem=problem,
-        exit_code=3 if code == "disk-full" else 1,
-        is_communication=code == "communication",
+        exit_code=3 if problem.code == "disk-full" else 1,
+        is_communication=named is not None and named.rule.of_others,
     )
-
-
-def is_communication(text: str) -> bool:
-    """Whether the words of an error, or the end of a log, speak of ranks that have gone or not arrived."""
-    return _COMMUNICATION.search(text) is not None
 
 
 def is_timeout(text: str) -> bool:
@@ -107,6 +79,21 @@ def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
         return ()
 
 
+def quoted(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
+    """The last of a log's last lines and where it stands there; `path` is what the log is called in the run.
+    Nothing where there are no lines; without a number where the log is too long to be counted through.
+    """
+    if not lines:
+        return ()
+    last = lines[-1].strip()
+    try:
+        written = files.read_bytes(log).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return (Evidence(last, path),)
+    numbers = (number for number in range(len(written), 0, -1) if last in written[number - 1])
+    return (Evidence(last, path, next(numbers, None)),)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a device or of the host."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
@@ -114,29 +101,31 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_named or is_refused or "can't allocate memory" in str(error)
 
 
-def advice_for(code: str) -> Phrase | None:
-    """What to do next; what a process may take is looked at where it is the reason (`ulimit -v`)."""
+def advice_of(named: Named | None, *, of_script: bool = False) -> Phrase | None:
+    """What it means and what to do next; None where only the log says more."""
+    if named is not None and named.code == "out-of-memory" and (limit := limited_memory()) is not None:
+        return limit
+    return None if named is None else named.advice(of_script=of_script)
+
+
+def limited_memory() -> Phrase | None:
+    """What to do about the most that a process may take (`ulimit -v`); None where there is no limit."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if code == "out-of-memory" and most != resource.RLIM_INFINITY:
-        return phrase(
-            "A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most)
-        )
-    return _ADVICE.get(code)
+    if most == resource.RLIM_INFINITY:
+        return None
+    return phrase("A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most))
 
 
-def _code(error: BaseException, text: str) -> str:
-    name = type(error).__name__
+def _named(error: BaseException, text: str) -> Named | None:
+    kind = type(error).__name__
     if is_out_of_memory(error):
-        return "out-of-memory"
-    if _OF_SHARED_MEMORY.search(text):
-        return "shared-memory"
+        return name("MemoryError", text)
+    found = name(kind, text)
     if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _causes(error)):
-        # A semaphore or a queue lies there too, and its error names no file.
-        return "shared-memory" if _is_shared_memory_full() else "disk-full"
-    if "Expected to have finished reduction in the prior iteration" in text:
-        return "unused-parameters"
-    about_ranks = name in _COMMUNICATION_TYPES or (isinstance(error, RuntimeError) and is_communication(text))
-    return "communication" if about_ranks else "rank-exception"
+        # A semaphore or a queue lies in shared memory, too, and its error names no file.
+        is_shared = (found is not None and found.code == "shared-memory") or _is_shared_memory_full()
+        return name(kind, _SHARED_MEMORY + "/" if is_shared else os.strerror(errno.ENOSPC))
+    return found
 
 
 def _is_shared_memory_full() -> bool:

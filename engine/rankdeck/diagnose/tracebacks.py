@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.exceptions import IN_LOG, is_communication, last_lines, shortened
+from rankdeck.diagnose.exceptions import IN_LOG, advice_of, last_lines, shortened
+from rankdeck.diagnose.failures import UNNAMED, name
 from rankdeck.diagnose.own_code import FRAME, is_own
 from rankdeck.events import RankFailed
 
@@ -34,21 +35,15 @@ _OF_THREAD = "Exception in thread "
 """What it prints before one that ends a thread: the process goes on."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
-_ADVICE = {
-    "out-of-memory": phrase("Lower the batch size or the size of the model, or use more devices."),
-    "disk-full": phrase("Free space on the disk, then run again."),
-    "shared-memory": phrase("Set num_workers=0 in the DataLoader, or give /dev/shm more room."),
-    "unused-parameters": phrase(
-        "Pass find_unused_parameters=True to DistributedDataParallel, or take what is not used out of the "
-        "model."
-    ),
-}
+_LONGEST_MESSAGE = 40
+"""Lines of a message that are looked at."""
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that Python has printed. `file` and `line` are the last frame of the person's own code, or
-    the last one where none is. `in_thread`: it ended a thread alone.
+    """An exception that Python has printed. `message` is the first line of its `text` that says something.
+    `file` and `line` are the last frame of the person's own code, or the last one where none is. `in_thread`:
+    it ended a thread alone.
     """
 
     type: str
@@ -56,6 +51,7 @@ class Raised:
     file: str | None = None
     line: int | None = None
     in_thread: bool = False
+    text: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -118,20 +114,22 @@ def failure_of(
         return None
     if raised.in_thread and has_ended:
         return None
-    code = _code(raised, tail)
+    named = name(raised.name, raised.text)
     message = phrase("The script raised {error}", error=raised.words())
     if of_several:
         message = phrase("rank {rank} raised {error}", rank=rank, error=raised.words())
     problem = Problem(
-        code,
+        UNNAMED if named is None else named.code,
         message,
         path=raised.file,
         line=raised.line,
-        advice=_ADVICE.get(code) or phrase(IN_LOG, log=log.name),
+        advice=advice_of(named, of_script=True) or phrase(IN_LOG, log=log.name),
         rank=rank if of_several else None,
         last_lines=last_lines(_OF_RANK.sub("", _COLOURS.sub("", tail))),
     )
-    return RankFailed(rank=rank, problem=problem, is_communication=code == "communication", t=said_at)
+    return RankFailed(
+        rank=rank, problem=problem, is_communication=named is not None and named.rule.of_others, t=said_at
+    )
 
 
 def ended_by_then(problem: Problem) -> bool:
@@ -158,7 +156,8 @@ def _read(lines: list[str], number: int, folder: str) -> Raised | None:
         return None
     own = [frame for frame in frames if is_own(frame[0])] or frames
     file, line = own[-1] if own else (None, None)
-    return Raised(raised["type"], _message(lines, number, raised["message"]), _absolute(file, folder), line)
+    message = _message(lines, number, raised["message"])
+    return Raised(raised["type"], message, _absolute(file, folder), line, text=_text(lines, number))
 
 
 def _message(lines: list[str], number: int, first: str | None) -> str:
@@ -167,6 +166,13 @@ def _message(lines: list[str], number: int, first: str | None) -> str:
         return first.strip()
     following = (line.strip() for line in lines[number + 1 : number + 6])
     return next((line for line in following if line), "") if first is not None else ""
+
+
+def _text(lines: list[str], number: int) -> str:
+    """The whole message: its lines until an empty one, or the next traceback."""
+    rest = lines[number : number + _LONGEST_MESSAGE]
+    end = next((at for at, line in enumerate(rest) if not line or _HEADER.match(line)), len(rest))
+    return "\n".join([rest[0].partition(": ")[2], *rest[1:end]])
 
 
 def _syntax_error(lines: list[str], folder: str) -> Raised | None:
@@ -185,19 +191,3 @@ def _syntax_error(lines: list[str], folder: str) -> Raised | None:
 
 def _absolute(file: str | None, folder: str) -> str | None:
     return file if file is None or file.startswith("<") else os.path.normpath(Path(folder, file))
-
-
-def _code(raised: Raised, tail: str) -> str:
-    text = raised.message
-    if raised.name in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in text:
-        return "out-of-memory"
-    if "shared memory" in text or "bus error" in text.lower():
-        return "shared-memory"
-    if "No space left on device" in text:
-        return "disk-full"
-    if "Expected to have finished reduction in the prior iteration" in tail:
-        return "unused-parameters"
-    about_ranks = raised.name in ("DistBackendError", "DistNetworkError", "DistStoreError") or (
-        raised.name == "RuntimeError" and is_communication(text)
-    )
-    return "communication" if about_ranks else "rank-exception"

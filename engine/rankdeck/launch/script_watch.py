@@ -22,7 +22,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
-from rankdeck.diagnose.exceptions import is_communication, read_last_lines
+from rankdeck.diagnose.exceptions import advice_of, read_last_lines
+from rankdeck.diagnose.failures import is_communication, name
 from rankdeck.diagnose.hang import COMPUTING, Standing, place
 from rankdeck.diagnose.script_hang import standing_still
 from rankdeck.diagnose.tracebacks import ended_by_then, failure_of, raised_in_thread
@@ -170,7 +171,7 @@ class ScriptWatch(Watch):
 
     def _with_interpreter(self, raised: events.RankFailed) -> events.RankFailed:
         """A package that is missing may well be there in another environment."""
-        if "raised ModuleNotFoundError" not in raised.problem.message:
+        if raised.problem.code != "no-module":
             return raised
         script = self._config.script
         advice = phrase(
@@ -198,10 +199,11 @@ class ScriptWatch(Watch):
             message = phrase("{exited} Before that it raised {error}", exited=message, error=in_thread)
         elif lines and code in (1, 2):
             message = phrase("{exited} Its last line: {line}", exited=message, line=lines[-1])
+        named = name("", lines[-1]) if lines else None
         problem = Problem(
-            "rank-exited",
+            "rank-exited" if named is None else named.code,
             message,
-            advice=phrase("All that it wrote is in the logs of the run."),
+            advice=advice_of(named, of_script=True) or phrase("All that it wrote is in the logs of the run."),
             rank=rank if of_several else None,
             last_lines=lines,
         )

@@ -29,7 +29,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
-from rankdeck.diagnose.exceptions import advice_for, is_out_of_memory
+from rankdeck.diagnose.exceptions import is_out_of_memory, limited_memory, quoted
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
 from rankdeck.launch.watch import Watch
@@ -199,7 +199,7 @@ class Supervising(abc.ABC):
         self._ending = True
         kills = max(0, _count_oom_kills() - oom_kills)
         full = _is_full(self._run.path)
-        cause = self.cause(kills, disk_is_full=full)
+        cause = self._with_evidence(self.cause(kills, disk_is_full=full))
         self._failed = _signature(cause.problem, self.watch.evidence())
         if self._failed and self._failed == self._arguments.failed:
             message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
@@ -209,6 +209,13 @@ class Supervising(abc.ABC):
             self.raise_problem(self._restart_problem(cause.problem))
             return cause.exit_code
         return self._fail(cause.problem, cause.exit_code)
+
+    def _with_evidence(self, cause: Cause) -> Cause:
+        """With the line of the rank's log that its last words are from."""
+        rank = 0 if cause.problem.rank is None else cause.problem.rank
+        log = self.watch.errors_log(rank)
+        found = quoted(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
+        return dataclasses.replace(cause, problem=cause.problem.but(evidence=found))
 
     def _restart_problem(self, cause: Problem) -> Problem:
         told = {"next": self.next_words(), "n": self._arguments.restarts + 1, "most": self.max_restarts}
@@ -258,7 +265,7 @@ def _own_failure(error: Exception) -> Problem:
     """Of the supervisor itself."""
     if is_out_of_memory(error):
         message = phrase("There was not enough memory to start the ranks.")
-        advice = advice_for("out-of-memory") or phrase("Close other programs, or use fewer devices.")
+        advice = limited_memory() or phrase("Close other programs, or use fewer devices.")
         return Problem("out-of-memory", message, advice=advice)
     message = phrase("{error}: {text}", error=type(error).__name__, text=str(error) or phrase("no message"))
     advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")

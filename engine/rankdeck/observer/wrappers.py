@@ -20,7 +20,9 @@ SHARDED = ("FullyShardedDataParallel", "fully_shard")
 
 
 def install_ddp(module: Any, session: RankSession) -> None:
-    _follow_constructor(module.DistributedDataParallel, session)
+    _follow_constructor(
+        module.DistributedDataParallel, session, session.guarded("wrapper", _named_parameters)
+    )
 
 
 def install_dp(module: Any, session: RankSession) -> None:
@@ -51,17 +53,38 @@ def install_fsdp(module: Any, session: RankSession) -> None:
     module.fully_shard = observed
 
 
-def _follow_constructor(wrapper: Any, session: RankSession) -> None:
+def _named_parameters() -> Callable[[], None]:
+    """The wrapper that is made from here to the call of the result says which parameters went unused by their
+    names, as torch does at TORCH_DISTRIBUTED_DEBUG=INFO, where the script has asked for nothing else."""
+    from torch import distributed
+
+    if distributed.get_debug_level() != distributed.DebugLevel.OFF:
+        return _nothing
+    distributed.set_debug_level(distributed.DebugLevel.INFO)
+    return functools.partial(distributed.set_debug_level, distributed.DebugLevel.OFF)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _follow_constructor(
+    wrapper: Any, session: RankSession, begin: Callable[[], Callable[[], None] | None] = lambda: None
+) -> None:
+    """`begin` comes before the constructor; what it gives is called after it."""
     construct = wrapper.__init__
     told = session.guarded("wrapper", _tell)
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
+        end = begin() or _nothing
         try:
             construct(self, *args, **kwargs)
         except BaseException as error:
             leave_out(error)
             raise
+        finally:
+            end()
         told(session, wrapper.__name__, construct, (self, *args), kwargs, self)
 
     observed.__rankdeck__ = True  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -33,5 +34,12 @@ class Backend:
         return device_mesh(mesh, device_type)
 
     def replicate(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
-        """torch's wrapper, which has given rank 0's weights to all."""
-        return DistributedDataParallel(module, **options)
+        """torch's wrapper, which has given rank 0's weights to all. It knows the parameters by their names:
+        an error about them says which."""
+        level = dist.get_debug_level()
+        if level == dist.DebugLevel.OFF:
+            dist.set_debug_level(dist.DebugLevel.INFO)
+        try:
+            return DistributedDataParallel(module, **options)
+        finally:
+            dist.set_debug_level(level)

@@ -251,6 +251,39 @@ def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> Non
     assert problem.headline() == f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 4)"
 
 
+_ONE_IS_SPARE = """
+import torch
+torch.distributed.init_process_group("gloo")
+layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("used", "spare")})
+layers.forward = lambda inputs: layers["used"](inputs)
+model = torch.nn.parallel.DistributedDataParallel(layers)
+assert torch.distributed.get_debug_level() == torch.distributed.DebugLevel.OFF
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_parameters_without_a_gradient_are_called_by_their_names(tmp_path: Path) -> None:
+    _, status = finished(run := launch_script(tmp_path, _ONE_IS_SPARE, ranks=2, observe="light"))
+    assert status == 1
+    (problem,) = launching.problems(run)
+    assert problem.code == "unused-parameters" and problem.advice is not None
+    assert problem.advice.startswith(
+        "These took no part in the loss: spare.bias, spare.weight. Pass find_unused"
+    )
+    (seen,) = problem.evidence
+    assert seen.path is not None and seen.line and (run.path / seen.path).is_file()
+
+
+def test_a_script_that_knows_no_local_rank_is_told_of_the_environment(tmp_path: Path) -> None:
+    source = "import argparse; argparse.ArgumentParser().parse_args(['--local-rank=0'])"
+    finished(run := launch_script(tmp_path, source))
+    (problem,) = launching.problems(run)
+    assert problem.code == "unknown-rank-option" and "LOCAL_RANK" in (problem.advice or "")
+
+
 _ONE_SURVIVES = """
 import os, sys, time, traceback
 if os.environ["RANK"] == "1":

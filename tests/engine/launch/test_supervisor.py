@@ -128,6 +128,9 @@ def test_an_exception_is_told_once_and_victims_are_not_causes(
     assert (problem.code, problem.rank) == ("rank-exception", 1)
     assert problem.message.startswith("ValueError: bad batch 17")
     assert problem.last_lines[-1] == "ValueError: bad batch 17"
+    (seen,) = problem.evidence
+    assert (seen.text, seen.path) == ("ValueError: bad batch 17", "logs/rank-1.0.err")
+    assert seen.line and "bad batch 17" in (run.path / seen.path).read_text().splitlines()[seen.line - 1]
     assert end.reason == problem.headline()
 
 

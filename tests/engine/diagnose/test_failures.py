@@ -1,0 +1,296 @@
+"""What an error's own words mean: each rule beside its error, which is really raised where a CPU can."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.diagnose.failure_rules import RULES
+from rankdeck.diagnose.failures import name
+from rankdeck.diagnose.tracebacks import find_raised
+
+Raiser = Callable[[], object]
+
+
+class Broken(Dataset[torch.Tensor]):
+    """What reading its second sample does is up to the test."""
+
+    def __init__(self, act: Callable[[], torch.Tensor]) -> None:
+        self.act = act
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(2) if index != 1 else self.act()
+
+
+def _read(act: Callable[[], torch.Tensor], **options: int) -> list[torch.Tensor]:
+    return list(DataLoader(Broken(act), batch_size=2, **options))
+
+
+def _missing_key() -> torch.Tensor:
+    raise KeyError("nose")
+
+
+def _leave() -> torch.Tensor:
+    os._exit(3)
+
+
+def _backward(loss: torch.Tensor) -> None:
+    loss.backward()
+
+
+def _changed_in_place() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y += 1
+    y.sum().backward()
+
+
+def _backward_twice() -> None:
+    loss = (torch.ones(2, requires_grad=True) ** 2).sum()
+    loss.backward()
+    loss.backward()
+
+
+def _unscaled() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler.scale(model(torch.ones(1, 2)).sum())
+    scaler.step(optimizer)
+
+
+def _load(prefix: str, model: nn.Module) -> None:
+    model.load_state_dict({f"{prefix}{key}": value for key, value in nn.Linear(2, 1).state_dict().items()})
+
+
+def _wrong_optimizer() -> None:
+    two = torch.optim.SGD([{"params": [torch.ones(1)]}, {"params": [torch.ones(1)]}])
+    torch.optim.SGD([torch.ones(1)]).load_state_dict(two.state_dict())
+
+
+def _taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_server(server.getsockname())
+
+
+def _store_on_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        torch.distributed.TCPStore("127.0.0.1", server.getsockname()[1], 1, is_master=True)
+
+
+def _no_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    from datetime import timedelta
+
+    torch.distributed.TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=1))
+
+
+def _no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    torch.distributed.init_process_group("gloo")
+
+
+def _cut_off() -> None:
+    file = io.BytesIO()
+    torch.save(nn.Linear(2, 1).state_dict(), file)
+    torch.load(io.BytesIO(file.getvalue()[:-200]), weights_only=True)
+
+
+REAL: list[tuple[str, Raiser]] = [
+    ("out-of-memory", lambda: torch.empty(1 << 60)),
+    ("out-of-memory", lambda: bytearray(1 << 60)),
+    ("shape-mismatch", lambda: nn.Linear(64, 10)(torch.ones(3, 65))),
+    ("shape-mismatch", lambda: torch.ones(3, 4) + torch.ones(3, 5)),
+    ("shape-mismatch", lambda: torch.ones(6).view(4, 2)),
+    ("shape-mismatch", lambda: nn.functional.cross_entropy(torch.ones(3, 4), torch.zeros(5).long())),
+    ("shape-mismatch", lambda: nn.Conv2d(3, 4, 3)(torch.ones(1, 1, 8, 8))),
+    ("shape-mismatch", lambda: torch.cat([torch.ones(2, 3), torch.ones(2, 4)])),
+    ("shape-mismatch", lambda: nn.LayerNorm(8)(torch.ones(2, 7))),
+    ("shape-mismatch", lambda: nn.LSTM(8, 4)(torch.ones(2, 7))),
+    ("labels-out-of-range", lambda: nn.functional.cross_entropy(torch.ones(2, 4), torch.tensor([0, 4]))),
+    ("index-out-of-range", lambda: nn.Embedding(4, 2)(torch.tensor([9]))),
+    ("batch-of-one", lambda: nn.BatchNorm1d(4)(torch.ones(1, 4))),
+    ("dtype-mismatch", lambda: nn.Linear(2, 1)(torch.ones(3, 2).double())),
+    ("dtype-mismatch", lambda: nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 2, 2).double())),
+    ("dtype-mismatch", lambda: nn.functional.mse_loss(torch.ones(2).int(), torch.ones(2).bool()).backward()),
+    ("modified-in-place", _changed_in_place),
+    ("graph-freed", _backward_twice),
+    ("no-graph", lambda: _backward(torch.ones(2).sum())),
+    ("not-scalar", lambda: _backward(torch.ones(2, requires_grad=True) * 2)),
+    ("leaf-changed", lambda: torch.ones(2, requires_grad=True).add_(1)),
+    ("scaler-order", _unscaled),
+    ("ragged-samples", lambda: _read(lambda: torch.zeros(3))),
+    ("data-worker", lambda: _read(_missing_key, num_workers=1)),
+    ("data-worker-died", lambda: _read(_leave, num_workers=1)),
+    ("not-picklable", lambda: pickle.dumps(lambda: None)),
+    ("checkpoint-mismatch", lambda: _load("", nn.Linear(3, 1))),
+    ("checkpoint-mismatch", lambda: _load("module.", nn.Linear(2, 1))),
+    ("checkpoint-mismatch", _wrong_optimizer),
+    ("unreadable-weights", _cut_off),
+    ("port-in-use", _taken_port),
+    ("port-in-use", _store_on_taken_port),
+    ("unreachable", _no_store),
+    ("no-process-group", lambda: torch.distributed.all_reduce(torch.ones(1))),
+    ("no-module", lambda: __import__("no_such_package")),
+    ("no-file", lambda: Path("/no/such/file.csv").read_text()),
+    ("broken-install", lambda: ctypes.CDLL("libno_such_library.so")),
+    ("too-many-files", lambda: _os_error(errno.EMFILE)),
+    ("disk-full", lambda: _os_error(errno.ENOSPC)),
+    ("no-permission", lambda: _os_error(errno.EACCES)),
+]
+
+
+def _os_error(number: int) -> None:
+    raise OSError(number, os.strerror(number), "/data/x")
+
+
+def raised_by(raiser: Raiser) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        raiser()
+    return caught.value
+
+
+@pytest.mark.parametrize(("code", "raiser"), REAL, ids=[f"{n}-{code}" for n, (code, _) in enumerate(REAL)])
+def test_an_error_that_was_really_raised_is_named(code: str, raiser: Raiser) -> None:
+    error = raised_by(raiser)
+    problem = describe(error, 1).problem
+    traceback.clear_frames(error.__traceback__)  # the workers of a loader end with it
+    assert problem.code == code and problem.advice and "{" not in problem.advice, problem
+
+
+TOLD = [
+    ("out-of-memory", "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ("out-of-memory", "RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+    ("kernel-too-large", "OutOfResources", "out of resource: shared memory, Required: 147456"),
+    ("shared-memory", "RuntimeError", "unable to write to file </torch_11_0>: No space left on device (28)"),
+    ("gpu-shared", "DistBackendError", "NCCL error in: NCCLUtils.hpp:275, invalid usage\n"
+     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+     "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 100000"),
+    ("no-such-gpu", "AcceleratorError", "CUDA error: invalid device ordinal\nGPU device may be out of range"),
+    ("device-assert", "AcceleratorError", "CUDA error: device-side assert triggered"),
+    ("gpu-fault", "AcceleratorError", "CUDA error: an illegal memory access was encountered"),
+    ("gpu-lost", "RuntimeError", "CUDA error: uncorrectable ECC error encountered"),
+    ("no-kernel-image", "", "CUDA error: no kernel image is available for execution on the device"),
+    ("driver-too-old", "RuntimeError", "The NVIDIA driver on your system is too old"),
+    ("no-cuda", "RuntimeError", "Found no NVIDIA driver on your system."),
+    ("no-cuda", "AssertionError", "Torch not compiled with CUDA enabled"),
+    ("cuda-after-fork", "RuntimeError", "Cannot re-initialize CUDA in forked subprocess. To use CUDA with"),
+    ("devices-mixed", "RuntimeError", "Expected all tensors to be on the same device, "
+     "but found at least two devices, cuda:1 and cuda:0! (when checking"),
+    ("no-interface", "RuntimeError", "[enforce fail at /third_party/gloo/gloo/transport/tcp/device.cc:84] "
+     "ifa != nullptr. Unable to find address for: eth9"),
+    ("no-host", "gaierror", "[Errno -2] Name or service not known"),
+    ("ready-twice", "RuntimeError", "Expected to mark a variable ready only once."),
+    ("collectives-differ", "RuntimeError", "Detected mismatch between collectives on ranks. Rank 0 is "
+     "running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE), but Rank 1 is running"),
+    ("unknown-rank-option", "", "train.py: error: unrecognized arguments: --local-rank=1"),
+    ("data-too-slow", "RuntimeError", "DataLoader timed out after 30 seconds"),
+    ("no-main-guard", "RuntimeError", "An attempt has been made to start a new process before the\n"
+     "        current process has finished its bootstrapping phase."),
+    ("compile-failed", "InductorError", "RuntimeError: No suitable C++ compiler found"),
+    ("download-failed", "URLError", "<urlopen error timed out>"),
+    ("communication", "DistNetworkError", "Connection reset by peer"),
+    ("communication", "RuntimeError", "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:3"),
+    ("no-launcher", "ValueError", "Error initializing torch.distributed using env:// rendezvous: "
+     "environment variable RANK expected, but not set"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "text"), TOLD, ids=[f"{n}-{item[0]}" for n, item in enumerate(TOLD)]
+)
+def test_words_that_a_cpu_cannot_be_made_to_say_are_known(code: str, kind: str, text: str) -> None:
+    named = name(kind, text)
+    assert named is not None and named.code == code
+    assert named.rule.of_others == (code in ("communication", "unreachable"))
+
+
+def test_a_script_without_a_launcher_is_told_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = describe(raised_by(lambda: _no_rank(monkeypatch)), 0).problem
+    assert (
+        problem.code == "no-launcher" and problem.advice and "rankdeck run --nproc-per-node" in problem.advice
+    )
+
+
+def test_every_rule_stands_beside_an_error_that_it_is_about() -> None:
+    shown = {code for code, _ in REAL} | {code for code, _, _ in TOLD} | {"unused-parameters", "no-launcher"}
+    assert shown == {rule.code for rule in RULES} and len(shown) >= 30
+    assert all(rule.advice or rule.code == "communication" for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad batch 17"),
+        KeyError("NCCL error"),
+        ConnectionError("https://example.org timed out"),
+        RuntimeError("the module of the target is out of bounds"),
+        AssertionError(),
+        NotImplementedError("x"),
+    ],
+)
+def test_what_no_rule_is_about_keeps_its_own_words(error: Exception) -> None:
+    problem = describe(error, 0).problem
+    assert problem.code == "rank-exception" and type(error).__name__ in problem.message
+
+
+def test_what_an_error_names_stands_in_the_words() -> None:
+    target = describe(raised_by(REAL[10][1]), 0).problem
+    assert target.advice is not None and target.advice.startswith("A target is 4, and")
+    missing = describe(raised_by(lambda: __import__("no_such_package")), 0).problem
+    assert (
+        missing.advice == "The Python that ran it has no no_such_package. "
+        "Install what provides it there, or correct the name."
+    )
+    port = describe(raised_by(_store_on_taken_port), 0)
+    assert port.problem.advice is not None and "listens on port" in port.problem.advice
+    assert not port.is_communication
+
+
+def test_a_printed_error_is_read_as_far_as_its_message_goes() -> None:
+    printed = (
+        "Traceback (most recent call last):\n"
+        '  File "/p/train.py", line 13, in <module>\n'
+        "    m(x).sum().backward()\n"
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting.\n"
+        "making sure all `forward` function outputs participate in calculating loss. \n"
+        "Parameters which did not receive grad for rank 0: spare.bias, spare.weight\n"
+        "Parameter indices which did not receive grad for rank 0: 2 3\n"
+        "\n"
+        "[W123 socket.cpp] address already in use\n"
+    )
+    raised = find_raised(printed)
+    assert raised is not None
+    named = name(raised.name, raised.text)
+    assert named is not None and named.found == {"names": "spare.bias, spare.weight"}
+    advice = named.advice(of_script=True)
+    assert advice is not None and advice.startswith(
+        "These took no part in the loss: spare.bias, spare.weight. Pass"
+    )
+    of_run = named.advice(of_script=False)
+    assert of_run is not None and "strategy.find_unused_parameters" in of_run
+
+
+def test_a_log_that_goes_on_after_an_error_does_not_rename_it(tmp_path: Path) -> None:
+    raised = find_raised(
+        "Traceback (most recent call last):\nValueError: bad\n\nport: 1 address already in use\n"
+    )
+    assert raised is not None and name(raised.name, raised.text) is None
