@@ -272,7 +272,7 @@ def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int)
             None,
             ("different collectives, rank 0 in", "all_reduce number", ": barrier number"),
         ),
-        ("hang", "pipeline", 1, ("other ranks wait", "in step ", "in loss (", "mine.py, line ")),
+        ("hang", "pipeline", 1, ("other ranks wait", "in loss (", "it began is forward of microbatch ")),
         ("hang alone", "single", 0, ("in step 20, in loss (", "mine.py, line ")),
         ("hang alone", "dp", 0, ("in step 20, in loss (", "mine.py, line ")),
     ],

@@ -17,6 +17,7 @@ from rankdeck.base.phrases import Phrase, phrase
 
 _SAME_SHAPE = ("all_reduce", "broadcast", "reduce")
 """What every rank passes tensors of one shape to."""
+_LONGEST = 40
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ def calls_of(text: str | bytes) -> list[CollectiveCall]:
         return [_call(entry) for entry in entries if not entry.get("is_p2p")]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return []
+
+
+def work_of(text: str | bytes) -> Phrase | None:
+    """What a rank of a pipeline has begun last, of the same JSON: 'forward of microbatch 3'."""
+    try:
+        name, number = json_of(text)["microbatch"]
+        return phrase("{phase} of microbatch {number}", phase=str(name)[:_LONGEST], number=int(number))
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _call(entry: Mapping[str, Any]) -> CollectiveCall:

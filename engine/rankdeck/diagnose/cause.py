@@ -42,7 +42,8 @@ class RankEvidence:
 
     `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
     `has_finished`: it said that its work was done; then no exit status tells anything. `failure` is what the
-    rank said itself; `frames` its stack, and `calls` its collectives, when a hang was suspected.
+    rank said itself; `frames` its stack, `calls` its collectives and `work` its microbatch, when a hang was
+    suspected.
     """
 
     rank: int
@@ -54,6 +55,7 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     frames: Sequence[Frame] = ()
     calls: Sequence[CollectiveCall] = ()
+    work: Phrase | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         {rank.rank: rank.frames for rank in ranks if rank.frames},
         [rank.rank for rank in ranks if rank.suspended],
         calls={rank.rank: rank.calls for rank in ranks if rank.calls},
+        work={rank.rank: rank.work for rank in ranks if rank.work},
     )
     waiting = [rank.rank for rank in ranks if rank.exit_code is None]
     laggard = find_laggard(standing)

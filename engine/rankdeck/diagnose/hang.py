@@ -42,7 +42,8 @@ class Standing:
 
     `beats` are of those that live, `left` the steps that ranks were in that have exited with status 0 (None
     before their first heartbeat), `stacks` the threads that tell most, innermost frame first, `calls` the
-    collectives that each has come to. `cores`: how many each has used since it made progress.
+    collectives that each has come to. `cores`: how many each has used since it made progress. `work`: the
+    microbatch that each has begun last, of a pipeline.
     """
 
     beats: Mapping[int, Beat]
@@ -51,6 +52,7 @@ class Standing:
     left: Mapping[int, Beat | None] = field(default_factory=dict)
     calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
     cores: Mapping[int, float] = field(default_factory=dict)
+    work: Mapping[int, Phrase] = field(default_factory=dict)
 
     @property
     def is_waited(self) -> bool:
@@ -199,12 +201,24 @@ def _of_rank(rank: int, standing: Standing) -> Phrase:
         at = place(standing.beats[rank])
         return phrase("rank {rank} {place}, suspended by a signal (SIGSTOP)", rank=rank, place=at)
     if rank in standing.stacks:
-        return phrase("rank {rank} in {place}", rank=rank, place=standing.place_of(rank))
+        at = standing.place_of(rank)
+        if rank in standing.work:
+            return phrase(
+                "rank {rank} in {place} after it began {work}", rank=rank, place=at, work=standing.work[rank]
+            )
+        return phrase("rank {rank} in {place}", rank=rank, place=at)
     return phrase("rank {rank} {place}", rank=rank, place=place(standing.beats[rank]))
 
 
 def _stands(rank: int, standing: Standing) -> Phrase:
-    """Where a rank is, as a clause of its own."""
+    """Where a rank is, as a clause of its own, and at which microbatch."""
+    stands, work = _stands_in_step(rank, standing), standing.work.get(rank)
+    if work is None:
+        return stands
+    return phrase("{stands}, and the last that it began is {work}", stands=stands, work=work)
+
+
+def _stands_in_step(rank: int, standing: Standing) -> Phrase:
     beat, frames = standing.beats.get(rank), standing.stacks.get(rank)
     if beat is None:
         if rank in standing.suspended:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base import files
-from rankdeck.diagnose.calls import CollectiveCall, calls_of, current
+from rankdeck.base.phrases import Phrase
+from rankdeck.diagnose.calls import CollectiveCall, calls_of, current, work_of
 from rankdeck.diagnose.stacks import Frame, parse_stack
 from rankdeck.launch.processes import (
     environment_of,
@@ -35,11 +36,13 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank wrote: `text` is faulthandler's own report of all threads."""
+    """What a rank wrote: `text` is faulthandler's own report of all threads, `work` what it has begun last of
+    a microbatch."""
 
     text: str = ""
     frames: list[Frame] = field(default_factory=list)
     calls: list[CollectiveCall] = field(default_factory=list)
+    work: Phrase | None = None
 
     @property
     def call(self) -> CollectiveCall | None:
@@ -118,9 +121,10 @@ def ask(
     for rank in asked:
         text = _since(logs[rank, "stacks"], before[rank, "stacks"][1])
         told = with_calls and seen[rank, "calls"] != before[rank, "calls"]
-        calls = calls_of(_since(logs[rank, "calls"], 0)) if told else []
+        record = _since(logs[rank, "calls"], 0) if told else ""
+        calls = calls_of(record)
         if text or calls:
-            found[rank] = Answer(text, parse_stack(text), calls)
+            found[rank] = Answer(text, parse_stack(text), calls, work_of(record))
     return found
 
 

@@ -218,6 +218,7 @@ class Watch:
             stacks={rank: answer.frames for rank, answer in answers.items() if answer.frames},
             suspended=suspended,
             calls={rank: answer.calls for rank, answer in answers.items() if answer.calls},
+            work={rank: answer.work for rank, answer in answers.items() if answer.work},
             cores=cores,
         )
 
@@ -254,6 +255,7 @@ class Watch:
                 last_lines=read_last_lines(self.errors_log(rank.rank)),
                 frames=self._standing.stacks.get(rank.rank, ()),
                 calls=self._standing.calls.get(rank.rank, ()),
+                work=self._standing.work.get(rank.rank),
             )
             for rank in self.ranks
         ]

@@ -25,6 +25,12 @@ from rankdeck.profiling.simulated_pace import SimulatedPace
 
 _NOTHING: AbstractContextManager[None] = nullcontext(None)
 _MARK_S = 3e-6
+_microbatch: tuple[str, int] | None = None
+
+
+def newest_microbatch() -> tuple[str, int] | None:
+    """What this process has begun last of a microbatch, and its number: ("forward", 3)."""
+    return _microbatch
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,9 @@ class SpanRecorder:
 
         It gives the mark while one is kept, for what is known only at its end.
         """
+        if microbatch is not None:
+            global _microbatch
+            _microbatch = name, microbatch
         if not self._active:
             return _NOTHING
         return _Phase(self, PhaseSpan(device, name, stage, microbatch, num_bytes))

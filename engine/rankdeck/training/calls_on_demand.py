@@ -1,4 +1,5 @@
-"""The collectives that this rank has come to, written down beside its stacks when somebody asks for those.
+"""The collectives that this rank has come to, and the microbatch that it has begun last, written down beside
+its stacks when somebody asks for those.
 
 The signal that makes faulthandler write stacks also wakes a thread here: the main one may be blocked inside a
 collective. Read diagnose/calls.py next.
@@ -6,6 +7,7 @@ collective. Read diagnose/calls.py next.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -13,6 +15,8 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.heartbeat import STACKS
+from rankdeck.base.parsing import json_of
+from rankdeck.profiling.spans import newest_microbatch
 from rankdeck.torch_compat.flight import recorded
 
 
@@ -32,6 +36,7 @@ def _serve(read_end: int, path: Path) -> None:
     while numbers := os.read(read_end, 64):
         if signal.SIGUSR1 in numbers:
             try:
-                files.write_own(path, recorded())
+                told = {**json_of(recorded()), "microbatch": newest_microbatch()}
+                files.write_own(path, json.dumps(told))
             except (OSError, ValueError):
                 continue

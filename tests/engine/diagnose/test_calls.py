@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.diagnose.calls import CollectiveCall, calls_of, current, differing, missing
+from rankdeck.diagnose.calls import CollectiveCall, calls_of, current, differing, missing, work_of
 
 
 def call(number: int, kind: str = "all_reduce", shape: str = "4 Float", group: str = "0") -> CollectiveCall:
@@ -60,3 +60,16 @@ def test_whoever_has_not_come_to_a_number_is_missing() -> None:
     assert missing({0: [over(5), over(6)], 1: [over(5)]}) is None, "nobody waits for it"
     assert missing({0: [call(6)], 1: []}) is None, "nothing is known of it"
     assert missing({0: [over(6), call(7)], 1: [over(5), over(6)]}) == ([1], call(7)), "5 is no longer held"
+
+
+def test_the_microbatch_that_a_rank_has_begun_last_is_told() -> None:
+    told = work_of('{"entries": [], "microbatch": ["forward", 3]}')
+    assert told == "forward of microbatch 3"
+    for other in (
+        "",
+        "{}",
+        '{"microbatch": null}',
+        '{"microbatch": ["forward"]}',
+        '{"microbatch": ["f", "x"]}',
+    ):
+        assert work_of(other) is None
