@@ -63,7 +63,8 @@ class RunTabs(QObject):
         self._kinds: dict[Path, str] = {}
         self._ended: list[RunInfo] = []
         """What the toast about runs that are over, while it is shown, tells of."""
-        self._telling = QTimer(self, singleShot=True, interval=FIGURES_EVERY_MS, timeout=self._show_figures)
+        self._telling = QTimer(self, singleShot=True, interval=FIGURES_EVERY_MS)
+        self._telling.timeout.connect(self._show_figures)
         self.open_runs.opened.connect(self._opened)
         self.open_runs.closed.connect(self._closed)
         window.editor.register_page_kind(PAGE_KIND, self._make_page)

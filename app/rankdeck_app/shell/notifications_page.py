@@ -16,7 +16,7 @@ from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
-_LEFT, _RIGHT = 28, 4
+_LEFT, _RIGHT = 25, 4
 """Of a row of buttons, so that they begin where text does."""
 _PADDING = 8
 """Above and below what stands in a row of a roomy list (theme/qss.py)."""

@@ -159,9 +159,8 @@ class WelcomePage(Page):
         button = _link(info.title, tooltip, lambda: self.run_opened.emit(info.path))
         button.setIcon(self._theme.icon(icon, tone))
         button.setAccessibleName(tr("Open {run}, {outcome}", run=info.title, outcome=word))
-        text = " · ".join(
-            filter(None, (strategy_title(info.strategy), word if info.is_alive else "", details(info)))
-        )
+        state = "" if info.outcome == "completed" else word  # what went as it should needs no word for it
+        text = " · ".join(filter(None, (strategy_title(info.strategy), state, details(info))))
         self.run_buttons.append(button)
         return _row(button, text)
 

@@ -194,7 +194,8 @@ class CodeEditor(QPlainTextEdit):
         width = self.margin_width()
         self.setViewportMargins(width, 0, 0, 0)
         area = self.contentsRect()
-        self._margin.setGeometry(area.x(), area.y(), width, area.height())
+        height = self.viewport().height()  # what is below it, a scroll bar needs
+        self._margin.setGeometry(area.x(), area.y(), width, height)
 
     def _scroll_margin(self, rect: QRect, dy: int) -> None:
         if dy:

@@ -26,7 +26,7 @@ from rankdeck_app.views.output import OutputTools, OutputView
 from rankdeck_app.views.problems import ProblemsView
 from rankdeck_app.views.runs import RunsView
 from rankdeck_app.views.welcome import WelcomePage
-from rankdeck_app.widgets.controls import FewLines
+from rankdeck_app.widgets.controls import ElidedLabel, FewLines
 from tests.helpers.app_window import open_run, settle
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -238,6 +238,20 @@ def test_beside_a_page_of_no_run_the_status_bar_and_output_name_theirs(
     assert item.text().startswith(f"{name} · ")
     output = app.window.show_panel("output")
     assert isinstance(output, OutputView) and output.name == name
+
+
+def test_the_welcome_page_says_in_words_how_a_run_ended_unless_all_went_well(
+    qtbot: QtBot, make_app: Callable[[], App]
+) -> None:
+    for outcome, code in (("failed", 1), ("stopped", 130), ("completed", 0)):
+        run = WrittenRun(runs_folder(), f"run {code}")
+        run.begin()
+        run.end(outcome, code)
+    page = welcome(make_app())
+    qtbot.waitUntil(lambda: len(page.run_buttons) == 3)
+    rows = (button.parentWidget().findChildren(ElidedLabel) for button in page.run_buttons)
+    said = {button.text(): label.text() for button, (label,) in zip(page.run_buttons, rows, strict=True)}
+    assert "failed" in said["run 1"] and "stopped" in said["run 130"] and "completed" not in said["run 0"]
 
 
 def test_runs_that_are_alive_are_named_at_the_start(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QEvent, QRect, Qt
 from PySide6.QtGui import QHelpEvent, QTextCursor
-from PySide6.QtWidgets import QApplication, QLineEdit, QToolTip
+from PySide6.QtWidgets import QApplication, QLineEdit, QToolTip, QWidget
 from pytestqt.qtbot import QtBot
 
 from rankdeck.config import from_text
@@ -39,6 +39,16 @@ def type_at_end_of(page: ConfigPage, line: int, text: str, qtbot: QtBot) -> None
     page.go_to_line(line)
     qtbot.keyClick(page.editor, Qt.Key.Key_End)
     qtbot.keyClicks(page.editor, text)
+
+
+def test_no_line_number_stands_on_the_scroll_bar(
+    qtbot: QtBot, app: App, page: ConfigPage, tmp_path: Path
+) -> None:
+    app.session.draft.replace(f"# {'long ' * 200}\n" * 99, folder=tmp_path, stem="mine", origin="")
+    editor = page.editor
+    qtbot.waitUntil(lambda: editor.horizontalScrollBar().isVisible())
+    (numbers,) = (child for child in editor.findChildren(QWidget) if type(child).__name__ == "_Margin")
+    assert numbers.geometry().bottom() == editor.viewport().geometry().bottom()
 
 
 def test_typing_in_the_toml_changes_the_form(qtbot: QtBot, app: App, page: ConfigPage) -> None:

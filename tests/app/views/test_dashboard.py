@@ -277,6 +277,19 @@ def test_a_completed_run_shows_its_final_evaluation(
     assert page.page_id == page_id(written.path)
 
 
+def test_a_run_that_ended_without_an_evaluation_has_no_more_time_to_go(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.step == 40)
+    assert any(cell.label == "ETA" for cell in run_figures.stats(page.run))
+    written.end("stopped", 130)
+    qtbot.waitUntil(lambda: page.run.is_over)
+    assert not any(cell.label == "ETA" for cell in run_figures.stats(page.run))
+    assert stat(page, "Held-out loss") == "–"
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("num_devices", [1, 4, 8, 16])
 def test_nothing_overlaps_or_is_clipped(

@@ -68,11 +68,11 @@ def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
 
 
 def _outlook(run: RunAnswers) -> Stat:
-    evaluation = run.evaluation
-    if not run.is_over or evaluation is None:
+    if not run.is_over:
         return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
-    loss = UNKNOWN if evaluation.loss is None else f"{evaluation.loss:.4f}"
-    if evaluation.accuracy is None:
+    evaluation = run.evaluation
+    loss = UNKNOWN if evaluation is None or evaluation.loss is None else f"{evaluation.loss:.4f}"
+    if evaluation is None or evaluation.accuracy is None:
         return Stat(tr("Held-out loss"), loss, "88.8888")
     accuracy = f"{loss}  {100 * evaluation.accuracy:.1f}%"
     short = tr("Held-out, accuracy")
