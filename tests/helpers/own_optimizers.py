@@ -155,3 +155,10 @@ class Marked(torch.optim.SGD):
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__([{"params": [weight], "lr": lr * weight.rate} for weight in params])
+
+
+class Hungry(torch.optim.SGD):
+    """Asks for more than any machine has."""
+
+    def step(self, closure: Any = None) -> Any:
+        torch.empty(1 << 60)

@@ -116,4 +116,4 @@ def _whole(value: Any) -> Any:
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):
         return {_whole(key): _whole(one) for key, one in value.items()}
-    return list(map(_whole, value)) if isinstance(value, list) else value
+    return list(map(_whole, value)) if isinstance(value, list | tuple) else value

@@ -38,7 +38,7 @@ def describe(error: BaseException, rank: int) -> RankFailed:
         lines = last_lines(_formatted(error.__cause__)) if error.__cause__ else error.problem.last_lines
         problem = msgspec.structs.replace(error.problem, rank=rank, last_lines=lines)
         return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
-    text = str(error).strip()
+    text = words_of(error)
     named = _named(error, text)
     file, line = own_place(error)
     problem = Problem(
@@ -98,7 +98,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a device or of the host."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return is_named or is_refused or "can't allocate memory" in str(error)
+    return is_named or is_refused or "can't allocate memory" in words_of(error)
 
 
 def advice_of(named: Named | None, *, of_script: bool = False) -> Phrase | None:
@@ -137,9 +137,20 @@ def _is_shared_memory_full() -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    """The error and those behind it, each once: code that raises a cause anew makes a circle of them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
         yield error
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
+
+
+def words_of(error: BaseException) -> str:
+    """What it says of itself; empty where even that fails."""
+    try:
+        return str(error).strip()
+    except Exception:
+        return ""
 
 
 def _message(error: BaseException, text: str) -> Phrase:

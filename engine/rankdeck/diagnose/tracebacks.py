@@ -20,6 +20,8 @@ from rankdeck.diagnose.own_code import FRAME, is_own
 from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
+_LONG_TAIL_BYTES = 1 << 23
+"""Where a message alone is longer than that."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OF_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What torch prints in front of every line once a process group is there."""
@@ -104,12 +106,16 @@ def failure_of(
 ) -> RankFailed | None:
     """What the rank's stderr says of the exception that ended it; None where it says nothing. A rank that has
     not ended may stand still because a thread has."""
-    try:
-        tail = files.read_tail(log, TAIL_BYTES)[1].decode(errors="replace")
-        said_at = log.stat().st_mtime
-    except OSError:
-        return None
-    raised = find_raised(tail, folder)
+    raised, tail = None, ""
+    for num_bytes in (TAIL_BYTES, _LONG_TAIL_BYTES):
+        try:
+            tail = files.read_tail(log, num_bytes)[1].decode(errors="replace")
+            said_at = log.stat().st_mtime
+        except OSError:
+            return None
+        raised = find_raised(tail, folder)
+        if raised is not None or len(tail) < TAIL_BYTES:
+            break
     if raised is None or raised.name in ("SystemExit", "KeyboardInterrupt"):
         return None
     if raised.in_thread and has_ended:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
+from rankdeck.diagnose.exceptions import is_out_of_memory, words_of
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.fake_tensors import active_mode
 
@@ -192,6 +193,8 @@ def _stepped(
                 weight.grad = whole.gradient(weight, step)
             optimizer.step()
     except Exception as error:  # whatever a person's optimizer raises
+        if is_out_of_memory(error):
+            raise
         if in_slices:
             raise ConfigError(
                 phrase(
@@ -202,7 +205,7 @@ def _stepped(
                 advice=phrase("Use sgd, adam or adamw, or ddp, which keeps weights whole."),
                 cure={"strategy.use": "ddp"},
             ) from error
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = (words_of(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             phrase("train.optimizer {use} cannot take a step: {said}.", use=use, said=said),
             code="optimizer",

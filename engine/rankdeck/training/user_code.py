@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.data.base import SampleSet
-from rankdeck.diagnose.exceptions import own_place
+from rankdeck.diagnose.exceptions import own_place, words_of
 
 ErrorClass = type[RankdeckError]
 
@@ -279,7 +279,7 @@ def raised_by_user(
         file, line, text = error.filename, error.lineno, error.msg
     else:
         file, line = own_place(error)
-        text = str(error)
+        text = words_of(error)
     if file:
         template = _IMPORT_RAISED_AT if imported else _RAISED_AT
     else:

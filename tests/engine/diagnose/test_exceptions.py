@@ -58,6 +58,28 @@ def test_a_persons_own_errors_are_not_communication(error: Exception) -> None:
     assert failure.problem.code not in ("communication", "unreachable")
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise TypeError("even its words fail")
+
+
+def test_an_error_that_cannot_say_what_it_is_is_told_by_its_type() -> None:
+    failure = raised(UnspeakableError())
+    assert failure.problem.code == "rank-exception" and "UnspeakableError: no message" in failure.problem.message
+
+
+def test_causes_that_go_round_in_a_circle_are_seen_once() -> None:
+    outer, inner = RuntimeError("outer"), ValueError("bad batch 17")
+    inner.__context__, outer.__context__ = outer, inner
+    assert raised(inner).problem.message.startswith("ValueError: bad batch 17")
+
+
+def test_words_that_are_not_utf_8_reach_the_run() -> None:
+    failure = decode(encode(raised(ValueError("bad batch caf\udce9"))))
+    assert isinstance(failure, RankFailed)
+    assert failure.problem.message.startswith("ValueError: bad batch caf?")
+
+
 def test_torchs_own_error_types_are_known_by_name() -> None:
     assert raised(type("DistBackendError", (RuntimeError,), {})("something")).is_communication
 

@@ -76,6 +76,12 @@ def test_gradients_of_the_wrong_kind_are_refused(
         train_once({"toml": toml, "out": str(tmp_path / "weights.safetensors")}, rank=0, world_size=1)
 
 
+def test_an_optimizer_that_finds_no_memory_is_not_bad_input(tmp_path: Path) -> None:
+    toml = toml_of("mlp", "single", "tests.helpers.own_optimizers:Hungry", 1)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        train_once({"toml": toml, "out": str(tmp_path / "weights.safetensors")}, rank=0, world_size=1)
+
+
 def test_sparse_gradients_are_refused_where_a_norm_is_bounded() -> None:
     with pytest.raises(ConfigError, match=r"train\.clip_norm needs the norm .* those of '1' are sparse"):
         of_one_device("sparse")
