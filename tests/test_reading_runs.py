@@ -56,6 +56,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/rundir/directory.py": "writes",
     "engine/rankdeck/rundir/listing.py": "writes",
     "engine/rankdeck/rundir/writing.py": "writes, and the end of what it appends to",
+    "engine/rankdeck/cli/output.py": "what it has just written itself",
     "engine/rankdeck/run/export.py": "writes, and the weights by safetensors",
     "engine/rankdeck/base/heartbeat.py": "pipes",
     "engine/rankdeck/training/agreement.py": "what the ranks of an attempt write to each other",

@@ -228,11 +228,12 @@ def _kinds_of_errors(trees: Iterable[ast.AST]) -> set[str]:
 
 
 def _said_by(call: ast.Call, errors: set[str]) -> list[ast.expr]:
-    """The message and the advice of a problem, of an error, or of a problem that is said otherwise."""
+    """The message and the advice of a problem, of a guard's, of an error, or of a problem that is said
+    otherwise."""
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
-    if name not in {"Problem", "but", *errors}:
+    if name not in {"Problem", "tell_problem", "but", *errors}:
         return []
-    places = {"Problem": (1, 4), "but": ()}.get(name, (0,))
+    places = {"Problem": (1, 4), "tell_problem": (1, 2), "but": ()}.get(name, (0,))
     named = [one.value for one in call.keywords if one.arg in ("message", "advice")]
     return [*(call.args[place] for place in places if place < len(call.args)), *named]
 
@@ -304,6 +305,8 @@ def test_every_problem_of_the_engine_can_be_said_in_another_language() -> None:
         'Problem("x", f"{a} broke.")',
         'Problem("x", phrase("It broke."), advice="Mend it.")',
         'Problem("x", phrase("It broke."), None, 3, "Mend it.")',
+        'word.tell_problem("x", f"{a} broke.")',
+        'word.tell_problem("x", phrase("It broke."), "Mend it.")',
         'raise ConfigError("It " + what)',
         'errors.OwnError("%s broke" % a, code="x")',
         'ConfigError(phrase("It broke.") if a else "It did not.")',

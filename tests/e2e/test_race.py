@@ -86,6 +86,7 @@ def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path:
         (["--only", "dpp"], 2, 'Did you mean "dp"?'),
         (["--only", "hybrid"], 2, "No sensible options of hybrid are known for 2 virtual devices"),
         (["--detach", "--only", "hybrid"], 2, "No sensible options of hybrid"),
+        (["--set", f"name={'x' * 121}"], 2, "This name has 121 characters"),
         (["--steps", "5"], 2, "greater than or equal to 20"),
         (["--devices", "cpu:x"], 2, "does not name virtual devices"),
         (["--set", "rehearsal.capacity=1KiB", "--only", "single"], 2, "No strategy is predicted to fit"),
@@ -98,6 +99,21 @@ def test_what_cannot_race_is_said_in_words_and_leaves_nothing(
     done = ask("race", config, *more, code=code)
     assert words in done.err and "Traceback" not in done.err
     assert not (tmp_path / "rankdeck-runs").exists() and not Path("w.toml").exists()
+
+
+def test_a_folder_that_holds_no_runs_is_refused_before_anything_is_planned(
+    config: str, tmp_path: Path
+) -> None:
+    (tmp_path / "broken").symlink_to("nowhere")
+    for runs, why in (
+        (f"{config}/runs", "Not a directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (tmp_path / "broken", "No such file"),
+    ):
+        done = rankdeck_here("race", config, "--runs", runs, code=2)
+        assert f"cannot hold runs: {why}" in done.err and "planning" not in done.err
+    done = rankdeck_here("race", config, "--runs", tmp_path / "a" / "b", "--only", "hybrid", code=2)
+    assert "No sensible options" in done.err and not (tmp_path / "a").exists()
 
 
 def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -> None:

@@ -11,7 +11,7 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run
+from rankdeck.cli.options import AsJson, RunName, check_file, find_run
 
 
 def adopt(
@@ -30,6 +30,7 @@ def adopt(
 
     run = find_run(name)
     file = default_file(run, Path()) if file is None else file.expanduser()
+    check_file(file)
     adopted = adopted_from(run, file.absolute().parent)
     if file.exists() and not force:
         raise ConfigError(

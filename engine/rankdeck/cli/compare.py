@@ -12,6 +12,7 @@ from rankdeck.base.errors import ConfigError, RunNotFoundError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, check_file, find_run
+from rankdeck.cli.output import check_stdout, name_of, written
 from rankdeck.cli.trust import Trust
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def compare(
     ] = None,
     by: Annotated[LossBy, typer.Option(help="What losses are told along.")] = LossBy.STEP,
     page: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write it as one page, and nothing else.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write it as one page, and nothing else; - is stdout."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -53,15 +55,15 @@ def compare(
     check_number(named)
     base = 0 if baseline is None else _place_of(baseline, names, named)
     if page is not None:
-        page = page.expanduser()
-        check_file(page)
+        page = _checked(page, as_json)
     found = [read(at) for at in named]
     comparison = beside([run.figures for run in found], base)
     if page is not None:
         from rankdeck.compare.page import write_page
 
-        write_page(page, comparison, [run.fold for run in found], by.value)
-        console.err().print(f"{page} holds the comparison of {len(named)} runs.", soft_wrap=True)
+        with written(page) as file:
+            write_page(file, comparison, [run.fold for run in found], by.value)
+        console.err().print(f"{name_of(page)} holds the comparison of {len(named)} runs.", soft_wrap=True)
     if page is None or as_json:
         lines = [loss_line(run.fold, step_axis(run.fold, by.value)) for run in found]
         _print(comparison, by.value, lines, as_json)
@@ -74,7 +76,8 @@ def report(
         typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last"; RUN@0 is attempt 0.'),
     ],
     page: Annotated[
-        Path, typer.Option("--html", metavar="FILE", help="Where to write; replaced if it is there.")
+        Path,
+        typer.Option("--html", metavar="FILE", help="Where to write; replaced if it is there; - is stdout."),
     ],
     by: Annotated[LossBy, typer.Option(help="What losses are drawn along first.")] = LossBy.STEP,
     plan: Annotated[
@@ -92,17 +95,25 @@ def report(
     from rankdeck.compare.report import write_report
     from rankdeck.diagnose.why import why_of
 
-    at, file = _find(name), page.expanduser()
-    check_file(file)
+    at, page = _find(name), _checked(page, as_json)
     found = read(at)
     why = why_of(at.run, found.fold)
     if why is not None:
         why = why.with_ways(lines_of(at.run, is_planned=plan, trust=trust), at.run)
-    write_report(file, found, by.value, why)
-    console.err().print(f"{file} holds the report of {at.run.name}.", soft_wrap=True)
+    with written(page) as file:
+        write_report(file, found, by.value, why)
+    console.err().print(f"{name_of(page)} holds the report of {at.run.name}.", soft_wrap=True)
     if as_json:
-        console.as_json({"run": at.run.name, "file": str(file)})
+        console.as_json({"run": at.run.name, "file": str(page)})
     return 0
+
+
+def _checked(page: Path, as_json: bool) -> Path:
+    """Raises: ConfigError where no page can be written there."""
+    if not check_stdout(page, as_json=as_json):
+        page = page.expanduser()
+        check_file(page)
+    return page
 
 
 def _print(comparison: Comparison, by: str, lines: list[LossLine], as_json: bool) -> None:

@@ -131,8 +131,14 @@ def check_file(file: Path) -> None:
     """Before seconds of work: whether a file can be written there.
 
     Raises:
-        ConfigError: something that is no file is in the way.
+        ConfigError: something that is no file is in the way, or it is "-".
     """
+    if str(file) == "-":
+        raise ConfigError(
+            phrase("- stands for stdout, where this is not written."),
+            code="no-file",
+            advice=phrase("Name a file; ./- is one."),
+        )
     if file.exists() and not file.is_file():
         raise ConfigError(
             phrase("{file} is a folder.", file=file)

@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
@@ -99,7 +100,7 @@ def _asked(
 ) -> tuple[Asked, int]:
     """What fits, planned now, and on how many devices.
 
-    Raises: ConfigError where nothing fits, or where --save asks a rehearsal for a winner.
+    Raises: ConfigError where nothing fits, no run can be kept, or --save asks a rehearsal for a winner.
     """
     from rankdeck import rundir
     from rankdeck.cli.plan import predicted_lines
@@ -107,6 +108,9 @@ def _asked(
     from rankdeck.launch.race import Asked
     from rankdeck.planner.candidates import candidates_for
 
+    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    rundir.check_can_hold_runs(folder)
+    checked_name(config.name)
     target = target_of(config, None, None)
     if save is not None:
         check_file(save.expanduser())
@@ -136,7 +140,6 @@ def _asked(
     lines, left_out = sorted_out(found, named=only is not None)
     if not lines:
         raise _nothing_fits(left_out, target)
-    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
     command_line = ["rankdeck", *sys.argv[1:]]
     return Asked(config, lines, left_out, steps, folder, command_line), target.num_devices
 
@@ -242,8 +245,13 @@ def show_race(folder: RaceDir, *, as_json: bool) -> int:
 
 
 def stop_race(folder: RaceDir, *, within_s: float) -> bool:
-    """Ask whoever races to stop; whether the race was over within so many seconds."""
-    folder.stop_request.touch()
+    """Ask whoever races to stop; whether the race was over within so many seconds.
+
+    Raises: ConfigError where its folder cannot be written, or leads elsewhere.
+    """
+    from rankdeck.rundir import put_request
+
+    put_request(folder.path, folder.stop_request.name)
     until_s = time.monotonic() + within_s
     while folder.is_alive():
         if time.monotonic() > until_s:

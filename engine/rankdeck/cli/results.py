@@ -12,6 +12,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
+from rankdeck.cli.output import check_stdout, name_of, written
 from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ def show(
 
 def export(
     name: RunName,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; replaced if it is there.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to write; replaced if it is there; - is stdout.")
+    ],
     to: Annotated[
         ExportFormat,
         typer.Option(
@@ -111,11 +114,34 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write a run's weights or its figures to a file."""
-    from rankdeck.run import export as exporting
-
     run = find_run(name)
     is_past = _check_attempt(run, attempt)
-    if to is ExportFormat.SAFETENSORS and not is_script(run) and (is_past or exporting.is_behind(run)):
+    if check_stdout(file, as_json=as_json) and to is ExportFormat.TENSORBOARD:
+        raise ConfigError(
+            phrase("What TensorBoard reads is a folder, which stdout cannot be."),
+            code="usage",
+            advice=phrase("Name a folder instead of -."),
+        )
+    with written(file) as there:
+        if to is ExportFormat.SAFETENSORS:
+            step = _write_weights(run, there, attempt, is_past=is_past, trust=trust)
+            what = "the weights"
+        else:
+            made, step, what = _write_figures(run, there, to, attempt), None, to.value
+            file = made if to is ExportFormat.TENSORBOARD else file
+    which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
+    after = "" if step is None else f" after step {step}, {which}"
+    console.err().print(f"{name_of(file)} holds {what} of {run.name}{after}.")
+    if as_json:
+        console.as_json({"file": str(file), "step": step})
+    return 0
+
+
+def _write_weights(run: RunDir, file: Path, attempt: int | None, *, is_past: bool, trust: bool) -> int | None:
+    """The step of the checkpoint that they are from; None where they are the run's final ones."""
+    from rankdeck.run import export as exporting
+
+    if not is_script(run) and (is_past or exporting.is_behind(run)):
         from rankdeck.config import load
 
         check_trust(run, load(run.config_to_go_on_with), trust=trust)  # its model is built
@@ -123,9 +149,7 @@ def export(
 
         step = export_saved(run, file, attempt if is_past else None)
         if step is not None:
-            which = f"which attempt {attempt} left" if is_past else "its newest checkpoint"
-            console.err().print(f"{file} holds the weights of {run.name} after step {step}, {which}.")
-            return _say_file(file, step, as_json)
+            return step
         if is_past:
             raise ConfigError(
                 phrase(
@@ -135,27 +159,23 @@ def export(
                 path=str(run.checkpoints_folder),
                 advice=phrase("Leave --attempt out for the newest weights."),
             )
-    if to is ExportFormat.SAFETENSORS:
-        exporting.weights(run, file)
-    elif to is ExportFormat.TENSORBOARD:
-        file = exporting.tensorboard(run, file, attempt)
-    else:
-        write = {
-            ExportFormat.CSV: exporting.steps_csv,
-            ExportFormat.JSON: exporting.everything_json,
-            ExportFormat.TRACE: exporting.trace,
-        }[to]
-        write(run, file, attempt)
-    what = "the weights" if to is ExportFormat.SAFETENSORS else to.value
-    console.err().print(f"{file} holds {what} of {run.name}.")
-    return _say_file(file, None, as_json)
+    exporting.weights(run, file)
+    return None
 
 
-def _say_file(file: Path, step: int | None, as_json: bool) -> int:
-    """`step` is that of a checkpoint from which it was written."""
-    if as_json:
-        console.as_json({"file": str(file), "step": step})
-    return 0
+def _write_figures(run: RunDir, file: Path, to: ExportFormat, attempt: int | None) -> Path:
+    """The file that was written."""
+    from rankdeck.run import export as exporting
+
+    if to is ExportFormat.TENSORBOARD:
+        return exporting.tensorboard(run, file, attempt)
+    write = {
+        ExportFormat.CSV: exporting.steps_csv,
+        ExportFormat.JSON: exporting.everything_json,
+        ExportFormat.TRACE: exporting.trace,
+    }[to]
+    write(run, file, attempt)
+    return file
 
 
 def _check_attempt(run: RunDir, attempt: int | None) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.names import LONGEST_NAME, checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.cli.torchrun import number_of_ranks
 from rankdeck.config import folder_file, interpreters
@@ -77,7 +78,7 @@ def script_config(
         "log_folder": None if options.log_dir is None else str(folder / options.log_dir.expanduser()),
     }
     _check_text({**table, "name": options.name})
-    name = options.name or options.entry or _name(entry, folder)
+    name = checked_name(options.name or "") or options.entry or _name(entry, folder)[:LONGEST_NAME]
     try:
         config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
     except ValidationError as error:
@@ -94,12 +95,6 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
 
     Raises: ConfigError where neither names a script.
     """
-    if options.name is not None and options.name.strip().lower() == "last":
-        raise ConfigError(
-            phrase("--name last would name the newest run, whichever it is."),
-            code="usage",
-            advice=phrase("Choose another name."),
-        )
     if options.module and options.no_python:
         raise ConfigError(
             phrase("-m and --no-python exclude each other."), code="usage", advice=phrase("Leave one out.")

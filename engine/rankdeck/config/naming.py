@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankdeck.base.names import LONGEST_NAME
 from rankdeck.config import presets
 from rankdeck.config.catalog import MODELS
 
@@ -27,7 +28,7 @@ _IGNORED = {"name", "folder", "launch"}
 
 def given_name(tables: Mapping[str, Any], stem: str) -> str:
     """What a person called it: the name in the file, else the file's own; empty where that is a preset's."""
-    name = tables.get("name", stem)
+    name = tables.get("name", stem[:LONGEST_NAME])
     name = name.strip() if isinstance(name, str) else ""
     return "" if name in _preset_names() else name
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -109,7 +109,8 @@ def _visible_to_script(num_ranks: int, environment: Mapping[str, str]) -> Chosen
     warnings: list[Problem] = []
     try:
         visible = visible_gpus(list_gpus(), environment)
-        gpus = [gpu for gpu in visible if gpu.availability().is_for_all]
+        # One that CUDA cannot be told of may be used all the same: by its number.
+        gpus = [gpu for gpu in visible if replace(gpu.availability(), is_twin=False).is_for_all]
     except MachineError:
         gpus = []
     except DeviceError as error:
@@ -254,6 +255,13 @@ def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     elif refusal is GpuRefusal.LOST:
         message = phrase("{gpu} is lost: the driver does not reach it any more.", gpu=_name(gpu))
         advice = phrase("Choose another one. It may need a reset, or the machine a restart.")
+    elif refusal is GpuRefusal.TWIN:
+        message = phrase(
+            "{gpu} has no UUID of its own: the driver tells that of another GPU, or none, and nothing can "
+            "tell the two apart.",
+            gpu=_name(gpu),
+        )
+        advice = phrase("Choose another one. See what the driver says of them: nvidia-smi -L")
     elif refusal is GpuRefusal.SPLIT:
         message = phrase("{gpu} is split into MIG instances and cannot be used as a whole.", gpu=_name(gpu))
         parts = [part.uuid for part in gpus if part.parent == gpu.uuid]

@@ -19,7 +19,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
 from rankdeck.launch.saves import SaveWatch
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.rundir import EventReader, RunDir, put_request
 
 _ANSWER_S = 5.0
 _POLL_S = 0.05
@@ -76,6 +76,7 @@ def request_checkpoint(run: RunDir) -> EventReader:
 
     Raises:
         NotRunningError: the run is not alive.
+        ConfigError: its folder cannot be written, or leads elsewhere.
     """
     _check_alive(run)
     reader = EventReader(run)
@@ -85,8 +86,7 @@ def request_checkpoint(run: RunDir) -> EventReader:
         answer = _ask(run, {"command": "checkpoint"})
     except OSError:
         # A file system without sockets: what the guard would do.
-        run.requests_folder.mkdir(exist_ok=True)
-        (run.requests_folder / "save.request").touch()
+        put_request(run.path, run.requests_folder.name, "save.request")
         return reader
     if not answer.get("ok"):
         message = phrase("{run} cannot be saved: {why}.", run=run.name, why=answer.get("error"))

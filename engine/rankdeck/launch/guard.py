@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 from rankdeck.launch.descendants import descendants
-from rankdeck.launch.last_word import LastWord
+from rankdeck.launch.last_word import LastWord, how_it_was_killed, phrase
 from rankdeck.launch.saves import SaveWatch, was_cut_off
 from rankdeck.observer import title
 
@@ -34,7 +34,7 @@ EXIT_STOPPED = 130
 GUARD = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_NO_MEMORY = "If nobody killed it, the kernel may have run out of memory (see dmesg)."
+_NO_MEMORY = phrase("If nobody killed it, the kernel may have run out of memory (see dmesg).")
 _PIPE = os.O_NONBLOCK | os.O_CLOEXEC
 _HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -293,8 +293,13 @@ class Guard:
         self.tell_lost_save()
         self._word.tell_problem(
             "restarted",
-            f"{self._how_it_was_killed()} The run goes on from its newest checkpoint, or from the beginning "
-            f"where it has none (restart {used + 1} of {most}).",
+            phrase(
+                "{cause} The run goes on from its newest checkpoint, or from the beginning where it has none "
+                "(restart {n} of {most}).",
+                cause=how_it_was_killed(-self._status),
+                n=used + 1,
+                most=most,
+            ),
             _NO_MEMORY,
             severity="warning",
         )
@@ -306,13 +311,6 @@ class Guard:
             return False
         self._status = None
         return True
-
-    def _how_it_was_killed(self) -> str:
-        assert self._status is not None
-        name = _signal_name(-self._status)
-        return (
-            f"The run's supervisor was ended by {name}, which nobody here had sent; its ranks ended with it."
-        )
 
     def end(self) -> None:
         """Say the last word: the supervisor's exit code tells how the run ended."""
@@ -326,11 +324,15 @@ class Guard:
         elif status == EXIT_STOPPED:
             outcome, code = "stopped", EXIT_STOPPED
         elif status < 0:
-            outcome, code, reason = "failed", 1, self._how_it_was_killed()
+            outcome, code, reason = "failed", 1, how_it_was_killed(-status)
             self._word.tell_problem("supervisor-lost", reason, _NO_MEMORY)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
-            reason = reason or f"The run's supervisor exited with {status}: see logs/supervisor.*.err."
+            if reason is None:
+                reason = phrase(
+                    "The run's supervisor exited with {status}: see logs/supervisor.*.err.", status=status
+                )
+                self._word.tell_problem("supervisor-lost", reason)
         if status < 0:
             self._word.tell_end(outcome, code)
         self._word.write(outcome, code, reason)
@@ -349,17 +351,10 @@ class Guard:
         if was_cut_off(self._run):
             self._word.tell_problem(
                 "save-lost",
-                "The run was ended while it was being saved: what was written of that save is lost.",
-                "Earlier checkpoints are whole. To wait for a save, stop the run once, and not now.",
+                phrase("The run was ended while it was being saved: what was written of that save is lost."),
+                phrase("Earlier checkpoints are whole. To wait for a save, stop the run once, and not now."),
                 severity="warning",
             )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def main(spec: dict[str, Any]) -> NoReturn:

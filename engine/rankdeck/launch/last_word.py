@@ -1,12 +1,13 @@
 """What nobody but a run's guard is left to say: end.json, and that something ended which should not have.
 
-Standard library only, as all of the guard.
+Standard library only, as all of the guard: its sentences are made here as base/phrases.py makes others.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,39 @@ from typing import Any
 _RESERVED_BYTES = 4096
 _PATIENCE_S = 10.0
 """How long a full disk is retried before the run is left without a last word."""
+
+
+class Sentence(str):
+    """One as it reads in English, with what it was made of: by "" its own template and arguments, by ".cause"
+    those of the sentence that is filled in for {cause}.
+    """
+
+    __slots__ = ("arguments", "templates")
+    templates: dict[str, str]
+    arguments: dict[str, dict[str, str | int]]
+
+
+def phrase(template: str, /, **arguments: str | int) -> Sentence:
+    """The template with `{name}` filled in; without arguments it is taken as it stands."""
+    said = Sentence(template.format(**arguments) if arguments else template)
+    said.templates, said.arguments = {"": template}, {"": arguments}
+    for hole, value in arguments.items():
+        if isinstance(value, Sentence):
+            said.templates |= {f".{hole}{place}": text for place, text in value.templates.items()}
+            said.arguments |= {f".{hole}{place}": values for place, values in value.arguments.items()}
+    return said
+
+
+def how_it_was_killed(number: int) -> Sentence:
+    """Of a supervisor that a signal has ended."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = phrase("signal {number}", number=number)
+    return phrase(
+        "The run's supervisor was ended by {signal}, which nobody here had sent; its ranks ended with it.",
+        signal=name,
+    )
 
 
 class LastWord:
@@ -37,9 +71,18 @@ class LastWord:
         names = [path.name.split(".")[1] for path in Path(self._run, "events").glob("supervisor.*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
 
-    def tell_problem(self, code: str, message: str, advice: str, *, severity: str = "error") -> None:
-        """A problem, in the file of events that is the guard's."""
-        problem = {"code": code, "message": message, "advice": advice, "severity": severity}
+    def tell_problem(
+        self, code: str, message: Sentence, advice: Sentence | None = None, *, severity: str = "error"
+    ) -> None:
+        """A problem (base/errors.py), in the file of events that is the guard's."""
+        problem: dict[str, Any] = {"code": code, "message": message, "advice": advice, "severity": severity}
+        said = {"message": message} if advice is None else {"message": message, "advice": advice}
+        for kind in ("templates", "arguments"):
+            problem[kind] = {
+                f"{name}{place}": made
+                for name, one in said.items()
+                for place, made in getattr(one, kind).items()
+            }
         self._tell({"kind": "problem", "problem": problem})
 
     def tell_end(self, outcome: str, exit_code: int) -> None:

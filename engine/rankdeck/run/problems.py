@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.run.script_words import name_of, script_of, status_in_words, status_of
@@ -9,10 +11,16 @@ from rankdeck.rundir import LineCounts, RunDir
 
 
 def lost_problem(run: RunDir) -> Problem:
-    """What is said of a run that has no last word and no guard."""
+    """What is said of a run that has no last word, or none that can be read, and no guard."""
+    last_word = run.path / "end.json"
     return Problem(
         "lost",
-        phrase("The run was killed from outside: nothing holds its lock and it left no last word."),
+        phrase(
+            "Nothing holds the run's lock, and its last word cannot be read: {file}.",
+            file=last_word,
+        )
+        if os.path.lexists(last_word)
+        else phrase("The run was killed from outside: nothing holds its lock and it left no last word."),
         path=str(run.path),
         advice=phrase("What its ranks wrote until then is in {folder}.", folder=run.logs_folder),
     )

@@ -3,8 +3,17 @@
 Other programs import it. Read directory.py first.
 """
 
-from rankdeck.rundir.directory import OUTCOMES, End, RunDir, add_attempt, create, final_path, slug
-from rankdeck.rundir.foreign import way_out
+from rankdeck.rundir.directory import (
+    OUTCOMES,
+    End,
+    RunDir,
+    add_attempt,
+    check_can_hold_runs,
+    create,
+    final_path,
+    slug,
+)
+from rankdeck.rundir.foreign import put_request, way_out
 from rankdeck.rundir.labels import Labels, labels_stamp, read_labels, write_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end, first_events
 from rankdeck.rundir.listing import (
@@ -32,6 +41,7 @@ __all__ = [
     "RunDir",
     "add_attempt",
     "attempt_of",
+    "check_can_hold_runs",
     "create",
     "create_race",
     "default_runs_folder",
@@ -48,6 +58,7 @@ __all__ = [
     "list_folder",
     "list_races",
     "list_runs",
+    "put_request",
     "read_labels",
     "slug",
     "way_out",

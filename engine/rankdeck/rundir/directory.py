@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import tempfile
 import time
 import unicodedata
 from dataclasses import dataclass
@@ -302,12 +303,39 @@ def create(
         (hidden / "config.toml").write_text(config.to_toml(), encoding="utf-8")
         (hidden / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            phrase("{folder} cannot hold runs: {why}.", folder=runs, why=error.strerror),
-            code="runs-folder",
-            advice=phrase("Name another folder with --runs."),
-        ) from None
+        raise _no_runs_there(runs, error) from None
     return RunDir(hidden)
+
+
+def check_can_hold_runs(runs: Path) -> None:
+    """Whether a run's directory could be made there; nothing is made, for who has something to do before.
+
+    Raises:
+        ConfigError: the folder of runs cannot be written.
+    """
+    try:
+        tempfile.TemporaryFile(dir=_nearest_above(runs.absolute())).close()
+    except OSError as error:
+        raise _no_runs_there(runs, error) from None
+
+
+def _nearest_above(path: Path) -> Path:
+    """The path itself, else the first above it that is there. Raises: OSError."""
+    for there in (path, *path.parents):
+        try:
+            there.lstat()
+            return there
+        except FileNotFoundError:
+            continue
+    return path
+
+
+def _no_runs_there(runs: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        phrase("{folder} cannot hold runs: {why}.", folder=runs, why=error.strerror),
+        code="runs-folder",
+        advice=phrase("Name another folder with --runs."),
+    )
 
 
 def final_path(hidden: RunDir) -> Path:

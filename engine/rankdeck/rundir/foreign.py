@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import Phrase, phrase
 
 
@@ -24,6 +25,42 @@ def way_out(run: Path) -> tuple[Path, Phrase] | None:
             if (kind := _kind_of_way_out(path)) is not None:
                 return path, kind
     return None
+
+
+def put_request(folder: Path, *names: str) -> None:
+    """An empty file in the folder of a living run or race, for which whoever works there looks.
+
+    Raises:
+        ConfigError: it, or a folder on the way to it, leads elsewhere or cannot be made.
+    """
+    places = [folder.joinpath(*names[: count + 1]) for count in range(len(names))]
+    try:
+        for path in places:
+            if os.path.lexists(path) and (kind := _kind_of_way_out(path)) is not None:
+                raise _leads_elsewhere(path, kind)
+        for path in places[:-1]:
+            path.mkdir(exist_ok=True)
+        places[-1].touch()
+    except OSError as error:
+        raise ConfigError(
+            phrase("{path} cannot be written: {why}.", path=places[-1], why=error.strerror),
+            code="run-folder",
+            path=str(places[-1]),
+            advice=phrase("Free space on the disk, or mend the folder's permissions."),
+        ) from None
+
+
+def _leads_elsewhere(path: Path, kind: Phrase) -> ConfigError:
+    return ConfigError(
+        phrase(
+            "{path} is {kind}: asking for something there could change what lies elsewhere.",
+            path=path,
+            kind=kind,
+        ),
+        code="leads-elsewhere",
+        path=str(path),
+        advice=phrase("Put a file or folder of its own in its place."),
+    )
 
 
 def _kind_of_way_out(path: Path) -> Phrase | None:

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.names import LONGEST_NAME, checked_name
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import marked, phrase
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONGEST_NAME = 120
 LONGEST_TAG = 40
 MOST_TAGS = 50
 LONGEST_NOTE = 20_000
-_LONG_NAME = marked("This name has {count} characters; at most {most} are kept.")
 _LONG_TAG = marked("This tag has {count} characters; at most {most} are kept.")
 _LONG_NOTE = marked("This note has {count} characters; at most {most} are kept.")
 
@@ -42,15 +41,9 @@ class Labels:
             ConfigError: a name, tag or note is too long, there are too many tags, or the name is "last".
         """
         labels = replace(self, **changes)
-        name = " ".join(labels.name.split())
+        name = checked_name(labels.name)
         tags = tuple(dict.fromkeys(tag for tag in (" ".join(tag.split()) for tag in labels.tags) if tag))
-        if name.lower() == "last":
-            raise ConfigError(
-                phrase('"last" names the newest run, whichever it is.'),
-                advice=phrase("Choose another name."),
-            )
         for too_long, text, longest in (
-            (_LONG_NAME, name, LONGEST_NAME),
             *((_LONG_TAG, tag, LONGEST_TAG) for tag in tags),
             (_LONG_NOTE, labels.note, LONGEST_NOTE),
         ):

@@ -19,6 +19,7 @@ class GpuRefusal(Enum):
 
     SIMULATED = "simulated"
     LOST = "lost"
+    TWIN = "twin"
     SPLIT = "split"
     HELD = "held"
 
@@ -27,12 +28,14 @@ class GpuRefusal(Enum):
 class Availability:
     """What the rules need to know of a GPU, or of a MIG instance of one.
 
-    `is_split`: into MIG instances, so that only these can be used. `held_by`: the directory of the run that
-    holds it. `users` are (compute | graphics, bytes) of the processes that the driver names, bytes None where
-    it does not tell them; None before it has been asked.
+    `is_twin`: nothing can tell it from another, because it tells the UUID of that, or none. `is_split`: into
+    MIG instances, so that only these can be used. `held_by`: the directory of the run that holds it. `users`
+    are (compute | graphics, bytes) of the processes that the driver names, bytes None where it does not tell
+    them; None before it has been asked.
     """
 
     is_lost: bool = False
+    is_twin: bool = False
     is_split: bool = False
     is_simulated: bool = False
     is_instance: bool = False
@@ -60,6 +63,8 @@ class Availability:
             return GpuRefusal.SIMULATED
         if self.is_lost:
             return GpuRefusal.LOST
+        if self.is_twin:
+            return GpuRefusal.TWIN
         if self.is_split:
             return GpuRefusal.SPLIT
         return GpuRefusal.HELD if self.held_by is not None else None

@@ -15,7 +15,7 @@ import msgspec
 from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.telemetry.availability import Availability
-from rankdeck.telemetry.readings import METRICS, Device, NoticeLine, throttle_words
+from rankdeck.telemetry.readings import METRICS, Device, NoticeLine, has_place, throttle_words
 from rankdeck.telemetry.registry import NOT_READ, DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
@@ -100,6 +100,7 @@ class GpuStatus:
         """What decides whether a run may take it; `held_by` is the run that holds its lease now."""
         return Availability(
             is_lost=self.state != "ok",
+            is_twin=has_place(self.uuid),
             is_split=self.mig,
             is_simulated=self.simulated,
             is_instance=self.parent is not None,

@@ -26,7 +26,7 @@ from rankdeck.telemetry.nvml_calls import (
     reason,
     text_of,
 )
-from rankdeck.telemetry.readings import METRICS, Device, nameless
+from rankdeck.telemetry.readings import METRICS, Device, nameless, with_place
 
 Mark = Callable[[str, str], None]
 """Hears which device is asked next, and for what: before a call that may crash or hang its process."""
@@ -94,7 +94,7 @@ class DeviceFinder:
     def _enter(self, device: Device, handle: Any, why: str | None = None) -> NvmlGpu:
         """List it under its UUID; under one with its place where another has the same, or it has none."""
         if not device.uuid or device.uuid in self._found:
-            device.uuid = f"{device.uuid}#{len(self._found)}"
+            device.uuid = with_place(device.uuid, len(self._found))
         device.simulated = self._simulated
         gpu = self._found[device.uuid] = NvmlGpu(device, handle)
         if device.uuid in self._skip:

@@ -158,6 +158,16 @@ def nameless(index: int) -> str:
     return f"lost-{index}"
 
 
+def with_place(uuid: str, place: int) -> str:
+    """What stands for the UUID of a device that tells another's, or none."""
+    return f"{uuid}#{place}"
+
+
+def has_place(uuid: str) -> bool:
+    """Whether it is one of `with_place`: no driver knows a device by it."""
+    return "#" in uuid
+
+
 class Reading(msgspec.Struct, omit_defaults=True):
     """One metric at one moment; `value` is None unless `state` is "value" or "stale".
 

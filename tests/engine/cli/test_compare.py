@@ -72,6 +72,20 @@ def test_a_page_is_written_and_nothing_else_said(runs: Path, tmp_path: Path) -> 
     assert file.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("words", [("compare", "slow", "fast"), ("report", "slow")])
+def test_a_page_goes_to_stdout_where_it_is_asked_for_by_a_dash(
+    runs: Path, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    done = rankdeck_here(*words, "--html", "-", code=0)
+    assert done.out.startswith("<!doctype html>") and done.out.rstrip().endswith("</html>")
+    assert done.err.startswith("stdout holds the ")
+    refused = rankdeck_here(*words, "--html", "-", "--json", code=2)
+    assert "cannot both be written to stdout" in refused.json["problems"][0]["message"]
+    assert set(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

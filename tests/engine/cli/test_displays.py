@@ -201,6 +201,27 @@ def test_export_writes_every_format(written: WrittenRun, tmp_path: Path) -> None
     assert json.loads(out) == {"file": str(tmp_path / "csv"), "step": None}
 
 
+def test_export_goes_to_stdout_where_it_is_asked_for_by_a_dash(
+    written: WrittenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.dir.weights.write_bytes(b"w")
+    ended(written)
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    for kind, beginning in (("safetensors", "w"), ("csv", "step,"), ("json", "{")):
+        out, err = spoken("export", "last", "--to", kind, "-")
+        assert out.startswith(beginning) and err.startswith("stdout holds ")
+    for more, said in (
+        (["--to", "csv", "--json"], "cannot both be written"),
+        (["--to", "tensorboard"], "is a folder"),
+    ):
+        refused = rankdeck_here("export", "last", "-", *more, code=2)
+        assert said in refused.out + refused.err
+    for words in (["adopt", "last", "-o", "-"], ["race", "digits-mlp", "--save", "-"]):
+        assert "- stands for stdout" in rankdeck_here(*words, code=2).err
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_stopping_what_is_over_is_no_error(written: WrittenRun) -> None:
     ended(written, "failed", 1)
     out, err = spoken("stop", "last")

@@ -148,6 +148,14 @@ def test_a_lost_gpu_is_refused_and_left_out(tmp_path: Path, gpus: list[GpuStatus
     assert chosen(tmp_path, "gpu:all") == ["GPU-00000000", "GPU-00000002"]
 
 
+def test_a_script_is_watched_on_a_gpu_that_tells_the_uuid_of_another(
+    tmp_path: Path, gpus: list[GpuStatus]
+) -> None:
+    gpus[1] = replace(gpu(1), uuid=f"{gpus[0].uuid}#1")
+    choice = devices_of_script(script_config(tmp_path, "", ranks=1))
+    assert [info.uuid for info in choice.devices] == [found.uuid for found in gpus]
+
+
 def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     gpus[:] = [replace(found, simulated=True) for found in gpus]
     for use in ("gpu:0", "gpu:all"):

@@ -356,6 +356,8 @@ def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) 
     with open(answer_end, "rb") as answer:
         assert "ready" in json.load(answer)
     assert launching.ended(run, 5).reason == "The run's supervisor exited with 1: see logs/supervisor.*.err."
+    (lost,) = launching.problems(run)
+    assert lost.code == "supervisor-lost" and lost.arguments == {"message": {"status": 1}}
     assert "No such file" in (run.logs_folder / "supervisor.0.err").read_text(encoding="utf-8")
 
 

@@ -55,7 +55,8 @@ def test_a_killed_supervisor_is_begun_again_while_restarts_are_left(tmp_path: Pa
         True,
         True,
     ]
-    assert [problem.code for problem in problems(run)] == ["supervisor-lost"]
+    (lost,) = problems(run)
+    assert lost.code == "supervisor-lost" and lost.said("message").arguments == {"signal": "SIGKILL"}
     assert ends(run) == [(0, "failed"), (1, "failed"), (2, "failed")]
 
 

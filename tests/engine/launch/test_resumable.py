@@ -1,17 +1,23 @@
-"""Nothing outside of a run changes because somebody goes on with it, whoever made its folder."""
+"""Nothing outside of a run changes because somebody goes on with it or asks it for something, whoever made
+its folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rankdeck.base.errors import ConfigError
+from rankdeck.cli.race import stop_race
 from rankdeck.config import load
+from rankdeck.launch import guard
+from rankdeck.launch.control import request_checkpoint
 from rankdeck.launch.resumable import check_resumable
 from rankdeck.launch.under_guard import NotResumableError
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import RunDir, create_race
 from tests.helpers.written_run import WrittenRun
 
 
@@ -77,6 +83,48 @@ def test_what_leads_elsewhere_is_refused(
     error = refusal(run)
     assert (error.code, error.problem.path) == ("leads-elsewhere", str(path))
     assert "cp -rL" in str(error.problem.advice)
+
+
+@pytest.mark.parametrize("put", [to_a_file, to_a_folder, to_nothing, as_another_name, as_a_pipe])
+@pytest.mark.parametrize("name", ["requests", "requests/save.request"])
+def test_nothing_elsewhere_changes_because_a_living_run_is_asked_to_save(
+    run: RunDir, tmp_path: Path, name: str, put: Callable[[Path, Path], None]
+) -> None:
+    elsewhere, path = tmp_path / "elsewhere", run.path / name
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("theirs")
+    os.utime(elsewhere / "file", (1, 1))
+    path.parent.mkdir(exist_ok=True)
+    put(path, elsewhere)
+    lock = guard.lock(str(run.path / "guard.lock"), "")
+    with pytest.raises(ConfigError) as caught:
+        request_checkpoint(run)
+    os.close(lock)
+    assert (caught.value.code, caught.value.problem.path) == ("leads-elsewhere", str(path))
+    assert [file.name for file in elsewhere.iterdir()] == ["file"]
+    assert (elsewhere / "file").stat().st_mtime == 1
+
+
+def test_a_living_run_is_asked_by_a_file_where_there_is_no_socket(run: RunDir) -> None:
+    lock = guard.lock(str(run.path / "guard.lock"), "")
+    request_checkpoint(run)
+    request_checkpoint(run)
+    assert (run.requests_folder / "save.request").exists()
+    shutil.rmtree(run.requests_folder)
+    run.requests_folder.touch()
+    with pytest.raises(ConfigError, match=r"requests/save.request cannot be written: File exists"):
+        request_checkpoint(run)
+    os.close(lock)
+
+
+def test_nothing_elsewhere_changes_because_a_race_is_asked_to_stop(tmp_path: Path) -> None:
+    race = create_race(tmp_path / "runs", "some", "")
+    race.stop_request.symlink_to(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="a link to"):
+        stop_race(race, within_s=0)
+    assert not (tmp_path / "theirs").exists()
+    race.stop_request.unlink()
+    assert stop_race(race, within_s=0) and race.stop_request.exists()
 
 
 def test_what_is_its_own_is_not(run: RunDir, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from rankdeck.base.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
+from rankdeck.base.names import LONGEST_NAME
 from rankdeck.config import from_dict
+from rankdeck.config.naming import given_name
 from rankdeck.launch.choose import ChosenDevices
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import NotResumableError, environment_of, resume
@@ -50,6 +52,18 @@ def test_a_data_path_that_may_not_be_read_is_bad_input(tmp_path: Path) -> None:
 def test_a_file_of_code_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
     error = refused(tmp_path, {"model": {"use": "mine.py:make"}}, ModelError)
     assert error.exit_code == 2 and "mine.py does not exist" in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("x" * 121, "121 characters; at most 120"), ("Last", "newest run")]
+)
+def test_a_name_that_nothing_could_be_called_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    error = refused(tmp_path, {"name": name}, ConfigError)
+    assert why in error.message and error.problem.path == "name"
+
+
+def test_a_configuration_in_a_file_with_a_long_name_is_called_by_the_beginning_of_it() -> None:
+    assert given_name({}, "x" * 200) == "x" * LONGEST_NAME
 
 
 def test_gpus_without_a_driver_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,8 @@
-"""Whatever a person's script makes the observer write, no reader breaks: drawn events, some absurd."""
+"""Whatever a person's script makes the observer write, no reader breaks: drawn events, some absurd.
+
+tests/fuzz damages runs of every kind, and draws few lines of a script; here all are of its own kinds, of
+several ranks and attempts.
+"""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ def test_a_whole_gpu_that_nobody_computes_on_is_for_auto() -> None:
     [
         ({"is_simulated": True}, GpuRefusal.SIMULATED, False),
         ({"is_lost": True}, GpuRefusal.LOST, False),
+        ({"is_twin": True}, GpuRefusal.TWIN, False),
         ({"is_split": True}, GpuRefusal.SPLIT, False),
         ({"is_instance": True}, None, False),
         ({"held_by": "/runs/one"}, GpuRefusal.HELD, True),
@@ -36,7 +37,7 @@ def test_auto_takes_nothing_else(
 ) -> None:
     gpu = replace(FREE, **change)
     assert not gpu.is_for_auto
-    assert gpu.is_free == (change.keys() <= {"is_simulated", "is_instance"})
+    assert gpu.is_free == (change.keys() <= {"is_simulated", "is_twin", "is_instance"})
     assert (gpu.refusal, gpu.is_for_all) == (refusal, is_for_all)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rankdeck.launch.choose import selected_gpus
+from rankdeck.base.errors import DeviceError
+from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.telemetry.listing import ask_once, list_gpus
 from rankdeck.telemetry.nvml_processes import MOST_PROCESSES
 from rankdeck.telemetry.readings import throttle_words
@@ -156,6 +157,18 @@ def test_two_gpus_of_one_uuid_are_two_rows(there: SimulatedGpus) -> None:
     first, second = list_gpus()
     assert [gpu.used_bytes for gpu in (first, second)] == [5 * GIB, 7 * GIB]
     assert second.uuid.startswith(first.uuid) and second.uuid != first.uuid
+
+
+@pytest.mark.parametrize("uuid", ["the other's", "none"])
+def test_a_gpu_that_cuda_cannot_be_told_of_is_refused(there: SimulatedGpus, uuid: str) -> None:
+    there.device(1).uuid = there.device(0).uuid if uuid == "the other's" else b""
+    gpus = list_gpus()
+    for name in ("1", gpus[1].uuid):
+        with pytest.raises(DeviceError, match=r"GPU 1 \(.*\) has no UUID of its own") as caught:
+            selected_gpus(gpus, [name])
+        assert caught.value.code == "device-unusable"
+    for taken in (selected_gpus(gpus, ["0"]), selected_gpus(gpus, []), free_gpus()):
+        assert [gpu.uuid for gpu in taken] == [gpus[0].uuid]
 
 
 def test_what_cannot_be_is_an_error_and_no_value(there: SimulatedGpus) -> None:

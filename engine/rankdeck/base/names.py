@@ -1,0 +1,34 @@
+"""What a person may call a run or a race: in a configuration, with --name, or afterwards."""
+
+from __future__ import annotations
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
+
+LONGEST_NAME = 120
+
+
+def checked_name(name: str) -> str:
+    """On one line.
+
+    Raises:
+        ConfigError: it is too long, or "last".
+    """
+    called = " ".join(name.split())
+    if called.lower() == "last":
+        raise ConfigError(
+            phrase('"last" names the newest run, whichever it is.'),
+            path="name",
+            advice=phrase("Choose another name."),
+        )
+    if len(called) > LONGEST_NAME:
+        raise ConfigError(
+            phrase(
+                "This name has {count} characters; at most {most} are kept.",
+                count=len(called),
+                most=LONGEST_NAME,
+            ),
+            path="name",
+            advice=phrase("Choose a shorter one."),
+        )
+    return called
