@@ -70,7 +70,8 @@ class RunStarted(Event, tag="run_started"):
 
     `started` is when the person's command started (Unix seconds); `steps` is None where epochs were asked
     for. Of a person's own script (`source`) nobody knows strategy, steps and global batch beforehand, and
-    `world_size` is what was asked for: a script may start ranks of its own.
+    `world_size` is what was asked for: a script may start ranks of its own. `cores` are the processor cores
+    that its ranks may use together.
     """
 
     run: str
@@ -84,6 +85,7 @@ class RunStarted(Event, tag="run_started"):
     global_batch: int | None = None
     pace: str = "real"  # real | simulated
     source: str = CONFIGURATION
+    cores: int | None = None
 
     def __post_init__(self) -> None:
         refuse_deep(self.options)
@@ -95,6 +97,7 @@ class RankStarted(Event, tag="rank_started"):
     `devices` are the indices of the devices that it drives; the uuids are read from the devices themselves.
     `world_size`: of the process group that the rank is in, where a script is observed. `stack_signal`: the
     signal that makes it write all its stacks to logs/rank-<r>.<attempt>.stacks; None where none does.
+    `threads` are those that torch computes with on this rank's CPU.
     """
 
     rank: int
@@ -104,6 +107,7 @@ class RankStarted(Event, tag="rank_started"):
     phase: str = marked("started")
     world_size: int | None = None
     stack_signal: int | None = None
+    threads: int | None = None
 
 
 class Phase(Event, tag="phase"):
@@ -313,6 +317,11 @@ class Observed(Event, tag="observed"):
     the steps that a gradient scaler skipped. `batch` is the samples of one batch of the training loader,
     `accumulate` how often backward runs in a step. `not_finite` is the first step whose loss was read and was
     NaN or infinite. `parts` names what the observer has switched off, and why.
+
+    `batch_norms` are the model's batch norms that normalise over this rank's samples alone, in training.
+    `first_batches` is a digest of the first numbers of its first training batches: ranks that have the same
+    one train on the same samples. `same_epochs` is how many passes over the data had the order of the pass
+    before, because nobody told their DistributedSampler, which shuffles, the epoch.
     """
 
     rank: int
@@ -331,6 +340,9 @@ class Observed(Event, tag="observed"):
     num_samples: int | None = None
     batch: int | None = None
     loader_workers: int | None = None
+    first_batches: str | None = None
+    same_epochs: int = 0
+    batch_norms: int | None = None
     accumulate: int | None = None
     precision: str | None = None
     not_finite: int | None = None

@@ -71,6 +71,7 @@ class WrittenRun:
         strategy: str = "dp",
         attempt: int = 0,
         pace: str = "real",
+        cores: int | None = None,
     ) -> None:
         self.writer("supervisor", attempt).write(
             events.RunStarted(
@@ -84,6 +85,7 @@ class WrittenRun:
                 global_batch=32,
                 started=self.started,
                 pace=pace,
+                cores=cores,
             )
         )
 

@@ -27,6 +27,7 @@ class WrittenScript(WrittenRun):
         devices: Sequence[events.DeviceInfo] | None = None,
         *,
         attempt: int = 0,
+        cores: int | None = None,
     ) -> None:
         """The supervisor's announcement."""
         if devices is None:
@@ -39,13 +40,26 @@ class WrittenScript(WrittenRun):
                 devices=list(devices),
                 started=self.started,
                 source=events.SCRIPT,
+                cores=cores,
             )
         )
 
-    def see(self, rank: int = 0, *, attempt: int = 0, world_size: int | None = None, **seen: Any) -> None:
+    def see(
+        self,
+        rank: int = 0,
+        *,
+        attempt: int = 0,
+        world_size: int | None = None,
+        threads: int | None = None,
+        **seen: Any,
+    ) -> None:
         """A rank has stepped an optimizer for the first time."""
         writer = self.writer(f"rank-{rank}", attempt)
-        writer.write(events.RankStarted(rank=rank, pid=1000 + rank, devices=[rank], world_size=world_size))
+        writer.write(
+            events.RankStarted(
+                rank=rank, pid=1000 + rank, devices=[rank], world_size=world_size, threads=threads
+            )
+        )
         writer.write(events.Observed(rank=rank, script="train.py", **seen))
 
     def step(

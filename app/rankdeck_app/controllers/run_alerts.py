@@ -1,30 +1,48 @@
-"""Alerts of the open runs: imbalance, in the Problems panel, with the button that changes the strategy.
+"""Alerts of the open runs in the Problems panel: imbalance, with the button that changes the strategy, and
+what else the engine's rules find in a run's figures.
 
 A run's own problems are what its directory says (run_tabs.py); an alert is what the app sees in its figures.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QTimer
 
 from rankdeck.base.errors import Problem
 from rankdeck.config.cures import EVENLY
+from rankdeck.diagnose.findings import RULES, Findings, SeenRun
+from rankdeck.diagnose.findings.imbalance import CODE, ImbalanceAlert
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.language import tr
+from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.imbalance_alert import ImbalanceAlert
 from rankdeck_app.widgets.run_list import strategy_title
 
 if TYPE_CHECKING:
     from rankdeck_app.state.draft import Draft
     from rankdeck_app.state.live_run import LiveRun
     from rankdeck_app.state.run_answers import RunAnswers
+
+
+_RULES = [rule for rule in RULES if rule.code != CODE]
+"""All but the imbalance, which has a toast and a button of its own."""
+_EVERY_S = 1.0
+"""How often they look at a run."""
+
+
+class _Followed:
+    """What is known of an open run from one look to the next."""
+
+    def __init__(self) -> None:
+        self.imbalance = ImbalanceAlert()
+        self.findings = Findings(_RULES)
+        self.looked_s = -_EVERY_S
 
 
 class RunAlerts(QObject):
@@ -35,35 +53,58 @@ class RunAlerts(QObject):
         self._window = window
         self._session = session
         self._tabs = tabs
-        self._alerts: dict[Path, ImbalanceAlert] = {}
+        self._followed: dict[Path, _Followed] = {}
         self._announced: set[Path] = set()
+        self._later: set[LiveRun] = set()
+        self._timer = QTimer(self, singleShot=True, interval=round(1000 * _EVERY_S))
+        self._timer.timeout.connect(self._look_later)
         tabs.open_runs.opened.connect(self._opened)
         tabs.open_runs.closed.connect(self._closed)
 
     def _opened(self, run: LiveRun) -> None:
-        self._alerts[run.run.path] = ImbalanceAlert()
+        self._followed[run.run.path] = _Followed()
         run.changed.connect(lambda _what: self._look(run))
-        run.time.arrived.connect(lambda: self._look(run))
+        run.time.arrived.connect(lambda: self._look(run, at_once=True))
 
     def _closed(self, run: LiveRun) -> None:
-        self._alerts.pop(run.run.path, None)
-        self._session.problems.set(_owner(run.run.path), "", [])
+        self._followed.pop(run.run.path, None)
+        self._later.discard(run)
+        for owner in (_owner(run.run.path), _findings_owner(run.run.path)):
+            self._session.problems.set(owner, "", [])
 
-    def _look(self, run: LiveRun) -> None:
+    def _look(self, run: LiveRun, *, at_once: bool = False) -> None:
         """At the moment that is shown of it; a toast speaks of now only."""
-        alert, shown = self._alerts.get(run.run.path), run.shown
-        if alert is None:
+        followed, shown = self._followed.get(run.run.path), run.shown
+        if followed is None:
             return
+        if at_once or run.is_over or time.monotonic() - followed.looked_s >= _EVERY_S:
+            self._find(run, followed)
+        else:
+            self._later.add(run)
+            if not self._timer.isActive():
+                self._timer.start()
         if shown is not run:
             self._list(run, _problem_of(shown, ImbalanceAlert()))
             return
-        problem = _problem_of(run, alert)
+        problem = _problem_of(run, followed.imbalance)
         self._list(run, problem)
         if problem is not None and run.is_live and run.run.path not in self._announced:
             self._announced.add(run.run.path)
             self._say(run, problem)
         elif problem is not None:
             self._window.toasts.restate(_owner(run.run.path), _said(run, problem))
+
+    def _look_later(self) -> None:
+        later, self._later = self._later, set()
+        for run in later:
+            self._find(run, self._followed[run.run.path])
+
+    def _find(self, run: LiveRun, followed: _Followed) -> None:
+        """What the rules say of the moment that is shown."""
+        followed.looked_s, shown = time.monotonic(), run.shown
+        findings = followed.findings if shown is run else Findings(_RULES)
+        found = findings.look(SeenRun(shown.fold, shown.config, is_over=shown.is_over))
+        self._session.problems.set(_findings_owner(run.run.path), run.title, found, run.run.path)
 
     def _list(self, run: LiveRun, problem: Problem | None) -> None:
         listed = [] if problem is None else [problem]
@@ -124,8 +165,12 @@ def _strategy_of(run: RunAnswers) -> str | None:
 
 
 def _said(run: LiveRun, problem: Problem) -> str:
-    return tr("{run}: {words}", run=run.title, words=problem.message)
+    return tr("{run}: {words}", run=run.title, words=in_words(problem).message)
 
 
 def _owner(path: Path) -> str:
     return f"{path}#imbalance"
+
+
+def _findings_owner(path: Path) -> str:
+    return f"{path}#findings"

@@ -1,4 +1,4 @@
-"""Problems: a cause, whose it is, the next step, and a button that does it where there is one.
+"""Problems: a cause, whose it is, what was seen, the next step, and a button that does it where there is one.
 
 Of an exception the person's own line comes first, as a link to the file; what others' frames say is folded.
 """
@@ -14,7 +14,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QEnterEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
-from rankdeck.base.errors import Problem
+from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import marked
 from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
 from rankdeck_app.language import tr
@@ -28,6 +28,7 @@ from rankdeck_app.widgets.text_block import TextBlock
 
 MAX_ROWS = 100
 MAX_LINKS = 3
+MAX_EVIDENCE = 5
 _PLACE = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
 """In whatever language: what stands before the number means "line"."""
 
@@ -80,6 +81,8 @@ class ProblemRow(QWidget):
         words = column(_wrapped(message), spacing=3)
         for line in self.code[:MAX_LINKS]:
             words.addLayout(self._link(line, message, open_code))
+        for seen in problem.evidence[:MAX_EVIDENCE]:
+            words.addLayout(self._evidence(seen, open_code))
         if problem.advice:
             words.addWidget(_wrapped(problem.advice, "dim"))
         if problem.last_lines:
@@ -114,17 +117,32 @@ class ProblemRow(QWidget):
             self.looked_at.emit(event.type() == QEvent.Type.FocusIn)
         return super().eventFilter(watched, event)
 
-    def _link(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
-        """'train.py, line 9', and what is written there."""
-        path = Path(line.file)
+    def _evidence(self, seen: Evidence, open_code: OpenCode | None) -> QHBoxLayout:
+        """What was seen, and a link to where it is: relative paths are of the run's folder."""
+        told, file = _wrapped(seen.text, "dim"), place_of(seen, self.entry.run)
+        if file is None:
+            return row((told, 1))
+        return row(self._open(file, seen.line, seen.text, open_code), (told, 1), spacing=12, align=TOP)
+
+    def _open(self, file: Path, line: int | None, said: str, open_code: OpenCode | None) -> QPushButton:
+        """'rank-1.0.jsonl' or 'train.py, line 9', as a link."""
+        text, tip = file.name, tr("Open {file}", file=file)
+        if line is not None:
+            text = tr("{file}, line {line}", file=file.name, line=line)
+            tip = tr("Open {file} at line {line}", file=file, line=line)
         link = push_button(
-            tr("{file}, line {line}", file=path.name, line=line.line),
-            tr("Open {file} at line {line}", file=line.file, line=line.line),
-            lambda: open_code(path, line.line, message) if open_code is not None else None,
+            text,
+            tip,
+            lambda: open_code(file, line or 1, said) if open_code is not None else None,
             kind="link",
         )
         link.setProperty("flush", "true")
         self.links.append(link)
+        return link
+
+    def _link(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
+        """'train.py, line 9', and what is written there."""
+        link = self._open(Path(line.file), line.line, message, open_code)
         is_inside = line.function and line.function != "<module>"
         where = tr("in {function}", function=line.function) if is_inside else ""
         told = ElidedLabel("    ".join(filter(None, (where, line.text))))
@@ -152,6 +170,13 @@ class ProblemRow(QWidget):
         icon = "chevron-down" if is_open else "chevron-right"
         self.unfold.setIcon(self._theme.icon(icon, "descriptionForeground"))
         self.unfold.setToolTip(tr("Hide the traceback") if is_open else tr("Show the traceback"))
+
+
+def place_of(seen: Evidence, run: Path | None) -> Path | None:
+    """The file that shows it; None where none does, or nobody knows whose it is."""
+    if seen.path is None or (run is None and not Path(seen.path).is_absolute()):
+        return None
+    return Path(seen.path) if run is None else run / seen.path
 
 
 def _wrapped(text: str, tone: str = "") -> QLabel:

@@ -6,6 +6,8 @@ limit.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +48,13 @@ def tightest(controller: str) -> GroupLimit | None:
             cached = _cached(folder) if controller == "memory" else 0
             found.append(GroupLimit(limit, used - cached, folder / names[0]))
     return min(found, key=lambda limit: limit.left, default=None)
+
+
+def num_cores() -> int:
+    """The cores that this process and its children may use together, by affinity and by quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def cpu_quota() -> float | None:

@@ -1,4 +1,6 @@
-"""`rankdeck why`: why a run ran out of memory, and what would need less, by the planner."""
+"""`rankdeck why`: why a run failed, is slow or learns nothing: its own problems, the findings in its figures,
+and of a run that ran out of memory what would need less, by the planner.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run, is_script
 from rankdeck.cli.trust import Trust, may_execute
 from rankdeck.config.planning import ROW_TIMEOUT_S
+from rankdeck.doctor.offering import with_offer
 
 if TYPE_CHECKING:
     from rankdeck.diagnose.why import Why
@@ -32,23 +35,27 @@ def why(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Say why a run ran out of memory: what stood on the device, what tipped it, and three ways out.
+    """Say why a run failed, is slow or learns nothing: the cause first, what was seen, and what to do.
 
-    The ways out are planned once and kept with the run; --json gives the lines of that plan as they come.
+    Of a run that ran out of memory: what stood on the device, what tipped it, and three ways out, which are
+    planned once and kept with the run; --json gives the lines of that plan as they come. Of any other run
+    --json gives one line, {"problems": [...]}.
     """
     from rankdeck.compare.naming import RunAt
     from rankdeck.compare.reading import read
-    from rankdeck.diagnose.why import why_of
+    from rankdeck.diagnose.why import problems_and_findings, why_of
     from rankdeck.run import plan_lines
 
     run = find_run(name)
-    told = why_of(run, read(RunAt(run.path)).fold)
+    fold = read(RunAt(run.path)).fold
+    told = why_of(run, fold)
     if told is None:
-        raise ConfigError(
-            phrase("{run} did not run out of memory.", run=run.name),
-            code="has-memory",
-            advice=phrase("What it came to: rankdeck show {run}", run=run.name),
-        )
+        found = problems_and_findings(run, fold)
+        if as_json:
+            console.problems_json(found)
+        else:
+            _print_found(run, found)
+        return 0
     if not as_json:
         _print(told)
     lines = []
@@ -81,6 +88,31 @@ def lines_of(
 
         yield from way_lines(run, timeout_s)
     yield from kept or ()
+
+
+def _print_found(run: RunDir, found: list[Problem]) -> None:
+    """Each with what was seen, what to do next, and the command that does it."""
+    from rankdeck.diagnose.why import command_of
+
+    out = console.out()
+    if not found:
+        out.print(phrase("Nothing was found in what {run} recorded.", run=run.name), soft_wrap=True)
+        return
+    can_change = not is_script(run)
+    for problem in map(with_offer, found):
+        style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
+        out.print(problem.headline(), style=style, soft_wrap=True)
+        for seen in problem.evidence:
+            place = f"  ({seen.place})" if seen.place else ""
+            out.print(f"  {seen.text}{place}", style="dim", soft_wrap=True)
+        for line in problem.last_lines:
+            out.print(f"  | {line}", style="dim", soft_wrap=True)
+        if problem.advice:
+            out.print(f"  {problem.advice}", soft_wrap=True)
+        if problem.cure and can_change:
+            out.print(f"    {shlex.join(command_of(run, problem.cure))}", style="dim", soft_wrap=True)
+    out.print()
+    out.print(phrase("Files are named from {folder}", folder=run.path), style="dim", soft_wrap=True)
 
 
 def _print(told: Why) -> None:

@@ -1,4 +1,5 @@
-"""Why a run ran out of memory, in words and rows: what the terminal, the page and the app all show.
+"""Why a run ran out of memory, in words and rows: what the terminal, the page and the app all show; and of
+any other run what is to be said of it, the cause first.
 
 The facts are those of run/out_of_memory.py, the ways out those of run/ways_out.py.
 """
@@ -10,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.config.cures import options_of
+from rankdeck.diagnose.findings import SeenRun, findings
 from rankdeck.diagnose.own_code import CodeLine, own_lines
 from rankdeck.run import out_of_memory
 from rankdeck.run.out_of_memory import RanOut
@@ -23,6 +25,7 @@ from rankdeck.run.ways_out import ways_out
 from rankdeck.rundir import RunDir
 
 if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
     from rankdeck.run.fold import Fold
 
 MOST_MODULES = 24
@@ -31,6 +34,8 @@ NOTHING_LESS = marked(
     "Nothing that was planned needs less: use more devices, larger ones, or a smaller model."
 )
 
+_PLACES = {"error": 0, "warning": 1}
+"""By severity, where a problem stands; all else is behind."""
 _KIND_WORDS = {"gathered": marked("gathered")}
 """Of kinds that the window names otherwise elsewhere."""
 
@@ -93,11 +98,26 @@ class Why:
 
 def why_of(run: RunDir, fold: Fold) -> Why | None:
     """None for a run that never ran out of memory."""
+    config = _config_of(run)
+    return told(fold, None if config is None else config.capacity_bytes)
+
+
+def problems_and_findings(run: RunDir, fold: Fold) -> list[Problem]:
+    """What a run says of itself and what its figures say, errors first. `fold` has curves."""
+    from rankdeck.run.summary import problems_of
+
+    outcome = run.outcome()
+    seen = SeenRun(fold, _config_of(run), is_over=outcome != "running")
+    found = problems_of(run, fold, outcome) + findings(seen)
+    return sorted(found, key=lambda problem: _PLACES.get(problem.severity, 2))
+
+
+def _config_of(run: RunDir) -> RunConfig | None:
+    """None of the run of a script, or of one that cannot be read."""
     try:
-        capacity_bytes = run.config().capacity_bytes
+        return run.config()
     except ConfigError:
-        capacity_bytes = None  # the run of a script, or one that cannot be read
-    return told(fold, capacity_bytes)
+        return None
 
 
 def told(fold: Fold, capacity_bytes: int | None) -> Why | None:

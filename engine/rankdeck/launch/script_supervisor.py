@@ -22,6 +22,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rankdeck import events
+from rankdeck.base import cgroups
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.config.script import ScriptConfig
@@ -106,6 +107,7 @@ class ScriptSupervisor(supervising.Supervising):
             devices=self._devices,
             started=self.began(),
             source=events.SCRIPT,
+            cores=cgroups.num_cores(),
         )
 
     def run_ranks(self) -> bool:

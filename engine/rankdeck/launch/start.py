@@ -25,6 +25,7 @@ import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
 from rankdeck.base.files import read_toml
+from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.config.naming import tell_apart, title_of
@@ -60,9 +61,10 @@ def start(
     .py file that ranks run, rankdeck.training.worker where it is None.
 
     Raises:
-        ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run.
+        ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run, or called so.
         MachineError: no driver, or no process could be started.
     """
+    checked_name(config.name)
     config, choice = _check(config)
     title = title_of(config, len(choice.devices))
     environment = environment_of(config, choice, command_line, started)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankdeck import events
+from rankdeck.base import cgroups
 from rankdeck.base.errors import Problem
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import STACKS
@@ -96,6 +97,7 @@ class Supervisor(supervising.Supervising):
             global_batch=config.train.global_batch,
             started=self.began(),
             pace=config.rehearsal.pace,
+            cores=cgroups.num_cores(),
         )
 
     def run_ranks(self) -> bool:

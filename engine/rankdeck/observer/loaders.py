@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 
 from .frames import leave_out
+from .passes import PART, Passes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class _Feed:
         self.ref = weakref.ref(iterator, gone)
         self.expected = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
         self.ahead: deque[int] = deque()
-        self.trains = False
+        self.begin: list[list[Any]] = []
+        """Numbers of its first batches."""
+        self.trains = self.trains_now = False
+        """Whether a backward has ever followed a batch of it, and since its last pass began."""
         self.takes_all = False
         self.measure: Any = None
 
@@ -43,10 +47,14 @@ class Loaders:
     def __init__(self, torch_utils: Any, session: RankSession) -> None:
         self._session = session
         self._tensor, self._grad_enabled = torch_utils
+        self._passes = Passes(self._tensor, session)
+        self._look_at_batch = session.guarded(PART, self._passes.fetched)
+        self._end_pass = session.guarded(PART, self._passes.ended)
         self.forget()
 
     def forget(self) -> None:
         self._feeds: dict[int, _Feed] = {}
+        self._passes.forget()
 
     def _feed(self, iterator: Any) -> _Feed:
         key, feeds = id(iterator), self._feeds
@@ -67,14 +75,18 @@ class Loaders:
         except Exception:
             feed.measure = self._measure_of(batch, feed.expected)
             num_samples = feed.measure(batch)
+        self._look_at_batch(feed.begin, batch, feed.trains)
         feed.ahead.append(num_samples or 0)
         if len(feed.ahead) > _MOST_AHEAD:
             feed.takes_all = True
 
     def ran_out(self, iterator: Any) -> None:
-        """Nobody trained between its batches: it was an evaluation."""
+        """The end of a pass; where nobody trained between its batches it was an evaluation."""
         feed = self._feeds.get(id(iterator))
-        if feed is not None and not feed.trains and len(feed.ahead) > 1:
+        if feed is not None and feed.trains_now:
+            self._end_pass(iterator)
+            feed.trains_now = False  # Persistent workers keep an iterator for the next pass.
+        elif feed is not None and not feed.trains and len(feed.ahead) > 1:
             feed.ahead.clear()
 
     def backward(self, _: Any) -> None:
@@ -88,6 +100,7 @@ class Loaders:
             else:
                 num_samples = feed.ahead.popleft()
                 taken += num_samples
+                feed.trains_now = True
                 if not feed.trains:
                     feed.trains = True
                     self._describe(feed, num_samples)

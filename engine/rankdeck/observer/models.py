@@ -112,6 +112,7 @@ class _Models:
         if model is None:
             return
         session.see(model=_name(_unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters()))
+        session.see(batch_norms=_num_batch_norms(self._torch, model))
         if "wrapper" not in session.seen:
             for cls in type(model).__mro__:
                 if cls.__module__.startswith("torch.") and cls.__name__ == "FSDPModule":
@@ -147,6 +148,12 @@ def _unwrapped(model: Any) -> Any:
             break
         model = inner
     return model
+
+
+def _num_batch_norms(torch: Any, model: Any) -> int:
+    """Those that normalise over this process's samples, in training."""
+    norms = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+    return sum(isinstance(module, norms) and module.training for module in model.modules())
 
 
 def _find(torch: Any, optimizer: Any) -> Any:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 _MOST_EARLY = 1000
 _END_S = 0.5
-_COUNTS = {"skipped", "other_optimizers"}
+_COUNTS = {"skipped", "other_optimizers", "same_epochs"}
 """Facts that change all the time: by themselves they are told every few seconds, and at the end."""
 _COUNTED_S = 5.0
 
@@ -170,6 +170,7 @@ class RankSession:
         devices, uuids = self.guarded("devices", _devices)(optimizer, file.rank) or ([file.rank], [])
         started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
+        started.update(threads=self.guarded("threads", sys.modules["torch"].get_num_threads)())
         file.write("rank_started", started)
         self._file = file
         self._tell()

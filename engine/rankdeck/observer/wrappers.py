@@ -56,8 +56,9 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 def _named_parameters() -> Callable[[], None]:
     """The wrapper that is made from here to the call of the result says which parameters went unused by their
     names, as torch does at TORCH_DISTRIBUTED_DEBUG=INFO, where the script has asked for nothing else."""
-    from torch import distributed
+    import torch
 
+    distributed: Any = torch.distributed
     if distributed.get_debug_level() != distributed.DebugLevel.OFF:
         return _nothing
     distributed.set_debug_level(distributed.DebugLevel.INFO)

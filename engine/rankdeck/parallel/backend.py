@@ -36,10 +36,11 @@ class Backend:
     def replicate(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
         """torch's wrapper, which has given rank 0's weights to all. It knows the parameters by their names:
         an error about them says which."""
-        level = dist.get_debug_level()
-        if level == dist.DebugLevel.OFF:
-            dist.set_debug_level(dist.DebugLevel.INFO)
+        distributed: Any = dist  # whose levels have no types
+        level = distributed.get_debug_level()
+        if level == distributed.DebugLevel.OFF:
+            distributed.set_debug_level(distributed.DebugLevel.INFO)
         try:
             return DistributedDataParallel(module, **options)
         finally:
-            dist.set_debug_level(level)
+            distributed.set_debug_level(level)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 
 from rankdeck.base.phrases import marked
@@ -102,6 +103,16 @@ class StepAnatomy:
 
     def __deepcopy__(self, _memo: object) -> StepAnatomy:
         return self  # never changed
+
+    @cached_property
+    def by_rank(self) -> Mapping[int, Mapping[str, float]]:
+        """Seconds of each rank's devices together by phase."""
+        found: dict[int, dict[str, float]] = {}
+        for row in self.rows:
+            sums = found.setdefault(row.rank, {})
+            for name, seconds in totals_s(row).items():
+                sums[name] = sums.get(name, 0.0) + seconds
+        return found
 
     @property
     def is_pipeline(self) -> bool:
@@ -202,6 +213,11 @@ class Anatomies:
         """The newest whole step; one that the ledger slowed down only while there is no other."""
         known = self._whole[False] or self._whole[True]
         return known[-1] if known else None
+
+    @property
+    def undisturbed(self) -> Sequence[StepAnatomy]:
+        """The newest whole steps that the ledger left alone."""
+        return self._whole[False]
 
     def add(self, share: Spans) -> StepAnatomy | None:
         """Fold one share in, which fits; the step that it completes."""

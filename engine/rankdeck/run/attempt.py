@@ -56,6 +56,9 @@ class Attempt:
         self.rank_failures: dict[int, events.RankFailed] = {}
         self.out_of_memory: dict[int, events.OutOfMemory] = {}
         self.saved_step: int | None = None
+        self.num_saves = 0
+        self.saves_s = 0.0
+        """Of all checkpoints that were written on schedule."""
         self.comm: dict[int, dict[str, int]] = {}
         self.sync: dict[int, events.Comm] = {}
         self.pipeline: dict[int, events.Pipeline] = {}
@@ -250,6 +253,8 @@ class Attempt:
                 self.rank_failures[event.rank] = event
             case events.CheckpointSaved():
                 self.saved_step = event.step
+                if event.reason == "schedule":
+                    self.num_saves, self.saves_s = self.num_saves + 1, self.saves_s + event.seconds
             case events.OutOfMemory():
                 self.out_of_memory[event.rank] = event
             case events.Restored():

@@ -26,7 +26,7 @@ from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
-from rankdeck.diagnose.exceptions import describe, is_out_of_memory
+from rankdeck.diagnose.exceptions import describe, is_out_of_memory, words_of
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
 if TYPE_CHECKING:
@@ -253,7 +253,11 @@ class Worker:
             torch.cuda.set_device(devices[0])
         self._writer.write(
             events.RankStarted(
-                rank=place.rank, pid=os.getpid(), devices=[info.index for info in infos], uuids=uuids
+                rank=place.rank,
+                pid=os.getpid(),
+                devices=[info.index for info in infos],
+                uuids=uuids,
+                threads=torch.get_num_threads(),
             ),
             sync=True,
         )
@@ -341,7 +345,7 @@ class Worker:
         """What is known of the devices if that is what the exception says; nothing may go wrong with it."""
         if not is_out_of_memory(error):
             return
-        allocation = allocation_of(str(error))
+        allocation = allocation_of(words_of(error))
         try:
             if self._trainer is None:
                 event = events.OutOfMemory(rank=self._place.rank, step=0, allocation=allocation)

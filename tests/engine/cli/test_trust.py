@@ -50,12 +50,13 @@ QUIET = (
     ("report", "RUN", "--html", "FILE"),
     ("label", "RUN", "--tag", "odd"),
     ("stop", "RUN"),
+    ("why", "RUN"),
     ("export", "RUN", "FILE", "--to", "csv"),
     ("export", "RUN", "FILE", "--to", "json"),
     ("export", "RUN", "FILE", "--to", "trace"),
     ("export", "RUN", "BOARD", "--to", "tensorboard"),
 )
-REFUSED = (("checkpoint", "RUN"), ("why", "RUN"), ("stacks", "RUN"), ("adopt", "RUN"))
+REFUSED = (("checkpoint", "RUN"), ("stacks", "RUN"), ("adopt", "RUN"))
 ASKING = (
     ("show", "RUN", "--plan"),
     ("plan", "--accuracy"),

@@ -65,7 +65,8 @@ class UnspeakableError(Exception):
 
 def test_an_error_that_cannot_say_what_it_is_is_told_by_its_type() -> None:
     failure = raised(UnspeakableError())
-    assert failure.problem.code == "rank-exception" and "UnspeakableError: no message" in failure.problem.message
+    assert failure.problem.code == "rank-exception"
+    assert "UnspeakableError: no message" in failure.problem.message
 
 
 def test_causes_that_go_round_in_a_circle_are_seen_once() -> None:

@@ -177,7 +177,7 @@ def test_an_interrupted_script_has_not_failed(tmp_path: Path) -> None:
 
 def test_a_message_that_is_longer_than_the_end_of_a_log_is_looked_up(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.0.err"
-    raised = 'Traceback (most recent call last):\n  File "/p/train.py", line 3, in f\nValueError: bad batch 17 '
+    raised = 'Traceback (most recent call last):\n  File "/p/t.py", line 3, in f\nValueError: bad batch 17 '
     log.write_text(raised + "9" * 1_000_000 + "\n")
     failure = failure_of(0, log, folder="", of_several=False)
     assert failure is not None and failure.problem.line == 3

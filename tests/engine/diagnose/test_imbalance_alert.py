@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankdeck.base.errors import Problem
+from rankdeck.diagnose.findings.imbalance import ImbalanceAlert, causes
 from rankdeck.run.imbalance import imbalance_of
-from rankdeck_app.state.imbalance_alert import ImbalanceAlert, causes
 
 MIB = 1 << 20
 LABELS = {0: "Virtual 0", 1: "Virtual 1", 2: "Virtual 2"}

@@ -1,7 +1,8 @@
-"""The alert of a run whose fullest device stands far above the others: how far, of what, and what to do.
+"""The finding of a run whose fullest device stands far above the others: how far, of what, and what to do.
 
-The dashboard shows every difference; an alert is for one that costs something. It comes once the difference
-is large, goes once it is clearly gone, and its figures follow only larger changes, so that it can be read.
+The dashboard shows every difference; a finding is for one that costs something. While a run is followed it
+comes once the difference is large, goes once it is clearly gone, and its figures follow only larger changes,
+so that it can be read.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-import msgspec
-
-from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import marked
+from rankdeck.base.errors import Evidence, Problem
+from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config.cures import EVENLY, STRATEGY
+from rankdeck.diagnose.findings.seen import SeenRun, finding
 from rankdeck.run.imbalance import Imbalance
-from rankdeck_app.language import tr
 
 CODE = "imbalance"
 ALERT_RATIO, CALM_RATIO = 1.5, 1.3
@@ -79,16 +78,34 @@ class ImbalanceAlert:
         is_news = abs(imbalance.excess_bytes - self._excess_bytes) > _NEWS_SHARE * self._excess_bytes
         if self._shown is None or is_news or imbalance.device != self._device:
             self._excess_bytes, self._device = imbalance.excess_bytes, imbalance.device
-            self._shown = _problem(imbalance, labels, kinds, strategy)
             better = EVENLY.get(strategy or "") if can_change else None
-            if better is not None:
-                self._shown = msgspec.structs.replace(self._shown, cure={STRATEGY: better})
+            cure = {} if better is None else {STRATEGY: better}
+            self._shown = _problem(imbalance, labels, kinds, strategy).but(cure=cure)
         return self._shown
+
+    def look_at(self, seen: SeenRun) -> Problem | None:
+        """At the peaks of a run's devices."""
+        devices = seen.fold.devices
+        return self.look(
+            seen.fold.imbalance(),
+            {place: device.label for place, device in devices.items()},
+            {place: by_kind for place, one in devices.items() if (by_kind := one.peak_by_kind) is not None},
+            _strategy_of(seen),
+            can_change=seen.config is not None,
+        )
 
     def _is_worth_it(self, imbalance: Imbalance) -> bool:
         least = ALERT_RATIO if self._shown is None else CALM_RATIO
         is_far = imbalance.ratio is None or imbalance.ratio >= least
         return is_far and imbalance.excess_bytes >= LEAST_BYTES
+
+
+def _strategy_of(seen: SeenRun) -> str | None:
+    """The strategy, or of a script the one that its parallel wrapper is."""
+    lead, started = seen.fold.script.lead, seen.fold.started
+    if lead is not None and lead.wrapper == "DataParallel":
+        return "dp"
+    return started.strategy if started is not None else None
 
 
 def _problem(
@@ -99,35 +116,40 @@ def _problem(
 ) -> Problem:
     least_bytes = _LEAST_SHARE * imbalance.excess_bytes
     excesses = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
-    parts = [f"{tr(_WORDS.get(kind, kind))} +{format_bytes(num_bytes)}" for kind, num_bytes in excesses]
-    device = labels.get(imbalance.device, tr("device {number}", number=imbalance.device))
-    return Problem(
-        CODE,
-        _message(imbalance, device, ", ".join(parts)),
-        advice=tr(_ADVICE.get(strategy or "", _OTHERWISE)),
-        severity="warning",
+    parts = [
+        phrase("{kind} +{size}", kind=phrase(_WORDS.get(kind, kind)), size=format_bytes(num_bytes))
+        for kind, num_bytes in excesses
+    ]
+    device = labels.get(imbalance.device) or phrase("device {number}", number=imbalance.device)
+    words = phrase(
+        "{held} on {device}, {usual} on the median of the others",
+        held=format_bytes(imbalance.median_bytes + imbalance.excess_bytes),
+        device=device,
+        usual=format_bytes(imbalance.median_bytes),
     )
+    message = _message(imbalance, device, listed(parts))
+    return finding(CODE, message, Evidence(words), advice=phrase(_ADVICE.get(strategy or "", _OTHERWISE)))
 
 
 def _message(imbalance: Imbalance, device: str, causes: str) -> str:
     size, ratio = format_bytes(imbalance.excess_bytes), imbalance.ratio
     if ratio is None and not causes:
-        return tr("{device} holds {size} more than the median of the others.", device=device, size=size)
+        return phrase("{device} holds {size} more than the median of the others.", device=device, size=size)
     if ratio is None:
-        return tr(
+        return phrase(
             "{device} holds {size} more than the median of the others: {causes}.",
             device=device,
             size=size,
             causes=causes,
         )
     if not causes:
-        return tr(
+        return phrase(
             "{device} holds {size} more than the median of the others ({ratio:.1f}×).",
             device=device,
             size=size,
             ratio=ratio,
         )
-    return tr(
+    return phrase(
         "{device} holds {size} more than the median of the others ({ratio:.1f}×): {causes}.",
         device=device,
         size=size,

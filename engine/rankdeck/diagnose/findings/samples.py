@@ -1,0 +1,129 @@
+"""Rules about which samples each rank sees, and how many at once. Read seen.py before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankdeck.base.errors import Evidence, Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding
+
+LEAST_NORMALISED = 4
+"""Samples: the variance of fewer is wrong by half and more."""
+BATCH_NORM_DIFFERS = "batch-norm-differs"
+"""What a configured run itself says of batch norms (training/sameness.py)."""
+_ALL_RANKS = "DistributedDataParallel"
+_GROUPS = {"process_group", "device_mesh"}
+"""Where it was given one of these, ranks outside its group may have the same samples on purpose."""
+
+
+def batch_norm_tiny(seen: SeenRun) -> Problem | None:
+    """Batch norms that normalise over a few samples each."""
+    return _script_batch_norms(seen) if seen.is_script else _told_batch_norms(seen)
+
+
+def _told_batch_norms(seen: SeenRun) -> Problem | None:
+    told = next((one for one in seen.fold.problems if one.code == BATCH_NORM_DIFFERS), None)
+    number = None if told is None else told.arguments.get("message", {}).get("num")
+    if told is None or not isinstance(number, int) or not 1 <= number <= LEAST_NORMALISED:
+        return None
+    can_sync = told.path == "strategy.sync_batchnorm" and seen.config is not None
+    return _tiny(
+        number,
+        seen.said_by(0, phrase("rank 0 said so before the first step ({code})", code=BATCH_NORM_DIFFERS)),
+        advice=phrase("Set strategy.sync_batchnorm = true.")
+        if can_sync
+        else phrase("Use ddp or fsdp with sync_batchnorm = true, group norms, or more samples per device."),
+        cure={"strategy.sync_batchnorm": True} if can_sync else {},
+    )
+
+
+def _script_batch_norms(seen: SeenRun) -> Problem | None:
+    lead = seen.fold.script.lead
+    if lead is None or not lead.batch_norms or not lead.batch:
+        return None
+    devices = lead.wrapper_options.get("device_ids") if lead.wrapper == "DataParallel" else None
+    parts = max(1, len(devices)) if isinstance(devices, list) else 1
+    number = -(-lead.batch // parts)
+    if number > LEAST_NORMALISED:
+        return None
+    words = phrase(
+        "{norms} batch norms in {model}, {number} samples at a time on each device",
+        norms=lead.batch_norms,
+        model=lead.model or phrase("the model"),
+        number=number,
+    )
+    return _tiny(
+        number,
+        seen.said_by(lead.rank, words),
+        advice=phrase(
+            "Wrap the model in torch.nn.SyncBatchNorm.convert_sync_batchnorm before "
+            "DistributedDataParallel, use group norms, or a larger batch per device."
+        ),
+    )
+
+
+def _tiny(number: int, evidence: Evidence, *, advice: str, cure: dict[str, Any] | None = None) -> Problem:
+    return finding(
+        "batch-norm-tiny",
+        phrase(
+            "Batch norms normalise over {number} samples at a time: their statistics are noise.",
+            number=number,
+        ),
+        evidence,
+        advice=advice,
+        cure=cure,
+    )
+
+
+def set_epoch_forgotten(seen: SeenRun) -> Problem | None:
+    """A DistributedSampler that shuffles in the same order in each pass."""
+    forgotten = {rank: one.same_epochs for rank, one in seen.fold.script.seen.items() if one.same_epochs}
+    if not forgotten:
+        return None
+    rank = min(forgotten)
+    return finding(
+        "set-epoch-forgotten",
+        phrase("Every pass over the data has the same order: the DistributedSampler is not told the epoch."),
+        seen.said_by(
+            rank,
+            phrase("{n} passes ended in the same epoch as the one before", n=forgotten[rank]),
+        ),
+        advice=phrase("Call sampler.set_epoch(epoch) before each pass over the DataLoader."),
+    )
+
+
+def same_data_on_all_ranks(seen: SeenRun) -> Problem | None:
+    """Of DDP over all ranks: the first batches of every one hold the same numbers."""
+    script = seen.fold.script
+    told = {rank: script.seen[rank] for rank in script.seen if rank not in script.alone}
+    digests = {one.first_batches for one in told.values()}
+    is_ddp = all(one.wrapper == _ALL_RANKS for one in told.values())
+    in_groups = any(_GROUPS & one.wrapper_options.keys() for one in told.values())
+    if len(told) < 2 or not is_ddp or in_groups or len(digests) != 1 or None in digests:
+        return None
+    return finding(
+        "same-data-on-all-ranks",
+        phrase("All {ranks} ranks train on the same samples: they do the work of one.", ranks=len(told)),
+        *(
+            seen.said_by(
+                rank,
+                phrase(
+                    "rank {rank}: its first training batches have the digest {digest}",
+                    rank=rank,
+                    digest=told[rank].first_batches,
+                ),
+            )
+            for rank in sorted(told)[:2]
+        ),
+        advice=phrase(
+            "Give the DataLoader sampler=DistributedSampler(dataset), and call its set_epoch in each epoch."
+        ),
+    )
+
+
+RULES = (
+    FindingRule("same-data-on-all-ranks", same_data_on_all_ranks),
+    FindingRule("set-epoch-forgotten", set_epoch_forgotten),
+    FindingRule("batch-norm-tiny", batch_norm_tiny),
+)

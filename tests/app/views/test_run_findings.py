@@ -1,0 +1,100 @@
+"""What the engine's rules find in an open run stands in the Problems panel: with what was seen, links to it,
+and the button that takes its cure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from rankdeck import events
+from rankdeck.base.errors import Evidence, Problem
+from rankdeck_app.composition import App
+from rankdeck_app.state.problem_list import LAUNCH, ListedProblem
+from rankdeck_app.views.code_page import CodePage
+from rankdeck_app.views.problems import ProblemsView, place_of
+from tests.helpers.app_window import open_run, settle, wait_for
+from tests.helpers.written_run import WrittenRun, device_infos
+
+
+@pytest.fixture
+def crowded() -> Iterator[WrittenRun]:
+    """16 worker processes for each of two ranks, once they are up."""
+    config = {
+        "data": {"use": "digits", "workers": 16},
+        "strategy": {"use": "ddp"},
+        "devices": {"use": "cpu:2"},
+    }
+    run = WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "crowded", config)
+    run.begin(2, device_infos(2), strategy="ddp", cores=8)
+    yield run
+    run.lose()
+
+
+def up(run: WrittenRun) -> None:
+    for rank in range(2):
+        run.writer(f"rank-{rank}").write(events.RankStarted(rank=rank, pid=rank + 1, devices=[rank]))
+
+
+def found(app: App) -> list[ListedProblem]:
+    return [entry for entry in app.session.problems.entries if entry.problem.code == "workers-too-many"]
+
+
+def test_a_finding_is_listed_with_a_link_and_its_cure(qtbot: QtBot, app: App, crowded: WrittenRun) -> None:
+    up(crowded)
+    open_run(app, crowded.path)
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    wait_for(lambda: found(app) and app.cures.of(found(app)[0]), 5, "the finding")
+    (entry,) = found(app)
+    assert entry.is_warning and entry.run == crowded.path
+    assert "32 worker processes read data on 8 cores" in entry.problem.message
+    (row,) = view.rows
+    assert "Go On with data.workers = 4" in [button.text() for button in row.buttons]
+    (link,) = row.links
+    assert link.text() == "config.toml"
+    qtbot.mouseClick(link, Qt.MouseButton.LeftButton)
+    page = app.window.editor.active_page()
+    assert isinstance(page, CodePage)
+    wait_for(lambda: "workers = 16" in page.editor.toPlainText(), 5, "the file")
+    assert not any("worker processes" in notice.text for notice in app.window.toasts.history)
+    app.window.editor.close_all()
+    settle()
+    assert found(app) == [], "nobody follows it any more"
+
+
+def test_what_comes_within_a_second_of_a_look_is_found_by_the_next(app: App, crowded: WrittenRun) -> None:
+    open_run(app, crowded.path)
+    run = app.tabs.current
+    assert run is not None
+    wait_for(lambda: run.fold.started is not None, 5, "its announcement")
+    assert found(app) == []
+    up(crowded)
+    wait_for(lambda: found(app), 5, "the finding")
+
+
+def test_the_row_of_a_problem_says_what_was_seen(app: App, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.err"
+    log.write_text("one\ntwo\n")
+    seen = (Evidence("it said two", str(log), 2), Evidence("no file shows this"))
+    app.session.problems.set(LAUNCH, "mine", [Problem("failed", "It failed.", evidence=seen)])
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    (row,) = view.rows
+    assert [link.text() for link in row.links] == ["rank-0.err, line 2"]
+    row.links[0].click()
+    page = app.window.editor.active_page()
+    assert isinstance(page, CodePage)
+    wait_for(lambda: page.editor.toPlainText(), 5, "the file")
+    assert page.editor.textCursor().blockNumber() + 1 == 2 and page.said.text() == "it said two"
+
+
+def test_a_place_is_in_the_folder_of_the_run() -> None:
+    run, inside = Path("/runs/one"), Evidence("", "logs/rank-0.0.err", 3)
+    assert place_of(inside, run) == run / "logs/rank-0.0.err"
+    assert place_of(inside, None) is None and place_of(Evidence(""), run) is None
+    assert place_of(Evidence("", "/p/train.py"), run) == Path("/p/train.py")

@@ -1,0 +1,662 @@
+"""Each rule over the figures of a run: what makes it speak, and a healthy run beside it of which it says
+nothing. Events are written as the engine writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankdeck import events
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.findings import RULES, Findings, SeenRun, findings
+from rankdeck.diagnose.why import problems_and_findings
+from rankdeck.run.batch import Batch, batches
+from rankdeck.run.fold import Fold
+from rankdeck.run.step_blocks import StepBlock
+from rankdeck.rundir import EventReader
+from tests.helpers.cli import rankdeck_here
+from tests.helpers.tree import CHECKOUT
+from tests.helpers.waiting import with_load
+from tests.helpers.written_run import MIB, WrittenRun, backdated, device_infos
+from tests.helpers.written_script import WrittenScript
+
+GIB = 1 << 30
+NOISE = np.random.default_rng(0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[list[WrittenRun]]:
+    """Runs that a test has written: their locks go at its end."""
+    runs: list[WrittenRun] = []
+    yield runs
+    for run in runs:
+        run.lose()
+
+
+@pytest.fixture
+def configured(tmp_path: Path, made: list[WrittenRun]) -> Any:
+    def make(strategy: Mapping[str, Any] | None = None, **tables: Any) -> WrittenRun:
+        config = {"strategy": strategy or {"use": "ddp"}, "devices": {"use": "cpu:2"}, **tables}
+        made.append(WrittenRun(tmp_path / "runs", f"run-{len(made)}", config))
+        return made[-1]
+
+    return make
+
+
+@pytest.fixture
+def script(tmp_path: Path, made: list[WrittenRun]) -> Any:
+    def make() -> WrittenScript:
+        run = WrittenScript(tmp_path / "runs", f"train-{len(made)}.py")
+        made.append(run)
+        return run
+
+    return make
+
+
+def fold_of(run: WrittenRun) -> Fold:
+    fold = Fold()
+    for batch in batches(EventReader(run.dir)):
+        fold.apply(batch)
+    return fold
+
+
+def found(run: WrittenRun) -> dict[str, Problem]:
+    """What is found in a run, by code; all of it is a warning that says what was seen and what to do."""
+    try:
+        config = run.dir.config()
+    except ConfigError:
+        config = None
+    problems = findings(SeenRun(fold_of(run), config))
+    for problem in problems:
+        assert problem.severity == "warning" and problem.advice and problem.evidence, problem
+        assert problem.templates["message"] and problem.templates["evidence.0"], problem
+        for seen in problem.evidence:
+            assert seen.path is None or (run.path / seen.path).is_file(), seen
+    return {problem.code: problem for problem in problems}
+
+
+def spans(
+    run: WrittenRun, rank: int, step: int, seconds: float, microbatch: int | None = None, **phases: float
+) -> None:
+    """A sampled step of a rank: its phases one after the other."""
+    starts = np.concatenate([[0.0], np.cumsum(list(phases.values()))])[:-1]
+    run.writer(f"rank-{rank}").write(
+        events.Spans(
+            rank=rank,
+            step=step,
+            began=run.started + step,
+            seconds=seconds,
+            names=[name.replace("_", "-") for name in phases],
+            name=list(range(len(phases))),
+            device=[rank] * len(phases),
+            start_us=[round(1e6 * start) for start in starts],
+            duration_us=[round(1e6 * duration) for duration in phases.values()],
+            microbatch=None if microbatch is None else [microbatch] * len(phases),
+        )
+    )
+
+
+def up(run: WrittenRun, ranks: int, threads: int | None = None) -> None:
+    for rank in range(ranks):
+        started = events.RankStarted(rank=rank, pid=100 + rank, devices=[rank], threads=threads)
+        run.writer(f"rank-{rank}").write(started)
+
+
+def falling(num: int, start: float = 2.3, end: float = 0.4, scatter: float = 0.05) -> list[float]:
+    losses = end + (start - end) * np.exp(-np.arange(num) / (num / 5)) + NOISE.normal(0, scatter, num)
+    return [float(loss) for loss in losses]
+
+
+def test_every_rule_is_named_once_and_stands_behind_its_causes() -> None:
+    codes = [rule.code for rule in RULES]
+    assert len(codes) == len(set(codes)) >= 14
+    assert all(codes.index(cause) < place for place, rule in enumerate(RULES) for cause in rule.unless)
+
+
+def test_a_device_that_holds_much_more_than_the_others(configured: Any) -> None:
+    run, even = configured({"use": "dp"}), configured({"use": "dp"})
+    for one, lead in ((run, 300), (even, 65)):
+        one.begin(1, device_infos(2), strategy="dp")
+        one.memory(0, 1, {0: {"activations": lead * MIB}, 1: {"activations": 60 * MIB}})
+    problem = found(run)["imbalance"]
+    assert problem.message.startswith("Virtual 0 holds 240.0 MiB more") and problem.cure == {
+        "strategy.use": "ddp"
+    }
+    assert problem.evidence[0].text == "300.0 MiB on Virtual 0, 60.0 MiB on the median of the others"
+    assert found(even) == {}
+
+
+@pytest.mark.parametrize("times_slow, speaks", [(12, True), (7, False)])
+def test_a_rank_that_is_always_slower_is_a_straggler(configured: Any, times_slow: int, speaks: bool) -> None:
+    run = configured()
+    run.begin(3, device_infos(3), strategy="ddp")
+    up(run, 3)
+    for step in range(1, 13):
+        for rank in range(3):
+            is_slow = rank == 2 and step <= times_slow
+            spans(run, rank, step, 0.1, data=0.001, forward=0.03 if is_slow else 0.02, backward=0.06)
+    told = found(run)
+    assert set(told) == ({"straggler"} if speaks else set())
+    if speaks:
+        assert told["straggler"].rank == 2 and "1.5 times as long" in told["straggler"].message
+        assert told["straggler"].evidence[0].path == "events/rank-2.0.jsonl"
+        assert "12 of the last 12 sampled steps" in told["straggler"].evidence[0].text
+
+
+def test_who_waits_for_the_others_or_has_other_work_is_no_straggler(configured: Any) -> None:
+    waits, stages = configured(), configured({"use": "pipeline"})
+    waits.begin(2, device_infos(2), strategy="ddp")
+    stages.begin(2, device_infos(2), strategy="pipeline")
+    for run in (waits, stages):
+        up(run, 2)
+        for step in range(1, 13):
+            spans(run, 0, step, 0.1, data=0.001, forward=0.02, backward=0.06)
+            forward_s = 0.02 if run is waits else 0.04
+            spans(run, 1, step, 0.1, data=0.001, forward=forward_s, backward=0.02, all_reduce=0.04)
+    assert found(waits) == found(stages) == {}
+
+
+def test_steps_that_wait_for_data_get_workers(configured: Any) -> None:
+    run, fine, quick, has_workers = (configured(data={"use": "digits", "workers": n}) for n in (0, 0, 0, 4))
+    for one, data_s, step_s in (
+        (run, 0.04, 0.1),
+        (fine, 0.01, 0.1),
+        (quick, 0.001, 0.002),
+        (has_workers, 0.04, 0.1),
+    ):
+        one.begin(2, device_infos(2), strategy="ddp", cores=8)
+        up(one, 2)
+        for step in range(1, 8):
+            for rank in range(2):
+                spans(one, rank, step, step_s, data=data_s, forward=step_s - data_s)
+    problem = found(run)["input-bound"]
+    assert problem.message == "Steps wait 40 % of their time for data: 40 ms of each."
+    assert problem.cure == {"data.workers": 4} and problem.rank is None
+    assert found(fine) == found(quick) == {}
+    assert found(has_workers)["input-bound"].cure == {}
+
+
+def test_a_script_that_waits_for_its_loader(script: Any) -> None:
+    run, fine = script(), script()
+    for one, waits_s in ((run, (0.3, 0.01)), (fine, (0.05, 0.01))):
+        one.launch(2, cores=8)
+        for rank, wait_s in enumerate(waits_s):
+            one.see(rank, world_size=2, dataset="a:B", loader_workers=0)
+            one.step(rank, 1, falling(40), wait_s=wait_s)
+    problem = found(run)["input-bound"]
+    assert (problem.rank, problem.cure) == (0, {}) and "60 % of their time" in problem.message
+    assert problem.advice is not None and "num_workers=4" in problem.advice
+    assert (
+        problem.evidence[0].path == "events/rank-0.0.jsonl" and "11.7 s of 19.5 s" in problem.evidence[0].text
+    )
+    assert found(fine) == {}
+
+
+def gpus(total_bytes: int = 80 * GIB) -> list[events.DeviceInfo]:
+    return device_infos(2, "gpu", total_bytes)
+
+
+@pytest.mark.parametrize("sync_s, hidden_s, speaks", [(0.06, 0.01, True), (0.06, 0.05, False)])
+def test_gradients_that_travel_longer_than_backward_hides(
+    configured: Any, sync_s: float, hidden_s: float, speaks: bool
+) -> None:
+    run, rehearsed = configured(), configured()
+    for one, devices in ((run, gpus()), (rehearsed, device_infos(2))):
+        one.begin(2, devices, strategy="ddp")
+        up(one, 2)
+        for rank in range(2):
+            for step in range(1, 8):
+                spans(one, rank, step, 0.1, forward=0.03, all_reduce=sync_s)
+            comm = events.Comm(
+                rank=rank, step=3, algorithm="ring", sent_bytes=9, sync_s=sync_s, overlapped_s=hidden_s
+            )
+            one.writer(f"rank-{rank}").write(comm)
+    told = found(run)
+    assert set(told) == ({"comm-bound"} if speaks else set())
+    if speaks:
+        assert "send and receive for 50 % of a step" in told["comm-bound"].message
+    assert found(rehearsed) == {}, "there ranks wait for each other's cores"
+
+
+def test_a_script_whose_own_collectives_take_its_time(script: Any) -> None:
+    run, fine = script(), script()
+    for one, seconds in ((run, (12.0, 18.0)), (fine, (2.0, 18.0))):  # who waits for a slow rank is no sender
+        one.launch(2)
+        for rank in range(2):
+            one.see(rank, world_size=2)
+            one.step(rank, 1, falling(40), wait_s=0.0)
+            told = events.Collectives(
+                rank=rank, step=40, calls={"all_reduce": 40}, num_bytes={"all_reduce": 9},
+                seconds={"all_reduce": seconds[rank]},
+            )  # fmt: skip
+            one.writer(f"rank-{rank}").write(told)
+    problem = found(run)["comm-bound"]
+    assert "62 % of a step" in problem.message and "no_sync" in (problem.advice or "")
+    assert found(fine) == {}
+
+
+@pytest.mark.parametrize(
+    "idle_s, theory, cure",
+    [
+        (0.05, 0.45, {"strategy.microbatches": 8}),
+        (0.05, 0.2, {"strategy.balance": "time"}),
+        (0.02, 0.2, None),
+    ],
+)
+def test_a_bubble_by_too_few_microbatches_or_uneven_stages(
+    configured: Any, idle_s: float, theory: float, cure: Any
+) -> None:
+    run = configured({"use": "pipeline", "microbatches": 4}, train={"global_batch": 32})
+    run.begin(2, gpus(), strategy="pipeline")
+    up(run, 2)
+    for rank in range(2):
+        pipeline = events.Pipeline(
+            rank=rank, step=3, stages=[rank], microbatches=4, in_flight=2, theory_bubble=theory
+        )
+        run.writer(f"rank-{rank}").write(pipeline)
+        for step in range(1, 8):
+            busy_s = 0.1 if rank else 0.1 - 2 * idle_s
+            spans(run, rank, step, 0.1, 0, forward=busy_s / 2, backward=busy_s / 2)
+    told = found(run)
+    if cure is None:
+        assert told == {}
+    else:
+        assert told["bubble-large"].cure == cure
+        assert f"measured 50 %, by the theory of the schedule {theory:.0%}"[:-1] in (
+            told["bubble-large"].evidence[0].text
+        )
+
+
+@pytest.mark.parametrize(
+    "threads, cores, speaks", [(8, 8, True), (4, 8, False), (1, 1, False), (8, None, False)]
+)
+def test_more_threads_than_cores(
+    configured: Any, script: Any, threads: int, cores: int | None, speaks: bool
+) -> None:
+    run, on_gpus, own = configured(), configured(), script()
+    run.begin(2, device_infos(2), strategy="ddp", cores=cores)
+    on_gpus.begin(2, gpus(), strategy="ddp", cores=cores)
+    own.launch(2, cores=cores)
+    for one in (run, on_gpus):
+        up(one, 2, threads)
+    for rank in range(2):
+        own.see(rank, world_size=2, threads=threads)
+    for one in (run, own):
+        told = found(one)
+        assert set(told) == ({"thread-oversubscription"} if speaks else set())
+        if speaks:
+            problem = told["thread-oversubscription"]
+            assert "2 ranks compute with 16 threads on 8 cores" in problem.message
+            assert "OMP_NUM_THREADS=4" in (problem.advice or "")
+    assert found(on_gpus) == {}
+
+
+def test_more_workers_than_cores(configured: Any, script: Any) -> None:
+    run, fine = (configured(data={"use": "digits", "workers": n}) for n in (16, 4))
+    for one in (run, fine):
+        one.begin(2, gpus(), strategy="ddp", cores=8)
+        up(one, 2)
+    problem = found(run)["workers-too-many"]
+    assert "32 worker processes read data on 8 cores" in problem.message
+    assert problem.cure == {"data.workers": 4} and problem.evidence[0].path == "config.toml"
+    own, few = script(), script()
+    for one, workers in ((own, 16), (few, 4)):
+        one.launch(2, cores=8)
+        for rank in range(2):
+            one.see(rank, world_size=2, loader_workers=workers)
+    assert "num_workers=4" in (found(own)["workers-too-many"].advice or "")
+    assert found(fine) == found(few) == {}
+
+
+def gpu_memory(run: WrittenRun, peak: int, reserved: int, used: int) -> None:
+    run.writer("rank-0").write(
+        events.Memory(
+            rank=0,
+            step=5,
+            source=events.MEASURED_ON_GPU,
+            devices=[events.DeviceMemory(0, peak // 2, peak, reserved_bytes=reserved)],
+        )
+    )
+    sample = events.Sample(devices=[events.DeviceSample(device=0, used_bytes=used)], interval_s=1.0)
+    run.writer("sampler").write(sample)
+
+
+def test_memory_that_is_all_but_full(configured: Any) -> None:
+    full, cached, rehearsed, roomy = (
+        configured({"use": "single"}, devices={"use": "cpu:1"}, rehearsal={"capacity": "1GiB"})
+        for _ in range(4)
+    )
+    for one in (full, cached):
+        one.begin(1, device_infos(1, "gpu", 80 * GIB), strategy="single")
+    gpu_memory(full, 75 * GIB, 76 * GIB, 78 * GIB)
+    gpu_memory(cached, 30 * GIB, 77 * GIB, 79 * GIB)  # torch keeps what it does not need
+    for one, held in ((rehearsed, 1000 * MIB), (roomy, 800 * MIB)):
+        one.begin(1, device_infos(1), strategy="single")
+        one.memory(0, 1, {0: {"activations": held}})
+    problem = found(full)["memory-tight"]
+    assert problem.message.startswith("GPU 0 is 96 % full") and problem.cure == {"train.accumulate": 2}
+    assert problem.evidence[0].text == "77.0 GiB of 80.0 GiB, in step 5"
+    assert found(rehearsed)["memory-tight"].message.startswith("Virtual 0 is 98 % full")
+    assert found(cached) == found(roomy) == {}
+
+
+def trained(run: WrittenRun, losses: Sequence[float], lr: Sequence[float] | None = None, **more: Any) -> None:
+    num = len(losses)
+    run.begin(1, steps=num, strategy="single", **more)
+    run.writer("rank-0").write(
+        events.Steps(
+            rank=0,
+            first=1,
+            loss_sum=list(losses),
+            count=[1.0] * num,
+            lr=list(lr or [1e-3] * num),
+            samples=[16] * num,
+            step_s=[0.01] * num,
+            ended=[run.started + 0.01 * (at + 1) for at in range(num)],
+        )
+    )
+
+
+def flat(num: int, at: float = 2.3, scatter: float = 0.03) -> list[float]:
+    return [float(loss) for loss in NOISE.normal(at, scatter, num)]
+
+
+def rising_after(losses: Sequence[float]) -> list[float]:
+    """A little above its beginning at the end, so that chance has no say."""
+    return [loss + 0.02 * at / len(losses) for at, loss in enumerate(losses)]
+
+
+def test_a_loss_that_does_not_fall(configured: Any) -> None:
+    warm_up = [1e-6 * (at + 1) for at in range(1000)]
+    cases: dict[str, tuple[Sequence[float], Sequence[float] | None]] = {
+        "falls": (falling(1000), None),
+        "falls a little": ([loss - 0.1 * at / 1000 for at, loss in enumerate(flat(1000))], None),
+        "is near zero": ([loss / 1000 for loss in rising_after(flat(1000))], None),
+        "scatters too much to know": (rising_after(flat(1000, 2.3, 1.0)), None),
+        "is young": (rising_after(flat(250)), None),
+        "warms up": (rising_after(flat(1000)), warm_up),
+    }
+    run = configured({"use": "single"})
+    trained(run, rising_after(flat(1000)))
+    problem = found(run)["loss-not-falling"]
+    assert problem.message == "The loss has not fallen in 1000 steps."
+    assert "in steps 1 to 100, 2.3" in problem.evidence[0].text
+    for name, (losses, rates) in cases.items():
+        healthy = configured({"use": "single"})
+        trained(healthy, losses, rates)
+        assert found(healthy) == {}, name
+
+
+def test_of_two_models_that_are_trained_against_each_other_no_loss_need_fall(script: Any) -> None:
+    one_model, two_models = script(), script()
+    for run, others in ((one_model, {}), (two_models, {"Adam": 500})):
+        run.launch()
+        run.see(other_optimizers=others)
+        run.step(0, 1, rising_after(flat(500)), step_s=0.01)
+    assert set(found(one_model)) == {"loss-not-falling"} and found(two_models) == {}
+
+
+def test_a_loss_that_explodes(configured: Any) -> None:
+    run = configured({"use": "single"})
+    trained(run, [*falling(700, end=0.3), *(0.3 + 0.02 * at for at in range(300))])
+    problem = found(run)["loss-exploding"]
+    assert "times the least that it was" in problem.message and problem.cure == {"train.clip_norm": 1.0}
+    healed = {
+        "an old spike": [*falling(700), 40.0, 40.0, *flat(298, 0.4)],
+        "a new spike": [*falling(900), 400.0, 400.0, *flat(98, 0.4)],
+        "more than next to nothing": [2.3 * 0.97**at + 0.001 for at in range(700)] + flat(300, 0.02, 0.001),
+    }
+    for name, losses in healed.items():
+        fine = configured({"use": "single"})
+        trained(fine, losses)
+        assert found(fine) == {}, name
+
+
+def test_no_gradient(script: Any) -> None:
+    run, fine, late = script(), script(), script()
+    for one in (run, fine, late):
+        one.launch()
+        one.see()
+    run.step(0, 1, rising_after(flat(400)), step_s=0.01, grad_norm=0.0)
+    fine.step(0, 1, falling(400), step_s=0.01, grad_norm=0.5)
+    late.step(0, 1, falling(400), step_s=0.01, grad_norm=0.5)
+    late.step(0, 401, [0.4] * 400, step_s=0.01, grad_norm=0.0)
+    told = found(run)
+    assert list(told) == ["no-gradient"], "that the loss does not fall follows from it"
+    assert told["no-gradient"].evidence[0].text.endswith("in every sampled step from 201 to 400")
+    assert set(found(late)) == {"no-gradient"} and found(fine) == {}
+
+
+def test_a_scaler_that_skips_many_steps(script: Any) -> None:
+    run, usual = script(), script()
+    for one, skipped in ((run, 60), (usual, 8)):
+        one.launch()
+        one.see(skipped=skipped, precision="fp16")
+        one.step(0, 1, falling(240), step_s=0.01)
+    problem = found(run)["gradient-overflow"]
+    assert problem.message == "The gradient scaler skips 20 % of the steps."
+    assert "60 steps skipped" in problem.evidence[0].text and "bf16" in (problem.advice or "")
+    assert found(usual) == {}
+
+
+def test_a_learning_rate_of_zero(configured: Any, script: Any) -> None:
+    run, decays, groups = configured({"use": "single"}), configured({"use": "single"}), script()
+    trained(run, falling(1000), [1e-3] * 800 + [0.0] * 200)
+    trained(decays, falling(1000), [1e-3 * (999 - at) / 999 for at in range(1000)])
+    groups.launch()
+    groups.see(parameter_groups=[{"lr": 0.0}, {"lr": 0.1}])
+    groups.step(0, 1, falling(400), step_s=0.01, lr=0.0)
+    problem = found(run)["learning-rate-zero"]
+    assert problem.message == "The learning rate is 0: steps change nothing."
+    assert problem.evidence[0].text == "in each of the steps 901 to 1000 whose rate is known"
+    assert found(decays) == found(groups) == {}
+
+
+def test_batch_norms_of_few_samples(configured: Any, script: Any) -> None:
+    run, enough = configured(), configured()
+    for one, num in ((run, 2), (enough, 16)):
+        one.begin(2, device_infos(2), strategy="ddp")
+        said = phrase("Batch norms normalise over {num} samples at a time.", num=num)
+        note = Problem(
+            "batch-norm-differs", said, path="strategy.sync_batchnorm", advice="Set it.", severity="info"
+        )
+        one.writer("rank-0").write(events.ProblemRaised(problem=note))
+    problem = found(run)["batch-norm-tiny"]
+    assert "over 2 samples" in problem.message and problem.cure == {"strategy.sync_batchnorm": True}
+    own, split, large, without = (script() for _ in range(4))
+    given = {"device_ids": [0, 1, 2, 3]}
+    own.see(batch_norms=4, batch=2, model="nets:Net")
+    split.see(batch_norms=4, batch=16, wrapper="DataParallel", wrapper_options=given)
+    large.see(batch_norms=4, batch=16)
+    without.see(batch_norms=0, batch=2)
+    for one in (own, split, large, without):
+        one.launch()
+    assert "4 batch norms in nets:Net, 2 samples" in found(own)["batch-norm-tiny"].evidence[0].text
+    assert "over 4 samples" in found(split)["batch-norm-tiny"].message
+    assert found(enough) == found(large) == found(without) == {}
+
+
+def test_ranks_with_the_same_samples_and_passes_in_the_same_order(script: Any) -> None:
+    wrapper = "DistributedDataParallel"
+    cases: dict[str, tuple[list[str | None], dict[str, Any]]] = {
+        "the same": (["ab", "ab"], {"wrapper": wrapper}),
+        "their own": (["ab", "cd"], {"wrapper": wrapper}),
+        "not told": (["ab", None], {"wrapper": wrapper}),
+        "told by none": ([None, None], {"wrapper": wrapper}),
+        "in groups": (["ab", "ab"], {"wrapper": wrapper, "wrapper_options": {"process_group": "g"}}),
+        "tensor parallel": (["ab", "ab"], {"wrapper": "fully_shard"}),
+        "one by one": (["ab"], {"wrapper": wrapper}),
+        "same order": (["ab", "cd"], {"wrapper": wrapper, "same_epochs": 2}),
+    }
+    told = {}
+    for name, (digests, facts) in cases.items():
+        run = script()
+        run.launch(len(digests))
+        for rank, digest in enumerate(digests):
+            run.see(rank, world_size=len(digests), first_batches=digest, **facts)
+        told[name] = found(run)
+    same, order = told.pop("the same"), told.pop("same order")
+    assert set(same) == {"same-data-on-all-ranks"} and set(order) == {"set-epoch-forgotten"}
+    assert [seen.path for seen in same["same-data-on-all-ranks"].evidence] == [
+        "events/rank-0.0.jsonl",
+        "events/rank-1.0.jsonl",
+    ]
+    assert "set_epoch(epoch)" in (order["set-epoch-forgotten"].advice or "")
+    assert all(not problems for problems in told.values()), told
+
+
+def test_saves_that_take_the_time(configured: Any) -> None:
+    run, fine = (configured(train={"checkpoint_every": 20}) for _ in range(2))
+    for one, seconds in ((run, 6.0), (fine, 1.0)):
+        one.begin(1, strategy="single")
+        one.steps(0, 1, falling(100), step_s=0.5)
+        for step in (20, 40, 60, 80):
+            saved = events.CheckpointSaved(step=step, num_bytes=9, seconds=seconds, reason="schedule")
+            one.writer("rank-0").write(saved)
+    problem = found(run)["saves-slow"]
+    assert problem.message == "Saving checkpoints takes 48 % of the time."
+    assert problem.cure == {"train.checkpoint_every": 200} and "4 checkpoints, 6.0 s each" in (
+        problem.evidence[0].text
+    )
+    assert found(fine) == {}
+
+
+@pytest.mark.parametrize(
+    "seconds, utilisation, speaks", [(90, 0.2, True), (90, 0.6, False), (30, 0.2, False)]
+)
+def test_gpus_that_idle_for_no_other_reason(
+    configured: Any, seconds: int, utilisation: float, speaks: bool
+) -> None:
+    run, starved = configured(), configured()
+    for one in (run, starved):
+        one.begin(2, gpus(), strategy="ddp", cores=8)
+        up(one, 2)
+        for rank in range(2):
+            one.steps(rank, 1, falling(9), step_s=0.5)
+        lines: list[tuple[float, events.Event]] = [
+            (
+                one.started + second,
+                events.Sample(
+                    devices=[events.DeviceSample(device=at, utilisation=utilisation) for at in (0, 1)],
+                    interval_s=1.0,
+                ),
+            )
+            for second in range(seconds)
+        ]
+        backdated(one.path / "events" / "sampler.0.jsonl", lines)
+    for step in range(1, 8):
+        for rank in range(2):
+            spans(starved, rank, step, 0.1, data=0.08, forward=0.02)
+    told = found(run)
+    assert set(told) == ({"gpu-idle"} if speaks else set())
+    if speaks:
+        assert "GPU 0 20 %, GPU 1 20 %" in told["gpu-idle"].evidence[0].text
+    assert set(found(starved)) == {"input-bound"}
+
+
+def test_a_cure_that_the_configuration_does_not_take_is_none(configured: Any) -> None:
+    one, two = (
+        configured(
+            {"use": "single"},
+            devices={"use": "cpu:1"},
+            rehearsal={"capacity": "1GiB"},
+            train={"global_batch": batch},
+        )
+        for batch in (1, 2)
+    )
+    for run in (one, two):
+        run.begin(1, device_infos(1), strategy="single")
+        run.memory(0, 1, {0: {"activations": 1000 * MIB}})
+    assert [found(run)["memory-tight"].cure for run in (one, two)] == [{}, {"train.accumulate": 2}]
+
+
+def test_what_was_said_stays_while_it_holds(configured: Any) -> None:
+    run = configured({"use": "dp"})
+    run.begin(1, device_infos(2), strategy="dp")
+    now = [0.0]
+    followed = Findings(clock=lambda: now[0])
+    config = run.dir.config()
+
+    def look(*, is_over: bool = False) -> list[str]:
+        return [problem.message for problem in followed.look(SeenRun(fold_of(run), config, is_over))]
+
+    assert look() == []
+    run.memory(0, 1, {0: {"activations": 100 * MIB}, 1: {"activations": 10 * MIB}})
+    first = look()
+    run.memory(0, 2, {0: {"activations": 200 * MIB}, 1: {"activations": 10 * MIB}})
+    assert look() == first, "it stands as it was read"
+    now[0] = 61.0
+    second = look()
+    assert second != first
+    run.memory(0, 3, {0: {"activations": 300 * MIB}, 1: {"activations": 10 * MIB}})
+    assert look() == second
+    assert look(is_over=True) != second
+
+
+def test_a_look_is_cheap_however_many_steps_were_recorded(script: Any) -> None:
+    run = script()
+    run.launch(2, cores=8)
+    for rank in range(2):
+        run.see(rank, world_size=2, dataset="a:B", first_batches=str(rank), batch=16, batch_norms=1)
+    fold = fold_of(run)
+    num = 1_000_000
+    steps = np.arange(1, num + 1, dtype=float)
+    for first in range(0, num, 100_000):
+        part = steps[first : first + 100_000]
+        ones = np.ones_like(part)
+        losses = 2.0 + 2.0 / np.sqrt(part)
+        values = np.stack(
+            [losses, ones, 0.1 * ones, 16 * ones, 0.01 * ones, run.started + 0.01 * part, 0 * ones, ones]
+        )
+        blocks = [(0, StepBlock(rank, first + 1, values, True)) for rank in range(2)]
+        fold.apply(Batch(steps=blocks))
+    assert fold.step == num
+    followed, took_s = Findings(), []
+    for _ in range(20):
+        began = time.perf_counter()
+        assert followed.look(SeenRun(fold)) == []
+        took_s.append(time.perf_counter() - began)
+    assert min(took_s) < with_load(1e-3)
+
+
+def test_why_prints_the_cause_first_with_what_was_seen_and_the_command(configured: Any) -> None:
+    run = configured(data={"use": "digits", "workers": 16})
+    run.begin(2, device_infos(2), strategy="ddp", cores=8)
+    up(run, 2)
+    cause = Problem("rank-exception", "ValueError: no", rank=1, last_lines=("Traceback",), advice="Mend it.")
+    run.writer("supervisor").write(events.ProblemRaised(problem=cause))
+    run.end("failed", 1)
+    told = rankdeck_here("why", run.path, code=0).out
+    lines = told.splitlines()
+    assert lines[:3] == ["rank 1: ValueError: no", "  | Traceback", "  Mend it."]
+    assert "32 worker processes read data on 8 cores" in lines[3]
+    assert lines[4] == "  data.workers = 16, for each of 2 ranks  (config.toml)"
+    assert lines[6].strip().endswith("--set data.workers=4") and "rankdeck train" in lines[6]
+    problems = rankdeck_here("why", run.path, "--json", code=0).json["problems"]
+    assert [problem["code"] for problem in problems] == ["rank-exception", "workers-too-many"]
+    assert problems[1]["cure"] == {"data.workers": 4}
+    assert problems[1]["evidence"][0]["path"] == "config.toml"
+
+
+def test_why_has_nothing_to_say_of_a_run_that_is_well(configured: Any) -> None:
+    run = configured({"use": "single"})
+    trained(run, falling(500))
+    run.end()
+    assert (
+        rankdeck_here("why", run.path, code=0).out == f"Nothing was found in what {run.dir.name} recorded.\n"
+    )
+    assert rankdeck_here("why", run.path, "--json", code=0).json == {"problems": []}
+    assert problems_and_findings(run.dir, fold_of(run)) == []
+
+
+def test_the_page_names_every_rule() -> None:
+    page = (CHECKOUT / "docs/comparing.md").read_text(encoding="utf-8")
+    table = page.partition("| code | said when |")[2].partition("\n\n")[0]
+    told = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert told == [rule.code for rule in RULES]
