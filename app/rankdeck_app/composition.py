@@ -24,6 +24,7 @@ from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.doctor_tab import DoctorTab
 from rankdeck_app.controllers.exports import Exports
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
@@ -115,16 +116,11 @@ class App:
         self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
         self.cures = Cures(window, self.session, self.tabs, self.launching, self.comparisons)
         self.whys = MemoryWhys(window, self.session, self.tabs, self.cures, self.comparisons)
+        self.doctor = DoctorTab(window, self.session, self.launching)
         self.remedies = Remedies(
-            window,
-            self.session,
-            self.tabs,
-            self.alerts,
-            self.watch,
-            self.cures,
-            self.whys,
+            window, self.session, self.tabs, self.alerts, self.watch, self.doctor, self.cures, self.whys,
             self.actions.show_config,
-        )
+        )  # fmt: skip
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
         self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
         self.whys.open_code = self.places.open
@@ -137,6 +133,7 @@ class App:
         self._register_views()
         found = (
             self.lists, self.places, self.races, self.comparisons, self.whys, self.charts, self.times,
+            self.doctor,
         )  # fmt: skip
         rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
         self.window.commands.register(*rows)

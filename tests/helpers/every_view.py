@@ -42,6 +42,7 @@ from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.memory_why import MemoryWhyPage
 from rankdeck_app.views.run_note import RunNote
 from tests.helpers.app_window import wait_for
+from tests.helpers.told_doctor import whole_look
 from tests.helpers.told_race import WrittenRace, entry
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
@@ -101,7 +102,17 @@ class EveryView:
     def page_ids(self) -> list[str]:
         """All that open by their id; a comparison and the code page open by a call."""
         runs = [f"run:{one.path}" for one in (self.alive, self.failed, self.script)]
-        plain = ["welcome", "config", "settings", "keys", "notifications", "plan", "devices", "runs"]
+        plain = [
+            "welcome",
+            "config",
+            "settings",
+            "keys",
+            "notifications",
+            "plan",
+            "devices",
+            "runs",
+            "doctor",
+        ]
         return [*runs, f"race:{self.race.folder.path}", *(f"{name}:" for name in plain), "strategy:ddp"]
 
     def open_pages(self, app: App) -> None:
@@ -110,6 +121,7 @@ class EveryView:
             app.window.editor.open(page_id)
         app.comparisons.open_compare([self.alive.path, self.failed.path])
         app.places.open(Path(__file__), 3, "what is wrong here")
+        app.doctor.doctor._take(whole_look().splitlines())
         app.session.problems.set(
             LAUNCH, "alive", [Problem("launch", phrase("It did not start."), advice=phrase("Try again."))]
         )

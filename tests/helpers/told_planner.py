@@ -23,7 +23,7 @@ if __name__ == "__main__":
             )
         )
         sys.exit(2)
-    sys.stdout.write(Path(os.environ["TOLD_LINES"]).read_text())
+    sys.stdout.buffer.write(Path(os.environ["TOLD_LINES"]).read_bytes())
     sys.stdout.flush()
     if then == "die":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -67,7 +67,13 @@ class Comparisons(QObject):
         row = partial(Command, when="activeCompare", menu="Run/4_compare")
         of_run = partial(Command, menu="Run/3_this")
         return [
-            Command("compare.runs", phrase("Compare: Runs…"), self.pick, ("Ctrl+K C",), menu="Run/4_compare"),
+            Command(
+                "compare.runs",
+                phrase("Compare: Compare Runs…"),
+                self.pick,
+                ("Ctrl+K C",),
+                menu="Run/4_compare",
+            ),
             row("compare.add", phrase("Compare: Add Runs…"), self._add_to_active),
             row("compare.save", phrase("Compare: Save as a Page…"), self._save_active),
             of_run("run.compare", phrase("Run: Compare With…"), self._compare_active, when="activeRun"),

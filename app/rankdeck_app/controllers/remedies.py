@@ -10,15 +10,17 @@ from functools import partial
 
 from rankdeck.base.errors import Problem, cure_in_words
 from rankdeck.config.cures import is_out_of_memory
+from rankdeck.diagnose.findings.imbalance import CODE
+from rankdeck.doctor.offering import may_explain
 from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.doctor_tab import DoctorTab
 from rankdeck_app.controllers.memory_whys import MemoryWhys
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.imbalance_alert import CODE
 from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem, Remedy
 from rankdeck_app.state.script_draft import NO_GPUS
 from rankdeck_app.state.suggestion import REHEARSAL
@@ -35,6 +37,7 @@ class Remedies:
         tabs: RunTabs,
         alerts: RunAlerts,
         watch: DeviceWatch,
+        doctor: DoctorTab,
         cures: Cures,
         whys: MemoryWhys,
         show_config: Callable[[int | None], object],
@@ -44,6 +47,7 @@ class Remedies:
         self._tabs = tabs
         self._alerts = alerts
         self._watch = watch
+        self._doctor = doctor
         self._cures = cures
         self._whys = whys
         self._show_config = show_config
@@ -69,6 +73,8 @@ class Remedies:
         if owner == DEVICES:
             remedies += [(tr("Show Devices"), self._watch.show), (tr("Dismiss"), self._watch.dismiss)]
         remedies += self._cures.of(entry)
+        if may_explain(problem):
+            remedies.append((tr("Look the Machine Over"), self._doctor.show))
         if run is not None and is_out_of_memory(problem):
             remedies.append((tr("Why Out of Memory"), partial(self._whys.open, run)))
         if run is not None and problem.path == "strategy.sync_batchnorm" and not problem.cure:

@@ -24,6 +24,7 @@ CODEPOINTS: dict[str, int] = {
     "bell-dot": 0xEB9A,
     "case-sensitive": 0xEAB1,
     "check": 0xEAB2,
+    "checklist": 0xEAB3,
     "chevron-down": 0xEAB4,
     "chevron-left": 0xEAB5,
     "chevron-right": 0xEAB6,

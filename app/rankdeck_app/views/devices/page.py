@@ -20,7 +20,7 @@ from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
-from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
@@ -128,6 +128,9 @@ class DevicesPage(Page):
         if gpus.driver:
             parts.append(tr("driver {version}", version=gpus.driver))
         return [*parts, tr(words.SIMULATED)] if gpus.is_simulated else parts
+
+    def tab_actions(self) -> list[PageAction]:
+        return [PageAction("checklist", tr("Look This Machine Over"), "doctor.show")]
 
     def save_state(self) -> dict[str, Any]:
         cards = self.grid.layout_state()
