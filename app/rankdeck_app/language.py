@@ -18,6 +18,7 @@ from msgspec import structs
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
 
 from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import Phrase, Said
 
 FOLDER = Path(__file__).with_name("languages")
@@ -144,7 +145,7 @@ def _code(file: Path) -> str:
 
 def _file_of(name: str) -> Path | None:
     if name.endswith(ENDING):
-        return Path(name).expanduser()
+        return expanded(name)
     if name == SYSTEM:
         wanted = [QLocale(each).language() for each in QLocale.system().uiLanguages()]
         order = (

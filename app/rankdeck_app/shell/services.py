@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.base import home
+from rankdeck.base.home import expanded
 from rankdeck_app.commands.keymap import Keymap
 from rankdeck_app.commands.table import CommandTable, Context
 from rankdeck_app.disk import Disk
@@ -65,5 +66,5 @@ def make_services(
         state_folder=home.state_dir() / "app",
         runs=runs,
         workspace=workspace,
-        open_path=open_path.expanduser().absolute() if open_path else None,
+        open_path=expanded(open_path).absolute() if open_path else None,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QWidget
 
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.language import tr
@@ -294,7 +294,7 @@ def show_theme(window: MainWindow, name: str) -> None:
 
 def set_theme(window: MainWindow, name: str) -> None:
     """Keep the choice; a theme that cannot be used is reported and leaves all as it is."""
-    name = name if name in (*BUILT_IN, SYSTEM) else str(Path(name.strip()).expanduser())
+    name = name if name in (*BUILT_IN, SYSTEM) else str(expanded(name.strip()))
     try:
         window.theme.load(name)
         window.settings.set("theme.name", name)

@@ -17,6 +17,7 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import DeviceError, Problem
+from rankdeck.base.home import expanded
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.folder_file import ScriptEntry
 from rankdeck.config.script import OBSERVE, ScriptConfig
@@ -94,7 +95,7 @@ class ScriptDraft(QObject):
     def path(self) -> Path | None:
         """The file; None where there is none, or a module is run."""
         text = self.form.run.strip()
-        return None if not text or self.is_module else self.folder / Path(text).expanduser()
+        return None if not text or self.is_module else self.folder / expanded(text)
 
     @property
     def is_without_gpus(self) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck.config import environments, folder_file, interpreters, script_search
 from rankdeck.config.environments import OWN, Interpreter
@@ -176,7 +177,7 @@ class ScriptFolder(QObject):
                 self._described[place] = interpreter
                 self.changed.emit()
 
-            self._disk.do(lambda: environments.describe(place.expanduser(), os.environ), described)
+            self._disk.do(lambda: environments.describe(expanded(place), os.environ), described)
         return self._described[place]
 
     # Entries

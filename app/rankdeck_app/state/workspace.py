@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
+from rankdeck.base.home import expanded
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
@@ -42,9 +43,9 @@ class Workspace(QObject):
             state_file, lambda: {"folder": str(self._folder)}, self, disk=disk, refused=self._say_forgotten
         )
         self._settings = settings
-        self._runs = None if runs is None else runs.expanduser().absolute()
+        self._runs = None if runs is None else expanded(runs).absolute()
         self._chosen: Path | None = None
-        self._folder = (folder or self._remembered() or Path(DEFAULT_FOLDER)).expanduser().absolute()
+        self._folder = expanded(folder or self._remembered() or DEFAULT_FOLDER).absolute()
         settings.changed.connect(self._setting_changed)
 
     @property
@@ -60,7 +61,7 @@ class Workspace(QObject):
         named = os.environ.get("RANKDECK_RUNS") or self._settings.get("runs.dir", str)
         if self._runs is not None:
             return self._runs
-        return Path(named).expanduser().absolute() if named else self._folder / "runs"
+        return expanded(named).absolute() if named else self._folder / "runs"
 
     @property
     def dialog_folder(self) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
@@ -128,7 +129,7 @@ def load_vscode_theme(path: Path) -> ColorTable:
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     if path in seen:
         raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
     try:

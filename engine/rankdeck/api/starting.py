@@ -143,7 +143,7 @@ def _left_or_waited_for(started: rundir.RunDir, *, wait: bool, progress: bool) -
 
 def runs_folder(runs: str | Path | None) -> Path:
     """The folder that holds runs."""
-    return rundir.default_runs_folder() if runs is None else Path(runs).expanduser().absolute()
+    return rundir.runs_folder(runs)
 
 
 def _command_line() -> list[str]:

@@ -11,10 +11,18 @@ from pathlib import Path
 import platformdirs
 
 
+def expanded(path: str | Path) -> Path:
+    """`path` with ~ and ~somebody as home folders; as it is where nobody has that home, as in shells."""
+    try:
+        return Path(path).expanduser()
+    except (RuntimeError, ValueError):  # nobody's, or with a null byte in it
+        return Path(path)
+
+
 def _folder(kind: str) -> Path:
     home = os.environ.get("RANKDECK_HOME")
     if home:
-        return Path(home).expanduser().absolute() / kind
+        return expanded(home).absolute() / kind
     finder = {
         "settings": platformdirs.user_config_path,
         "state": platformdirs.user_state_path,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, check_file, find_run
@@ -29,7 +30,7 @@ def adopt(
     from rankdeck.run.export import write_whole
 
     run = find_run(name)
-    file = default_file(run, Path()) if file is None else file.expanduser()
+    file = default_file(run, Path()) if file is None else expanded(file)
     check_file(file)
     adopted = adopted_from(run, file.absolute().parent)
     if file.exists() and not force:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankdeck.base.errors import ConfigError, RunNotFoundError
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, check_file, find_run
@@ -111,7 +112,7 @@ def report(
 def _checked(page: Path, as_json: bool) -> Path:
     """Raises: ConfigError where no page can be written there."""
     if not check_stdout(page, as_json=as_json):
-        page = page.expanduser()
+        page = expanded(page)
         check_file(page)
     return page
 

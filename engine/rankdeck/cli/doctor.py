@@ -86,7 +86,7 @@ def _looked(python: str | None, runs: Path | None) -> Looked:
 
     # What lies in the current folder may be anybody's: it is tried where it is named.
     chosen = interpreters.choose(python, folders=[], environ=os.environ)
-    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    folder = rundir.runs_folder(runs)
     return Looked(chosen, folder)
 
 

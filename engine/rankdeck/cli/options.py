@@ -9,6 +9,7 @@ import typer
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, RunNotFoundError, did_you_mean, one_of
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 
 if TYPE_CHECKING:
@@ -33,18 +34,11 @@ def load_config(text: str, **changes: Unpack[Changes]) -> RunConfig:
     """
     from rankdeck.config import load
 
-    path = _expanded(text)
+    path = expanded(text)
     folder = None
     if not files.is_regular(path):
         path, folder = _preset(text, path), Path.cwd()
     return load(path, folder=folder, **changes)
-
-
-def _expanded(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # ~somebody, who is not known here
-        return Path(text)
 
 
 def _preset(text: str, path: Path) -> Path:

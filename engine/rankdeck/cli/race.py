@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.home import expanded
 from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
@@ -108,12 +109,12 @@ def _asked(
     from rankdeck.launch.race import Asked
     from rankdeck.planner.candidates import candidates_for
 
-    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    folder = rundir.runs_folder(runs)
     rundir.check_can_hold_runs(folder)
     checked_name(config.name)
     target = target_of(config, None, None)
     if save is not None:
-        check_file(save.expanduser())
+        check_file(expanded(save))
     if save is not None and not target.like_cuda:
         raise ConfigError(
             phrase(
@@ -276,7 +277,7 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
         console.err().print(f"{file} was not written: {why}.", style="yellow", soft_wrap=True)
         return
     try:
-        write_whole(file.expanduser(), entry_config(asked, winner.predicted).to_toml())
+        write_whole(expanded(file), entry_config(asked, winner.predicted).to_toml())
     except OSError as error:
         raise ConfigError(
             phrase("{file} cannot be written: {why}.", file=file, why=error.strerror),

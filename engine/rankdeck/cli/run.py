@@ -157,7 +157,7 @@ def _begin(
     from rankdeck.cli.staying import begin_and_stay
     from rankdeck.launch.start import start_script
 
-    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    folder = rundir.runs_folder(runs)
 
     def begin(attached: Attached | None) -> RunDir:
         return start_script(

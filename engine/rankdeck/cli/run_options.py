@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.home import expanded
 from rankdeck.base.names import LONGEST_NAME, checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.cli.torchrun import number_of_ranks
@@ -75,7 +76,7 @@ def script_config(
         "observe": observe or "light",
         "max_restarts": restarts or 0,
         "master_port": options.master_port,
-        "log_folder": None if options.log_dir is None else str(folder / options.log_dir.expanduser()),
+        "log_folder": None if options.log_dir is None else str(folder / expanded(options.log_dir)),
     }
     _check_text({**table, "name": options.name})
     name = checked_name(options.name or "") or options.entry or _name(entry, folder)[:LONGEST_NAME]

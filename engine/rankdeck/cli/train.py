@@ -51,7 +51,7 @@ def train(
     from rankdeck import rundir
     from rankdeck.launch.start import start
 
-    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    folder = rundir.runs_folder(runs)
     run = start(
         chosen,
         runs=folder,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.base.errors import ConfigError, did_you_mean
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck.config import environments
 from rankdeck.config.environments import OWN
@@ -91,11 +92,7 @@ def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) ->
     if not text.strip():
         message = phrase("{where} names no interpreter.", where=where)
         raise _no_python(message, phrase("Name one, or an environment's folder."))
-    try:
-        path = folder / Path(text).expanduser()
-    except RuntimeError:  # ~somebody, who is not known here
-        path = folder / text
-    path = path.absolute()
+    path = (folder / expanded(text)).absolute()
     if path.is_dir():
         if (python := environments.python_in(path)) is not None:
             return python

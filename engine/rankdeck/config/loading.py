@@ -14,6 +14,7 @@ from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.base.files import LARGEST_TOML_BYTES
+from rankdeck.base.home import expanded
 from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
@@ -239,7 +240,7 @@ def _absolute_paths(values: dict[str, Any], base: Path, resolve: Callable[[Path]
         args = getattr(table, "args", {})
         path = args.get("path")
         if isinstance(path, str) and not path.startswith("@"):
-            update["args"] = {**args, "path": str(resolve(base / Path(path).expanduser()))}
+            update["args"] = {**args, "path": str(resolve(base / expanded(path)))}
         values[section] = table.model_copy(update=update)
     return values
 
@@ -247,7 +248,7 @@ def _absolute_paths(values: dict[str, Any], base: Path, resolve: Callable[[Path]
 def _absolute_code(use: str, base: Path, resolve: Callable[[Path], Path]) -> str:
     module, colon, attribute = use.rpartition(":")
     if colon and module.endswith(".py"):
-        return f"{resolve(base / Path(module).expanduser())}:{attribute}"
+        return f"{resolve(base / expanded(module))}:{attribute}"
     return use
 
 

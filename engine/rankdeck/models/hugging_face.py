@@ -15,13 +15,13 @@ called.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import MachineError, ModelError
+from rankdeck.base.home import expanded
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 
@@ -86,7 +86,7 @@ class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def _fields(config: str) -> dict[str, Any]:
-    path = Path(config).expanduser()
+    path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     try:
         fields = json_of(path.read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
+from rankdeck.base.home import expanded
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import SCRIPT, AnyEvent, RunStarted, Spans, Steps
@@ -157,7 +158,7 @@ def tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
     if not scalars:
         message = phrase("{run} has no curve.", run=run.name)
         raise ConfigError(message, code="no-curves", path=str(run.events_folder))
-    file = file.expanduser()
+    file = expanded(file)
     began = min(told.t for told in scalars)
     if _TENSORBOARD not in file.name:
         try:
@@ -212,7 +213,7 @@ def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
         ConfigError: the file cannot be written.
         MachineError: the disk is full.
     """
-    file = file.expanduser()
+    file = expanded(file)
     if file.is_dir():
         message, advice = phrase("{path} is a folder.", path=file), phrase("Name a file.")
         raise ConfigError(message, code="unwritable", path=str(file), advice=advice)

@@ -23,6 +23,7 @@ from rankdeck.rundir.listing import (
     is_run,
     list_folder,
     list_runs,
+    runs_folder,
 )
 from rankdeck.rundir.races import FIRST_STEPS, RaceDir, create_race, find_race, is_entry, is_race, list_races
 from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
@@ -60,6 +61,7 @@ __all__ = [
     "list_runs",
     "put_request",
     "read_labels",
+    "runs_folder",
     "slug",
     "way_out",
     "write_labels",

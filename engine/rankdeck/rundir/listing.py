@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import RunNotFoundError, one_of
-from rankdeck.base.home import state_dir
+from rankdeck.base.home import expanded, state_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import HIDDEN, RunDir, slug
 
@@ -19,7 +19,12 @@ MOST_INDEXED = 50_000
 def default_runs_folder() -> Path:
     """RANKDECK_RUNS, else `runs` in the current folder. Nothing is created."""
     named = os.environ.get("RANKDECK_RUNS")
-    return Path(named).expanduser().absolute() if named else Path.cwd() / "runs"
+    return expanded(named).absolute() if named else Path.cwd() / "runs"
+
+
+def runs_folder(asked: str | Path | None) -> Path:
+    """What a person asked for, or the default."""
+    return default_runs_folder() if asked is None else expanded(asked).absolute()
 
 
 def _index_file() -> Path:
@@ -114,9 +119,9 @@ def several_named(text: str, names: Sequence[str]) -> RunNotFoundError:
 def _as_directory(text: str) -> Path | None:
     """The run's directory that the text spells out; None for a name, and for what can be no path at all."""
     try:
-        path = Path(text).expanduser()
+        path = expanded(text)
         return path if is_run(path.absolute()) else None
-    except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
+    except (OSError, ValueError):  # too long, a null byte
         return None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.home import expanded
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import slug
@@ -118,10 +119,10 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
         RunNotFoundError: several are.
     """
     try:
-        path = Path(text).expanduser()
+        path = expanded(text)
         if is_race(path):
             return RaceDir(path)
-    except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
+    except (OSError, ValueError):  # too long, a null byte
         return None
     races = list_races(folder)
     matching = (
