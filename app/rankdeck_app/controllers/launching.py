@@ -299,6 +299,9 @@ def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
             case GpuRefusal.LOST:
                 message = tr("{gpu} is lost: it answers no more.", gpu=gpu.label)
                 advice = tr("Choose others.")
+            case GpuRefusal.TWIN:
+                message = tr("{gpu} has no UUID of its own: no run can take it.", gpu=gpu.label)
+                advice = tr("Choose others. See what the driver says of them: nvidia-smi -L")
             case GpuRefusal.SPLIT:
                 message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
                 advice = tr("Choose one of its instances.")

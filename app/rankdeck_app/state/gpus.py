@@ -28,6 +28,7 @@ from rankdeck.telemetry.readings import (
     ProcessesLine,
     Reading,
     SampleLine,
+    has_place,
 )
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck_app.language import spoken, tr
@@ -68,6 +69,11 @@ class GpuState:
     lost_at: float | None = None
 
     @property
+    def is_twin(self) -> bool:
+        """Whether the driver tells another GPU's UUID for it, or none, so that a run can take neither."""
+        return has_place(self.uuid)
+
+    @property
     def others(self) -> tuple[ProcessUse, ...]:
         """Computing processes on a GPU that no run holds; windows and desktops are not in anybody's way."""
         if self.run is not None:
@@ -79,6 +85,7 @@ class GpuState:
         """What decides whether a run may take it."""
         return Availability(
             is_lost=self.lost_at is not None,
+            is_twin=self.is_twin,
             is_split=self.is_split,
             is_simulated=self.is_simulated,
             is_instance=self.parent is not None,

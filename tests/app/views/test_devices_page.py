@@ -9,10 +9,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
+from rankdeck.config.devices import parse_devices
 from rankdeck.events import DeviceInfo
+from rankdeck.telemetry.readings import with_place
 from rankdeck_app.composition import App
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.views.devices.page import DevicesPage
+from rankdeck_app.views.launch.devices import gpu_lines
 from rankdeck_app.views.problems import ProblemsView
 from tests.app.conftest import settle
 from tests.helpers import device_lines
@@ -307,3 +310,18 @@ def test_all_gpus_means_those_that_are_there_and_a_lost_one_that_is_named_blocks
     app.session.draft.set_value(("devices", "use"), "gpu:1")
     blocker = app.launching.blocker()
     assert blocker is not None and blocker.message == "GPU 1 is lost: it answers no more."
+
+
+def test_a_gpu_without_a_uuid_of_its_own_is_none_of_all_and_blocks_where_it_is_named(app: App) -> None:
+    gpus = app.session.gpus
+    own, *twins = map(device_lines.gpu, range(3))
+    for twin in twins:
+        twin.uuid = with_place("GPU-2", twin.index)
+    gpus.take(device_lines.devices(own, *twins))
+    gpus.look()
+    app.session.draft.set_value(("devices", "use"), "gpu:all")
+    assert app.launching.blocker() is None and gpus.num_chosen(parse_devices("gpu:all")) == 1
+    app.session.draft.set_value(("devices", "use"), "gpu:2")
+    blocker = app.launching.blocker()
+    assert blocker is not None and blocker.message == "GPU 2 has no UUID of its own: no run can take it."
+    assert "no UUID that is its own alone" in gpu_lines(gpus.devices[2])[-1]

@@ -120,7 +120,8 @@ class DevicesSection(QWidget):
 
     def _choosable(self) -> list[GpuState]:
         """GPUs as a whole; of MIG instances a run can use only one, so nobody means all of them."""
-        return [gpu for gpu in self._gpus.whole if gpu.lost_at is None and not gpu.is_split]
+        gpus = self._gpus.whole
+        return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.is_split or gpu.is_twin)]
 
     def _is_chosen(self, gpu: GpuState, selection: DeviceSelection | None) -> bool:
         if selection is None:
@@ -246,6 +247,8 @@ class DevicesSection(QWidget):
             used = share = None
         elif gpu.is_split:
             state, note = "off", "MIG"
+        elif gpu.is_twin:
+            state, note = "off", "UUID?"
         elif gpu.is_stale:
             state = "stale"
         return DeviceFigure(
@@ -301,6 +304,8 @@ def gpu_lines(gpu: GpuState) -> list[str]:
         lines.append(readings)
     if gpu.is_split:
         lines.append(tr("Split into MIG instances: choose one of them"))
+    if gpu.is_twin:
+        lines.append(tr("The driver tells no UUID that is its own alone: no run can take it"))
     if gpu.run is not None:
         lines.append(tr("Held by the run {run}", run=gpu.run_name()))
     elif gpu.busy_words():
