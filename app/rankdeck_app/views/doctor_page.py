@@ -292,10 +292,12 @@ class DoctorPage(Page):
         if not doctor.was_asked:
             return tr(_WHAT)
         at = time.strftime("%H:%M", time.localtime(doctor.began_at_s))
-        if doctor.done is None:
-            return tr("Looked at {time}, by {python}", time=at, python=doctor.python)
-        took = f"{doctor.done.seconds:.1f} s"
-        return tr("Looked at {time}, took {took}, by {python}", time=at, took=took, python=doctor.python)
+        told = [tr("Looked at {time}", time=at)]
+        if doctor.done is not None:
+            told.append(tr("took {took}", took=f"{doctor.done.seconds:.1f} s"))
+        if doctor.python:
+            told.append(tr("by {python}", python=doctor.python))
+        return ", ".join(told)
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self._doctor.report())

@@ -143,7 +143,7 @@ def look_at_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Che
     elif not asked.isdecimal() or int(asked) < 1:
         finding = phrase("OMP_NUM_THREADS is no number of threads.")
     elif _RANKS * int(asked) <= max(usable, _RANKS):
-        finding = phrase("{threads} threads for each rank, on {count} cores.", threads=asked, count=usable)
+        finding = phrase("Threads for each rank: {threads}, on {count} cores.", threads=asked, count=usable)
         yield row("threads", Verdict.GOOD, finding, *evidence)
         return
     else:

@@ -215,6 +215,10 @@ def test_starting_says_what_is_awaited(
     written.writer("rank-0").write(events.Phase(rank=0, phase="training", samples=70, left_out=10))
     written.steps(0, 1, [1.0])
     qtbot.waitUntil(lambda: not page._banner.isVisible())
+    assert run_figures.band(page.run).awaited == ""
+    written.end("stopped", 130)
+    qtbot.waitUntil(lambda: page.run.is_over)
+    assert run_figures.band(page.run).awaited == "no step was sampled"
     assert "10 of 70 samples are left out of each epoch" in run_figures.rate_subtitle(page.run)[0]
 
 

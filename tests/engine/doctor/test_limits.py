@@ -140,7 +140,7 @@ def test_the_limit_of_processes_counts_those_of_this_user(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("asked", "verdict", "words"),
     [
-        ("1", Verdict.GOOD, "1 threads for each rank"),
+        ("1", Verdict.GOOD, "Threads for each rank: 1"),
         ("4096", Verdict.LOOK, "Two ranks of 4096 threads each"),
         ("many", Verdict.LOOK, "no number"),
         ("0", Verdict.LOOK, "no number"),

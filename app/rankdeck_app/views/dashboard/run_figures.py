@@ -203,6 +203,7 @@ def band(run: RunAnswers) -> BandFigure:
         limits=tuple(limits),
         x_range=moments(run),
         is_live=not _shows_all(run),
+        awaited=tr("no step was sampled") if run.is_over else "",
     )
 
 
