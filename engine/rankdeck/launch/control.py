@@ -161,7 +161,8 @@ def _ask(run: RunDir, question: dict[str, object]) -> dict[str, object]:
 
 
 def _signal_guard(run: RunDir, *, now: bool) -> None:
-    """For a file system without sockets: the guard takes TERM for a stop and QUIT for a stop now.
+    """For a file system without sockets, and a guard that is suspended: it takes TERM for a stop and QUIT for
+    a stop now.
 
     Its process id is in its lock, and its environment proves that it is this run's.
     """
@@ -169,6 +170,7 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
         pid = int(files.read_text(run.path / "guard.lock"))
         if environment_of(pid).get(GUARD) == str(run.path):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
             return
     except (OSError, ValueError):
         pass

@@ -10,6 +10,7 @@ to stop, supervisor.py for what it starts.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -24,12 +25,13 @@ from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 from rankdeck.launch.descendants import descendants
 from rankdeck.launch.last_word import LastWord, how_it_was_killed, phrase
 from rankdeck.launch.saves import SaveWatch, was_cut_off
+from rankdeck.launch.whereabouts import Whereabouts
 from rankdeck.observer import title
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
-DELETED_WITHIN_S = 5.0
-"""How often a guard looks whether its run's directory is still there."""
+LOOK_S = 1.0
+"""How often a guard looks where its run's directory is."""
 EXIT_STOPPED = 130
 GUARD = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
@@ -87,7 +89,7 @@ class Guard:
         self._spec = spec
         self._resumes: bool = spec["hidden"] == spec["final"]
         self._run: str = spec["final"]
-        self._held: list[int] = []
+        self.held: list[int] = []
         self._folder = -1
         self._selector = selectors.DefaultSelector()
         self._supervisor = 0
@@ -111,13 +113,13 @@ class Guard:
         title.name_arguments("guard", self._run)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            self._held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
+            self.held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
         except Refused:
             raise Alive from None
         self._folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for path in self._spec["leases"]:
-            self._held.append(lock(path, self._run))
-        self._word.reserve(hidden)
+            self.held.append(lock(path, self._run))
+        self._word.reserve(self._folder)
         self._listen_to_signals()
         if self._spec["tether_fd"] is not None:
             self._selector.register(self._spec["tether_fd"], selectors.EVENT_READ, self._on_tether)
@@ -129,6 +131,7 @@ class Guard:
             Path(hidden, "end.json").unlink(missing_ok=True)
         else:
             Path(hidden).rename(self._run)
+        self.whereabouts = Whereabouts(self._run, self._folder, self.held[0])
 
     def _listen_to_signals(self) -> None:
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -184,14 +187,15 @@ class Guard:
         """Until the supervisor has ended, and nothing of it is left."""
         self._reap()
         while self._status is None:
-            timeout_s = DELETED_WITHIN_S
+            timeout_s = LOOK_S
             if self._kill_at is not None:
                 timeout_s = min(timeout_s, max(0.0, self._kill_at - time.monotonic()))
             for key, _ in self._selector.select(timeout_s):
                 key.data(key.fileobj)
             self._reap()
-            if self.is_deleted:
+            if self.whereabouts.is_deleted:
                 self.stop(now=True)
+            self.whereabouts.follow()
             now_s = time.monotonic()
             if self._kill_at is not None and now_s >= self._kill_at:
                 if self._saves.goes_on():
@@ -201,13 +205,6 @@ class Guard:
         self._sweep()
         while self._words_end >= 0:
             self._on_words(self._words_end)
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether somebody has removed the run's directory, or is about to. One that was moved is there."""
-        if os.fstat(self._held[0]).st_nlink:
-            return False
-        return not os.fstat(self._folder).st_nlink or not Path(self._run, "config.toml").exists()
 
     def _reap(self) -> None:
         while True:
@@ -288,7 +285,9 @@ class Guard:
         left."""
         self._attempt = max(self._attempt, self._word.attempt())
         used, most = self._attempt - self._spec["attempt"], self._max_restarts
-        if self._status is None or self._status >= 0 or self._stop_asked or self.is_deleted or used >= most:
+        if self._status is None or self._status >= 0 or self._stop_asked or used >= most:
+            return False
+        if self.whereabouts.is_deleted:
             return False
         self.tell_lost_save()
         self._word.tell_problem(
@@ -336,7 +335,8 @@ class Guard:
         if status < 0:
             self._word.tell_end(outcome, code)
         self._word.write(outcome, code, reason)
-        Path(self._run, "control.sock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            os.unlink("control.sock", dir_fd=self._folder)
 
     def _reason(self) -> str | None:
         """What the supervisor said last, in its pipe."""
@@ -386,6 +386,8 @@ def main(spec: dict[str, Any]) -> NoReturn:
     guard.watch()
     while guard.restart():
         guard.watch()
-    if not guard.is_deleted:
+    if not guard.whereabouts.is_deleted:
         guard.end()
+    os.close(guard.held[0])
+    guard.whereabouts.leave()
     os._exit(0)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+_PART = "end.json.part"
 _RESERVED_BYTES = 4096
 _PATIENCE_S = 10.0
 """How long a full disk is retried before the run is left without a last word."""
@@ -57,12 +58,13 @@ class LastWord:
         self._run = run
         self._first_attempt = first_attempt
         self._num_told = 0
-        self._reserved = -1
+        self._folder = self._reserved = -1
 
-    def reserve(self, folder: str) -> None:
-        """Take the room for end.json now: at the end the disk may be full. `folder`: the run as it is called
-        now. Raises: OSError."""
-        self._reserved = os.open(f"{folder}/end.json.part", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def reserve(self, folder: int) -> None:
+        """Take the room for end.json now: at the end the disk may be full. `folder`: the run's directory,
+        open. Raises: OSError."""
+        self._folder, flags = folder, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._reserved = os.open(_PART, flags, 0o644, dir_fd=folder)
         os.pwrite(self._reserved, b" " * _RESERVED_BYTES, 0)
         os.fsync(self._reserved)
 
@@ -109,7 +111,7 @@ class LastWord:
                 os.pwrite(self._reserved, data, 0)
                 os.ftruncate(self._reserved, len(data))
                 os.fsync(self._reserved)
-                Path(self._run, "end.json.part").rename(Path(self._run, "end.json"))
+                os.rename(_PART, "end.json", src_dir_fd=self._folder, dst_dir_fd=self._folder)
                 return
             except OSError:
                 if time.monotonic() > give_up_at:

@@ -21,14 +21,14 @@ import pytest
 
 import rankdeck
 from rankdeck.base.leases import lease_holder, lease_path
-from rankdeck.launch import under_guard
+from rankdeck.launch import control, under_guard
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
-from rankdeck.launch.guard import DELETED_WITHIN_S, STOP_S
+from rankdeck.launch.guard import STOP_S
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
-from tests.helpers import launching
+from tests.helpers import killing, launching
 from tests.helpers.launching import (
     FAKE_WORKER,
     launch,
@@ -282,6 +282,14 @@ def test_without_its_socket_a_run_is_stopped_by_signal(tmp_path: Path) -> None:
     assert launching.ended(run, 5).outcome == "stopped"
 
 
+def test_a_suspended_guard_hears_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_ANSWER_S", 0.5)
+    run = launch(tmp_path / "runs")
+    os.kill(int((run.path / "guard.lock").read_text()), signal.SIGSTOP)
+    request_stop(run)
+    assert launching.ended(run, 5).outcome == "stopped"
+
+
 def test_who_calls_is_heard_however_many_hold_a_line(tmp_path: Path) -> None:
     """With as many callers as a guard takes, and with none of its file descriptors left."""
     run = launch(tmp_path / "runs")
@@ -369,7 +377,10 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     )
     command = [sys.executable, "-I", "-S", "-c", script, str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    launch = {f"rankdeck.launch.{name}" for name in ("guard", "callers", "descendants", "last_word", "saves")}
+    launch = {
+        f"rankdeck.launch.{name}"
+        for name in ("guard", "callers", "descendants", "last_word", "saves", "whereabouts")
+    }
     own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
     assert set(done.stdout.split()) == own
 
@@ -382,11 +393,26 @@ def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
     assert not run.path.exists()
 
 
-def test_a_run_whose_directory_is_moved_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is(tmp_path: Path) -> None:
+    train = {"steps": 3000, "checkpoint_every": 1500}
+    run = launch(tmp_path / "runs", {"train": train}, worker=None)
+    killing.wait_for_step(run, 20)
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    wait_until(run.path.is_symlink)
+    assert run.path.resolve() == moved.path and moved.is_alive()
+    again = RunDir(moved.path.rename(tmp_path / "elsewhere again"))
+    wait_until(lambda: run.path.exists())
+    assert wait_ended(run, with_load(60)) and run.outcome() == "completed"
+    wait_until(lambda: not run.path.is_symlink())
+    assert again.outcome() == "completed" and again.weights.exists() and not again.is_alive()
+    assert not [problem for problem in launching.problems(again) if problem.code != "checkpoint-not-saved"]
+
+
+def test_what_took_a_moved_runs_first_name_stays(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
     wait_for_ranks(run)
     moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
-    time.sleep(DELETED_WITHIN_S + 1)
-    assert moved.is_alive() and processes_of_run(run.path)
+    run.path.mkdir()
     request_stop(moved, now=True)
-    assert wait_ended(moved, with_load(20))
+    assert wait_ended(moved, with_load(20)) and moved.outcome() == "stopped"
+    assert [*run.path.iterdir()] == []
