@@ -32,6 +32,7 @@ PARSES_BY_ITSELF = (
     "launch/under_guard.py",
     "launch/rank_processes.py",
     "observer/writer.py",
+    "observer/stacks.py",
     "api/racing.py",
     "data/bpe.py",
     "config/presets.py",
@@ -308,15 +309,28 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert not shared
 
 
-def test_all_text_is_painted_in_one_place() -> None:
-    """Where it is measured too; an icon is a letter of its font in a square of its own."""
-    painting = {"app/rankdeck_app/widgets/painting.py", "app/rankdeck_app/theme/icons.py"}
+@pytest.mark.parametrize(
+    ("called", "places"),
+    [
+        # Where it is measured too; an icon is a letter of its font in a square of its own.
+        (
+            ("drawText", "drawStaticText"),
+            ("app/rankdeck_app/widgets/painting.py", "app/rankdeck_app/theme/icons.py"),
+        ),
+        # It raises where nobody has that home.
+        (("expanduser",), ("base/home.py",)),
+    ],
+)
+def test_what_is_done_in_one_place_is_done_nowhere_else(
+    called: tuple[str, ...], places: tuple[str, ...]
+) -> None:
     calls = {
         f"{_name(file)}:{node.lineno}"
-        for file in _sources("app")
-        if _name(file) not in painting
+        for part in ("app", "engine")
+        for file in _sources(part)
+        if not _name(file).endswith(places)
         for node in ast.walk(_tree(file))
-        if isinstance(node, ast.Attribute) and node.attr in ("drawText", "drawStaticText")
+        if isinstance(node, ast.Attribute) and node.attr in called
     }
     assert not calls
 

@@ -32,6 +32,8 @@ OWNERS_SEEN = marked("owners seen on CPU")
 
 CONFIGURATION, SCRIPT = "configuration", "script"
 """What a run trains: what a configuration says, or a person's own script as it is."""
+ASKED_TO_STOP = marked("asked to stop")
+"""The reason of a rank's end that got SIGTERM itself; the others, which stop with it, are "stopped"."""
 OUTPUT_LOST = "output-lost"
 """The code of the problem that a script's output no longer arrives where its command sends it."""
 
@@ -469,7 +471,7 @@ class Dropped(Event, tag="dropped"):
 
 
 class RankEnded(Event, tag="rank_ended"):
-    """A rank is through. `reason`: completed | failed | stopped."""
+    """A rank is through. `reason`: completed | failed | stopped | asked to stop."""
 
     rank: int
     reason: str

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from rankdeck import events
+from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.launch.control import request_stop
 from rankdeck.rundir import RunDir, list_runs
 from tests.helpers import launching
@@ -223,6 +224,20 @@ def test_a_run_listens_on_loopback_only_and_ctrl_c_stops_it_in_order(job: Path, 
     assert command.returncode == 130, err
     assert "stopped" in out and "Traceback" not in err
     assert launching.ended(run, 5).outcome == "stopped"
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_somebody_asks_to_stop_is_named_and_nothing_is_lost(
+    job: Path, tmp_path: Path, rank: int
+) -> None:
+    changes = ("--set", "train.steps=100000", "--devices", "cpu:2")
+    with start_rankdeck("train", job, *changes, env={"FAULT": ""}) as command:
+        run = wait_for_training(tmp_path)
+        os.kill(launching.rank_pids(run)[rank], signal.SIGTERM)
+        command.communicate(timeout=with_load(60))
+    problem = one_problem(run)
+    assert problem["rank"] == rank and "asked to stop (SIGTERM) by something outside" in problem["message"]
+    assert list_checkpoints(run.checkpoints_folder)
 
 
 # Without real ranks each of the three is tried in tests/engine/launch/test_guard.py.

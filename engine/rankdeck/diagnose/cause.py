@@ -6,6 +6,8 @@ often a victim's as not. So causes are ranked by what can only come first:
     a signal that nobody here sent  >  an exception that is not about other ranks  >  an exit without a word
     >  a rank that did not arrive (the oldest heartbeat)  >  a closed connection or a timeout
 
+Where ranks called different collectives nobody went first: gloo aborts one for it, and the others lose it.
+
 Read exceptions.py and hang.py before.
 """
 
@@ -20,10 +22,10 @@ import msgspec
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck.diagnose.calls import CollectiveCall
+from rankdeck.diagnose.calls import CollectiveCall, differing
 from rankdeck.diagnose.exceptions import is_timeout
-from rankdeck.diagnose.failures import is_communication
-from rankdeck.diagnose.hang import Standing, find_laggard, hang, place
+from rankdeck.diagnose.failures import is_communication, name
+from rankdeck.diagnose.hang import Standing, called, find_laggard, hang, place
 from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed
 
@@ -41,14 +43,15 @@ class RankEvidence:
     """What is known of one rank when the run has failed.
 
     `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
-    `has_finished`: it said that its work was done; then no exit status tells anything. `failure` is what the
-    rank said itself; `frames` its stack, `calls` its collectives and `work` its microbatch, when a hang was
-    suspected.
+    `has_finished`: it said that its work was done; then no exit status tells anything. `was_asked_to_stop`:
+    it got SIGTERM, and not only another rank that it stopped with. `failure` is what the rank said itself;
+    `frames` its stack, `calls` its collectives and `work` its microbatch, when a hang was suspected.
     """
 
     rank: int
     exit_code: int | None
     has_finished: bool = False
+    was_asked_to_stop: bool = False
     failure: RankFailed | None = None
     beat: Beat | None = None
     suspended: bool = False
@@ -70,6 +73,8 @@ def find_cause(
     ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0, *, disk_is_full: bool = False
 ) -> Cause:
     """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory."""
+    if at_odds := _at_odds_cause(ranks):
+        return at_odds
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
         # Of several the one that was furthest behind went first.
@@ -81,7 +86,8 @@ def find_cause(
         rank for rank in ranks if rank.failure is None and _exited_badly(rank) and not _is_victim(rank)
     ]
     if wordless:
-        return _wordless_cause(wordless[0], disk_is_full=disk_is_full)
+        first = next((rank for rank in wordless if rank.was_asked_to_stop), wordless[0])
+        return _wordless_cause(first, disk_is_full=disk_is_full)
     return _hang_cause(ranks, now_s) or _communication_cause(ranks)
 
 
@@ -115,9 +121,9 @@ def _failed_at(rank: RankEvidence) -> tuple[float, int]:
 def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     number = -(rank.exit_code or 0)
     try:
-        name: str = signal.Signals(number).name
+        sent: str = signal.Signals(number).name
     except ValueError:
-        name = phrase("signal {number}", number=number)
+        sent = phrase("signal {number}", number=number)
     code, advice = "rank-killed", phrase(SENT)
     if number == signal.SIGKILL and oom_kills:
         code = "out-of-memory"
@@ -128,12 +134,14 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
         advice = phrase(SENT_OR_NO_MEMORY)
     elif number == signal.SIGBUS:
         advice = phrase("Most often /dev/shm is full: set data.workers = 0, or give it more room.")
+    elif number == signal.SIGXCPU:
+        advice = phrase("It has used up the time on a CPU that a process may have: see ulimit -t.")
     elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
         code = "rank-crashed"
         advice = phrase("Native code crashed: see its last lines, and try without your own extensions.")
-    message = phrase(ENDED_EARLY, signal=name)
+    message = phrase(ENDED_EARLY, signal=sent)
     if rank.beat:
-        message = phrase("The process was ended by {signal} {place}.", signal=name, place=place(rank.beat))
+        message = phrase("The process was ended by {signal} {place}.", signal=sent, place=place(rank.beat))
     problem = Problem(code, message, advice=advice, rank=rank.rank, last_lines=rank.last_lines)
     return Cause(problem, 1)
 
@@ -172,10 +180,11 @@ def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
         message = _left(rank.beat)
     if code == EXIT_STOPPED:
         message = phrase("The process was asked to stop (SIGTERM) by something outside Rankdeck.")
+    named = name("", rank.last_lines[-1]) if rank.last_lines and code else None
     problem = Problem(
-        "rank-exited",
+        "rank-exited" if named is None else named.code,
         message,
-        advice=phrase("All that it wrote is in the rank's log."),
+        advice=(named and named.advice(of_script=False)) or phrase("All that it wrote is in the rank's log."),
         rank=rank.rank,
         last_lines=rank.last_lines,
     )
@@ -237,6 +246,35 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         return Cause(hang(standing, now_s), 1) if is_known and standing.beats else None
     last_lines = next(rank.last_lines for rank in ranks if rank.rank == laggard)
     return Cause(hang(standing, now_s, laggard).but(last_lines=last_lines), 1)
+
+
+def _at_odds_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
+    """Collectives that do not fit together: gloo aborts a rank for that, and the others lose it; or all that
+    failed lost each other there. What a rank itself raised came first all the same.
+    """
+    if any(rank.failure is not None and not rank.failure.is_communication for rank in ranks):
+        return None
+    aborted = next((rank for rank in ranks if rank.exit_code == -signal.SIGABRT and _is_at_odds(rank)), None)
+    calls = {rank.rank: rank.calls for rank in ranks if rank.failure is not None and rank.calls}
+    different = differing(calls)
+    if aborted is None and not different:
+        return None
+    if aborted is not None:
+        different = {rank: made[-1] for rank, made in calls.items()}
+    message = phrase("Ranks called different collectives, or the same one with other shapes.")
+    if different:
+        message = phrase(
+            "Ranks called different collectives, or the same one with other shapes: {ranks}.",
+            ranks=called(different, {}),
+        )
+    advice = phrase("Have every rank call the same collectives, in the same order, with the same shapes.")
+    last_lines = () if aborted is None else aborted.last_lines
+    return Cause(Problem("collectives-differ", message, advice=advice, last_lines=last_lines), 1)
+
+
+def _is_at_odds(rank: RankEvidence) -> bool:
+    named = name("", "\n".join(rank.last_lines))
+    return named is not None and named.code == "collectives-differ"
 
 
 def _last_message(rank: RankEvidence) -> str:

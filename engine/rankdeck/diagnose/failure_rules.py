@@ -88,6 +88,27 @@ RULES: tuple[Rule, ...] = (
         advice=marked("Free space on the disk, then run again."),
     ),
     Rule(
+        "disk-full",
+        r"Disk quota exceeded",
+        says=marked("What this user may keep on that disk is used up."),
+        advice=marked(
+            "Remove something there (quota -s tells how much), or choose another folder with --runs."
+        ),
+    ),
+    Rule(
+        "file-too-large",
+        r"File too large",
+        says=marked("No file may grow that far, by a limit of the process or of the file system."),
+        advice=marked("Raise the limit (ulimit -f), or choose a folder on another file system with --runs."),
+    ),
+    Rule(
+        "disk-error",
+        r"Input/output error|Read-only file system|Stale file handle|Structure needs cleaning"
+        r"|Transport endpoint is not connected",
+        says=marked("The disk, or the connection to it, has failed."),
+        advice=marked("See what the kernel says of it (dmesg), or choose another folder with --runs."),
+    ),
+    Rule(
         "too-many-files",
         r"Too many open files",
         says=marked("The process may hold no more files and connections."),
@@ -122,7 +143,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "collectives-differ",
-        r"Detected mismatch between collectives on ranks",
+        r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size",
         says=marked("Ranks called different collectives, or the same one with other shapes."),
         advice=marked("Have every rank call the same collectives, in the same order, with the same shapes."),
     ),

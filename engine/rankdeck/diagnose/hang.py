@@ -11,7 +11,7 @@ missing, but they are in different collectives. One rank alone waits for nobody:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rankdeck.base.errors import Problem
@@ -72,8 +72,7 @@ class Standing:
         """Where a rank is, after 'in'."""
         frames, call = self.stacks.get(rank), current(self.calls.get(rank, ()))
         if frames and call is not None and is_waiting(frames):
-            own = next((frame for frame in frames if is_own(frame.file)), frames[0])
-            return phrase("{place}: {call}", place=own.words(), call=call.words())
+            return phrase("{place}: {call}", place=_own(frames).words(), call=call.words())
         return where(frames) if frames else place(self.beats[rank])
 
 
@@ -184,15 +183,34 @@ def _everybody(standing: Standing) -> Phrase:
     different = differing(standing.calls)
     if not different:
         return phrase("every rank waits, {ranks}", ranks=everybodys(standing, standing.beats))
-    as_called = replace(standing, calls={rank: [call] for rank, call in different.items()})
-    return phrase("the ranks are in different collectives, {ranks}", ranks=everybodys(as_called, different))
+    return phrase("the ranks are in different collectives, {ranks}", ranks=called(different, standing.stacks))
 
 
 def everybodys(standing: Standing, ranks: Iterable[int]) -> Phrase:
     """'rank 0 in ..., rank 1 in ...'."""
-    ranks = sorted(ranks)
-    told = dict(zip("abcd", (_of_rank(rank, standing) for rank in ranks), strict=False))
-    more: dict[str, Any] = {"more": len(ranks) - _NUM_TOLD} if len(ranks) > _NUM_TOLD else {}
+    return _listed([_of_rank(rank, standing) for rank in sorted(ranks)])
+
+
+def called(calls: Mapping[int, CollectiveCall], stacks: Mapping[int, Sequence[Frame]]) -> Phrase:
+    """'rank 0 in ...: all_reduce number 7 (3 Float), rank 1 ...'."""
+    return _listed([_of_call(rank, call, stacks.get(rank, ())) for rank, call in sorted(calls.items())])
+
+
+def _of_call(rank: int, call: CollectiveCall, frames: Sequence[Frame]) -> Phrase:
+    if not frames:
+        return phrase("rank {rank} in {call}", rank=rank, call=call.words())
+    told = {"rank": rank, "place": _own(frames).words(), "call": call.words()}
+    return phrase("rank {rank} in {place}: {call}", **told)
+
+
+def _own(frames: Sequence[Frame]) -> Frame:
+    """The innermost of a person's own code."""
+    return next((frame for frame in frames if is_own(frame.file)), frames[0])
+
+
+def _listed(words: Sequence[Phrase]) -> Phrase:
+    told = dict(zip("abcd", words, strict=False))
+    more: dict[str, Any] = {"more": len(words) - _NUM_TOLD} if len(words) > _NUM_TOLD else {}
     return phrase(_RANKS[len(told) + len(more) - 1], **told, **more)
 
 

@@ -28,8 +28,9 @@ class Patience:
     compiles: bool = False
 
     def until_told_s(self, beats: Mapping[int, Beat], slowest_s: Mapping[int, float]) -> float:
-        """Of the rank with the longest limit. `slowest_s`: the longest that each was in its phase so far."""
-        return max(self._of(beat, slowest_s.get(rank, 0.0)) for rank, beat in beats.items())
+        """Of those that the others wait for, the rank with the longest limit. `slowest_s`: the longest that
+        each was in its phase so far."""
+        return max(self._of(beat, slowest_s.get(rank, 0.0)) for rank, beat in waited_for(beats).items())
 
     def until_ended_s(self, until_told_s: float) -> float:
         return max(self.timeout_s, 2 * until_told_s)
@@ -41,3 +42,13 @@ class Patience:
         elif beat.phase == FIRST_STEP and self.compiles:
             own_s = COMPILE_S
         return max(own_s, _SLOW * slowest_s)
+
+
+def waited_for(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
+    """Who is in the earliest step, and there in the step itself, after which it evaluates and saves. Of a
+    script's phases nothing is known: all of them."""
+    if any(beat.is_after for beat in beats.values()):
+        return beats
+    first = min(beat.step for beat in beats.values())
+    there = {rank: beat for rank, beat in beats.items() if beat.step == first}
+    return {rank: beat for rank, beat in there.items() if beat.phase == STEP} or there

@@ -138,7 +138,7 @@ class ScriptWatch(Watch):
             started = self._observed(rank)
             if started is not None and started.stack_signal is not None:
                 asked[rank] = partial(signal_handled, started.pid, started.stack_signal)
-        return ask(self._run, self._attempt, asked, with_calls=False)
+        return ask(self._run, self._attempt, asked, with_calls=len(asked) > 1)
 
     def has_finished(self, rank: Child) -> bool:
         """A person's own script says so by its exit status alone."""

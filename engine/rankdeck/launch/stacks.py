@@ -31,6 +31,7 @@ from rankdeck.launch.processes import (
 from rankdeck.rundir import RunDir, events_from_end
 
 _ANSWERED_S = 0.5
+"""A script tells its collectives within a quarter of a second."""
 _POLL_S = 0.02
 
 
@@ -73,7 +74,7 @@ def stacks_of(run: RunDir) -> list[RankStack]:
         found[started.rank] = RankStack(started.rank, started.pid, why=why)
         if number is not None and why is None:
             asked[started.rank] = partial(signal_handled, started.pid, number)
-    answers = ask(run, attempt, asked, with_calls=run.script() is None and len(found) > 1)
+    answers = ask(run, attempt, asked, with_calls=len(found) > 1)
     return [replace(stack, answer=answers.get(rank, stack.answer)) for rank, stack in sorted(found.items())]
 
 
@@ -126,6 +127,11 @@ def ask(
         if text or calls:
             found[rank] = Answer(text, parse_stack(text), calls, work_of(record))
     return found
+
+
+def calls_written(log: Path) -> list[CollectiveCall]:
+    """What a rank wrote there last."""
+    return calls_of(_since(log, 0))
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -16,27 +16,30 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.heartbeat import FINISHED, Beat, HeartbeatPage, HeartbeatReader
+from rankdeck.base.heartbeat import FINISHED, STEP, Beat, HeartbeatPage, HeartbeatReader
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
+from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Standing, suspicion
-from rankdeck.diagnose.patience import Patience
+from rankdeck.diagnose.patience import Patience, waited_for
 from rankdeck.diagnose.stacks import is_debugged
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import cpu_s, is_suspended, is_traced
 from rankdeck.launch.saves import SaveWatch
-from rankdeck.launch.stacks import Answer, ask, log_of
+from rankdeck.launch.stacks import Answer, ask, calls_written, log_of
 from rankdeck.rundir import RunDir, events_from_end
 
 POLL_S = 1.0
 """Seconds between two searches for a hang."""
+_COUNTED_S = 1.5
+"""Of the time between two looks so much at most counts: all may have been suspended together."""
 _SLEPT_S = 5.0
 """A longer time between two looks is time in which nobody worked."""
 VICTIM_S = 1.0
 """How long after a victim the cause may take to show itself."""
-INPUT_S = 3.0
+INPUT_S = 1.5
 """How long after a rank that calls the input bad the others may take to agree."""
 _LOOK_AGAIN_S = 10.0
 """Where a run that has stood still for too long is not ended: seconds between two looks at it."""
@@ -64,6 +67,7 @@ class Watch:
         self.ranks: Sequence[Child] = ()
         self._page: HeartbeatPage | None = None
         self._polled_s = self._spared_s = self._excused_s = 0.0
+        self._began_s = self._still_s = 0.0  # when they stood still, and for how long somebody has looked on
         self._asleep_s = _asleep_s()
         self._suspected: tuple[int, int] | None = None
         self._cpu: tuple[float, dict[int, float]] | None = None
@@ -101,9 +105,10 @@ class Watch:
         now_s = time.monotonic()
         if now_s - self._polled_s < POLL_S:
             return False
+        since_s = now_s - self._polled_s
         self._excuse_sleep(now_s)
         beats = self.living_beats()
-        return bool(beats) and self._look(beats, now_s)
+        return bool(beats) and self._look(beats, now_s, since_s)
 
     def living_beats(self) -> dict[int, Beat]:
         """Of the ranks that may stand still."""
@@ -116,16 +121,20 @@ class Watch:
             self._excused_s = now_s
         self._polled_s, self._asleep_s = now_s, asleep_s
 
-    def _look(self, beats: dict[int, Beat], now_s: float) -> bool:
+    def _look(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
+        """`since_s`: since the look before."""
         slowest_s = {rank: self._readers[rank].longest_gap_s for rank in beats}
         until_told_s = self._patience.until_told_s(beats, slowest_s)
-        still_s = now_s - max(self._excused_s, *(beat.at_s for beat in beats.values()))
+        began_s = max(self._excused_s, *(beat.at_s for beat in beats.values()))
+        if began_s != self._began_s:
+            self._began_s, self._still_s = began_s, 0.0
+        self._still_s = still_s = min(self._still_s + min(since_s, _COUNTED_S), now_s - began_s)
         if still_s <= until_told_s / 2:
             self._cpu, self._standing = None, Standing({})
             return False
         if self._cpu is None:
             self._cpu = now_s, self._cpu_of(beats)
-        if self.saves.goes_on():
+        if self.saves.goes_on() and not any(beat.phase == STEP for beat in waited_for(beats).values()):
             self._excused_s = now_s
         elif still_s > until_told_s:
             return self.judge(beats, now_s, still_s, self._patience.until_ended_s(until_told_s))
@@ -233,8 +242,10 @@ class Watch:
         """
         if all(rank.exit_code is not None for rank in self.ranks):
             return 0.0
-        if any(rank.exit_code is not None and rank.exit_code < 0 for rank in self.ranks):
-            return 0.0
+        signals = {rank.exit_code for rank in self.ranks if rank.exit_code is not None and rank.exit_code < 0}
+        if signals:
+            # gloo aborts where collectives do not fit, and the others say in which they were.
+            return VICTIM_S if signals == {-signal.SIGABRT} else 0.0
         failures = [failure for rank in self.ranks if rank.exit_code and (failure := self.failure(rank.rank))]
         own = [failure for failure in failures if not failure.is_communication]
         if not own:
@@ -249,24 +260,34 @@ class Watch:
                 rank=rank.rank,
                 exit_code=None if rank.ended_at is not None else rank.exit_code,
                 has_finished=self.has_finished(rank),
+                was_asked_to_stop=self._ended(rank.rank) == events.ASKED_TO_STOP,
                 failure=self._own_failure(rank),
                 beat=beats.get(rank.rank),
                 suspended=rank.rank in self._standing.suspended or rank.was_suspended,
                 last_lines=read_last_lines(self.errors_log(rank.rank)),
                 frames=self._standing.stacks.get(rank.rank, ()),
-                calls=self._standing.calls.get(rank.rank, ()),
+                calls=self._standing.calls.get(rank.rank) or self._calls_at_end(rank),
                 work=self._standing.work.get(rank.rank),
             )
             for rank in self.ranks
         ]
 
+    def _calls_at_end(self, rank: Child) -> Sequence[CollectiveCall]:
+        """The collectives that it had come to when it lost the others."""
+        failure = self._own_failure(rank)
+        if failure is None or not failure.is_communication:
+            return ()
+        return calls_written(self.log(rank.rank, "calls"))
+
     def has_finished(self, rank: Child) -> bool:
         """Whether it said that its work was done: in its last beat, or in its events where it had no page."""
         beat = self.beats().get(rank.rank)
-        return (beat is not None and beat.phase == FINISHED) or any(
-            isinstance(event, events.RankEnded) and event.reason == "completed"
-            for event in self._tail(rank.rank)
-        )
+        return (beat is not None and beat.phase == FINISHED) or self._ended(rank.rank) == "completed"
+
+    def _ended(self, rank: int) -> str | None:
+        """Why, as it said itself."""
+        ends = (event for event in self._tail(rank) if isinstance(event, events.RankEnded))
+        return next((event.reason for event in ends), None)
 
     def _own_failure(self, rank: Child) -> events.RankFailed | None:
         """What the rank said, unless it said so because we were ending it."""

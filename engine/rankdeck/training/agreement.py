@@ -83,13 +83,18 @@ class Agreement:
             with contextlib.suppress(OSError):
                 sign.unlink()
 
-    def requested(self, what: str) -> bool:
-        """Whether a person left a request, by the guard; rank 0 looks, now and then."""
+    def request(self, what: str) -> None:
+        """Another rank than 0 asks for it."""
+        with contextlib.suppress(OSError):
+            (self._folder / f"{what}.request").touch()
+
+    def requested(self) -> list[str]:
+        """What a person asked for, by the guard, or another rank; rank 0 looks, now and then."""
         now = time.monotonic()
         if now - self._looked_s < _LOOK_S:
-            return False
+            return []
         self._looked_s = now
-        return (self._folder / f"{what}.request").exists()
+        return [what for what in _KINDS if (self._folder / f"{what}.request").exists()]
 
     def done(self, what: str) -> None:
         """Rank 0, after all ranks have acted: the next request is a new one."""

@@ -1,5 +1,5 @@
 """The collectives that this rank has come to, and the microbatch that it has begun last, written down beside
-its stacks when somebody asks for those.
+its stacks when somebody asks for those, and when it has lost the other ranks.
 
 The signal that makes faulthandler write stacks also wakes a thread here: the main one may be blocked inside a
 collective. Read diagnose/calls.py next.
@@ -7,6 +7,7 @@ collective. Read diagnose/calls.py next.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,21 +23,25 @@ from rankdeck.torch_compat.flight import recorded
 
 def begin() -> None:
     """From now on SIGUSR1 has them written anew, in a rank whose start has registered the signal."""
-    stacks = os.environ.get(STACKS)
-    if not stacks:
+    if not os.environ.get(STACKS):
         return
-    path = Path(stacks).with_suffix(".calls")
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    threading.Thread(target=_serve, args=(read_end, path), name="calls", daemon=True).start()
+    threading.Thread(target=_serve, args=(read_end,), name="calls", daemon=True).start()
 
 
-def _serve(read_end: int, path: Path) -> None:
+def write_down() -> None:
+    """Now. Nothing is said where it cannot be done."""
+    stacks = os.environ.get(STACKS)
+    if not stacks:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        told = {**json_of(recorded()), "microbatch": newest_microbatch()}
+        files.write_own(Path(stacks).with_suffix(".calls"), json.dumps(told))
+
+
+def _serve(read_end: int) -> None:
     while numbers := os.read(read_end, 64):
         if signal.SIGUSR1 in numbers:
-            try:
-                told = {**json_of(recorded()), "microbatch": newest_microbatch()}
-                files.write_own(path, json.dumps(told))
-            except (OSError, ValueError):
-                continue
+            write_down()

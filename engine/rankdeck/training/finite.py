@@ -24,6 +24,10 @@ _NAN = {
         "The loss became NaN in step {step} on rank {rank}, first seen in the weights already ({name}): an "
         "update before this step made them so."
     ),
+    "built": marked(
+        "The loss became NaN in step {step} on rank {rank}, first seen in the weights ({name}): the model "
+        "was built so."
+    ),
     "forward": marked(
         "The loss became NaN in step {step} on rank {rank}, first seen in the forward or the loss: the batch "
         "and this rank's weights are finite."
@@ -51,6 +55,10 @@ _INFINITE = {
     "weights": marked(
         "The loss became infinite in step {step} on rank {rank}, first seen in the weights already "
         "({name}): an update before this step made them so."
+    ),
+    "built": marked(
+        "The loss became infinite in step {step} on rank {rank}, first seen in the weights ({name}): the "
+        "model was built so."
     ),
     "forward": marked(
         "The loss became infinite in step {step} on rank {rank}, first seen in the forward or the loss: the "
@@ -82,7 +90,8 @@ class FirstSeen(NamedTuple):
 
     def told(self, loss: float, step: int, rank: int) -> Phrase:
         words = _NAN if math.isnan(loss) else _INFINITE
-        return phrase(words[self.what], step=step, rank=rank, name=self.name)
+        what = "built" if self.what == "weights" and step == 1 else self.what
+        return phrase(words[what], step=step, rank=rank, name=self.name)
 
 
 class _Found(Exception):  # noqa: N818 - it ends a forward early and is no error

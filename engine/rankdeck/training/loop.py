@@ -262,14 +262,13 @@ class Trainer:
         place = first_non_finite(
             self.strategy.module, self._optimizer_step.last_inputs, alone=self.strategy.forwards_alone
         )
-        raise TrainingError(
-            place.told(total, step, self._rank),
-            code="loss-not-finite",
-            advice=phrase(
-                "Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule."
-            ),
-            rank=self._rank,
+        advice = phrase(
+            "Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule."
         )
+        if step == 1:
+            advice = phrase("See what the model, the batch and the loss come to before any update.")
+        message = place.told(total, step, self._rank)
+        raise TrainingError(message, code="loss-not-finite", advice=advice, rank=self._rank)
 
     def loader(self, after_step: int = 0, tell: Callable[[Problem], None] | None = None) -> Loader:
         """This rank's training batches, in order, after a step; close it."""

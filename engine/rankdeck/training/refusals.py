@@ -195,17 +195,19 @@ def _stepped(
     except Exception as error:  # whatever a person's optimizer raises
         if is_out_of_memory(error):
             raise
+        said = f"{type(error).__name__}: {words_of(error)}".splitlines()[0].rstrip(": ")
         if in_slices:
             raise ConfigError(
                 phrase(
-                    "train.optimizer {use} cannot step weights that lie in slices on several ranks.", use=use
+                    "train.optimizer {use} cannot step weights that lie in slices on several ranks: {said}.",
+                    use=use,
+                    said=said,
                 ),
                 code="optimizer",
                 path="train.optimizer.use",
                 advice=phrase("Use sgd, adam or adamw, or ddp, which keeps weights whole."),
                 cure={"strategy.use": "ddp"},
             ) from error
-        said = (words_of(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             phrase("train.optimizer {use} cannot take a step: {said}.", use=use, said=said),
             code="optimizer",

@@ -126,10 +126,11 @@ class Saver:
     def reason_to_save(self, step: int) -> str | None:
         """Why all ranks save after `step`: "stop", "request" or "schedule"; None where they do not."""
         if self.rank == 0:
-            if self.stop_requested():
-                self.agreement.propose(STOP, step)
-            if self.agreement.requested(SAVE):
-                self.agreement.propose(SAVE, step)
+            asked = [STOP] if self.stop_requested() else []
+            for what in (*asked, *self.agreement.requested()):
+                self.agreement.propose(what, step)
+        elif self.stop_requested():
+            self.agreement.request(STOP)  # a signal may have come to this rank alone
         agreed = self.agreement.reached(step)
         self._was_requested = SAVE in agreed
         if STOP in agreed:

@@ -105,7 +105,7 @@ def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
         rank.work()
     except BaseException as error:  # whatever it is, the person is told
         if _is_stop(error):
-            reason, code = "stopped", EXIT_STOPPED
+            reason, code = events.ASKED_TO_STOP if stop.requested else "stopped", EXIT_STOPPED
         else:
             rank.tell_out_of_memory(error)
             reason, code = "failed", _report_failure(error, place.rank, writer)
@@ -131,6 +131,10 @@ def _report_failure(error: BaseException, rank: int, writer: EventWriter) -> int
             traceback.print_exception(behind, file=sys.stderr)
         print(failure.problem.text(), file=sys.stderr)
     writer.write(failure, sync=True)
+    if failure.is_communication:
+        from rankdeck.training import calls_on_demand
+
+        calls_on_demand.write_down()
     return failure.exit_code
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
 from rankdeck.base.errors import DataError, Problem
 from rankdeck.base.heartbeat import Beat
+from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.diagnose.stacks import Frame
@@ -91,6 +93,39 @@ def test_a_victim_that_the_watchdog_aborted_is_no_cause() -> None:
     assert (problem.rank, problem.code) == (1, "hang")
 
 
+AT_ODDS = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble."
+    "length <= op.nbytes. 28 vs 12. Received data size doesn't match expected size. Is there a distributed "
+    "collective mismatch in your code?",
+)
+
+
+def in_call(rank: RankEvidence, shape: str, number: int = 7) -> RankEvidence:
+    return replace(rank, calls=[CollectiveCall("0", number, "all_reduce", shape, is_over=True)])
+
+
+def test_who_gloo_aborts_for_a_collective_that_does_not_fit_is_no_crash_of_its_own() -> None:
+    aborted = RankEvidence(0, -signal.SIGABRT, beat=BEAT, last_lines=AT_ODDS)
+    problem = cause_of(aborted, in_call(victim(1), "7 Float"), survivor(2))
+    assert (problem.rank, problem.code) == (None, "collectives-differ")
+    assert problem.message.endswith("with other shapes: rank 1 in all_reduce number 7 (7 Float).")
+    assert problem.last_lines == AT_ODDS
+    assert cause_of(aborted, survivor(1)).message.endswith("with other shapes.")
+    own = RankEvidence(1, 1, failure=said(ValueError("bad batch 17"), 1, 11.0))
+    assert "bad batch 17" in cause_of(replace(aborted, exit_code=1), own).message
+
+
+def test_all_that_lost_each_other_in_different_collectives_are_told() -> None:
+    problem = cause_of(in_call(victim(0), "3 Float"), in_call(victim(1), "7 Float"))
+    assert (problem.rank, problem.code) == (None, "collectives-differ")
+    assert (
+        "rank 0 in all_reduce number 7 (3 Float), rank 1 in all_reduce number 7 (7 Float)" in problem.message
+    )
+    assert cause_of(in_call(victim(0), "3 Float"), in_call(victim(1), "3 Float")).code == "communication"
+    assert cause_of(in_call(victim(0), "3 Float"), in_call(victim(1), "7 Float", 8)).code == "communication"
+
+
 def test_the_rank_that_did_not_arrive_is_named_with_where_it_stands() -> None:
     frames = (Frame("mine.py", 11, "loss"),)
     late = RankEvidence(1, None, beat=BEAT, frames=frames)
@@ -122,6 +157,18 @@ def test_an_exit_without_a_word_has_its_last_line() -> None:
     assert (problem.rank, problem.code) == (1, "rank-exited")
     assert "7" in problem.message and "the last thing" in problem.message
     assert problem.last_lines == ("first", "the last thing")
+
+
+def test_the_last_line_of_an_exit_without_a_word_may_name_it() -> None:
+    last = "7 event lines could not be written: File too large"
+    problem = cause_of(RankEvidence(0, 1, beat=BEAT, last_lines=(last,)), survivor(1))
+    assert problem.code == "file-too-large" and "ulimit -f" in (problem.advice or "")
+    assert problem.message.endswith(last)
+
+
+def test_time_on_a_cpu_that_is_used_up_is_nobodys_signal() -> None:
+    problem = cause_of(RankEvidence(1, -signal.SIGXCPU, beat=BEAT), survivor(0))
+    assert problem.code == "rank-killed" and "ulimit -t" in (problem.advice or "")
 
 
 def test_an_exit_without_a_word_on_a_full_disk_is_the_disks() -> None:

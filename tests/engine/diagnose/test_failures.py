@@ -154,6 +154,11 @@ REAL: list[tuple[str, Raiser]] = [
     ("broken-install", lambda: ctypes.CDLL("libno_such_library.so")),
     ("too-many-files", lambda: _os_error(errno.EMFILE)),
     ("disk-full", lambda: _os_error(errno.ENOSPC)),
+    ("disk-full", lambda: _os_error(errno.EDQUOT)),
+    ("file-too-large", lambda: _os_error(errno.EFBIG)),
+    ("disk-error", lambda: _os_error(errno.EROFS)),
+    ("disk-error", lambda: _os_error(errno.EIO)),
+    ("disk-error", lambda: _os_error(errno.ESTALE)),
     ("no-permission", lambda: _os_error(errno.EACCES)),
 ]
 

@@ -34,7 +34,16 @@ def test_each_phase_has_its_limit(beat: Beat, until_s: float) -> None:
 def test_slow_steps_and_compiling_get_more() -> None:
     assert told_after_s(Beat(5, "step", 1.0), slowest_s=20.0) == 60.0
     assert told_after_s(Beat(1, FIRST_STEP, 1.0), compiles=True) == COMPILE_S
-    assert told_after_s(Beat(5, "step", 1.0), Beat(5, SAVING, 1.0)) == OTHER_S, "the most patient one counts"
+    one_of_each = Beat(4, "evaluation", 1.0), Beat(4, SAVING, 1.0), Beat(5, "step", 1.0)
+    assert told_after_s(*one_of_each, slowest_s=25.0) == 75.0
+
+
+def test_whom_the_others_wait_for_counts() -> None:
+    assert told_after_s(Beat(5, "step", 1.0), Beat(5, SAVING, 1.0)) == STEP_S, "it has not come to the save"
+    assert told_after_s(Beat(6, "step", 1.0), Beat(5, SAVING, 1.0)) == OTHER_S, "it waits for who saves"
+    assert told_after_s(Beat(6, "step", 1.0), Beat(5, "evaluation", 1.0)) == OTHER_S
+    script = Beat(5, "backward", 1.0, is_after=True), Beat(0, "script", 1.0, is_after=True)
+    assert told_after_s(*script) == OTHER_S
 
 
 @pytest.mark.parametrize(("timeout_s", "until_told_s"), [(60.0, 15.0), (6.0, 3.0), (600.0, 15.0)])

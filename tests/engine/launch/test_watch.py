@@ -70,7 +70,7 @@ class Watched:
         """Whether the run had to end within so many seconds."""
         until_s = self.after_s + seconds
         while self.after_s < until_s:
-            self.after_s = min(until_s, self.after_s + 2.0)
+            self.after_s = min(until_s, self.after_s + 1.5)
             meanwhile()
             if self.watch.poll():
                 return True
@@ -80,18 +80,18 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     run = WrittenRun(tmp_path / "runs")
-    yield lambda **given: Watched(run.dir, monkeypatch, **given)
+    yield lambda **given: Watched(**{"run": run.dir, "monkeypatch": monkeypatch, **given})
     run.lose()
 
 
 def test_one_rank_that_stands_still_is_told_then_ended(watched: Callable[..., Watched]) -> None:
     alone = watched()
     alone.beat(7, "step")
-    assert not alone.wait(14) and not alone.told
-    assert not alone.wait(3)
+    assert not alone.wait(13.5) and not alone.told
+    assert not alone.wait(4.5)
     (warning,) = alone.told
     assert (warning.code, warning.rank) == ("hang-suspected", 0) and "in step 7" in warning.message
-    assert not alone.wait(40) and alone.wait(5) and len(alone.told) == 1
+    assert not alone.wait(39) and alone.wait(6) and len(alone.told) == 1
 
 
 @pytest.mark.parametrize("phase", [SAVING, "evaluation", "first step"])
@@ -116,6 +116,10 @@ def test_a_save_that_grows_is_progress(watched: Callable[..., Watched]) -> None:
 
     alone.beat(7, SAVING)
     assert not alone.wait(600, write) and not alone.told
+    late = watched(run=alone.run, num_ranks=2)
+    late.hearts[1].beat(7, "step")
+    late.hearts[0].beat(7, SAVING)
+    assert not late.wait(20, write) and [one.rank for one in late.told] == [1], "it does not come to the save"
 
 
 def test_a_machine_that_slept_is_no_hang(watched: Callable[..., Watched]) -> None:
@@ -130,6 +134,30 @@ def test_a_machine_that_slept_is_no_hang(watched: Callable[..., Watched]) -> Non
     assert len(alone.told) == 1
 
 
+def test_what_nobody_looked_at_is_not_counted(watched: Callable[..., Watched]) -> None:
+    alone = watched()
+    alone.beat(7, "step")
+    assert not alone.watch.poll()
+    for _ in range(5):
+        alone.after_s += 4  # shorter than what is a sleep
+        assert not alone.watch.poll() and not alone.told
+    alone.wait(12)
+    assert len(alone.told) == 1
+
+
+def test_a_beat_just_before_all_were_suspended_is_no_old_one(watched: Callable[..., Watched]) -> None:
+    alone = watched(launch=LaunchConfig(timeout_s=4.0))
+    for step in range(1, 9):
+        alone.beat(step, "step")
+        alone.after_s += 0.5
+        alone.watch.poll()
+    alone.beat(9, "step")
+    alone.after_s += 4
+    assert not alone.watch.poll() and not alone.told
+    alone.wait(12)
+    assert len(alone.told) == 1
+
+
 def test_whoever_computes_alone_may_be_slow(watched: Callable[..., Watched]) -> None:
     alone = watched()
     used = SimpleNamespace(s=0.0)
@@ -137,7 +165,7 @@ def test_whoever_computes_alone_may_be_slow(watched: Callable[..., Watched]) -> 
     alone.beat(7, "step")
 
     def compute() -> None:
-        used.s += 1.9
+        used.s += 1.4
 
     assert not alone.wait(300, compute)
     (warning,) = alone.told

@@ -16,6 +16,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage, HeartbeatWriter
+from rankdeck.diagnose.calls import calls_of
 from rankdeck.observer.heartbeats import Heart
 from tests.helpers.script_python import PYTHON, parts_off, torch_of_scripts
 from tests.helpers.watched import INJECT, Watched, watch
@@ -122,6 +123,37 @@ def test_stacks_come_on_an_unused_signal(tmp_path: Path) -> None:
     assert isinstance(started, events.RankStarted)
     assert started.stack_signal == signal.SIGRTMAX - 2, "the highest that the script did not take"
     assert "in stands_still" in (tmp_path / "run/logs/rank-0.0.stacks").read_text()
+
+
+IN_GROUP = (
+    "import os, signal, time, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+    "weight = torch.ones(1, requires_grad=True)\n"
+    "optimizer = torch.optim.SGD([weight], 0.1)\n"
+    "dist.all_reduce(torch.zeros(5))\n"
+    "for _ in range(2): weight.sum().backward(); optimizer.step()\n"
+)
+
+
+def calls_of_script(tmp_path: Path, more: str, status: int) -> list[str] | None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_GROUP + more)
+    assert watch([script], tmp_path / "run").status == status
+    file = tmp_path / "run/logs/rank-0.0.calls"
+    assert [one.suffix for one in file.parent.glob("*.calls*")] in ([], [".calls"])
+    return [str(call.words()) for call in calls_of(file.read_bytes())] if file.exists() else None
+
+
+def test_who_is_asked_for_its_stacks_tells_its_collectives_too(tmp_path: Path) -> None:
+    asks = "os.kill(os.getpid(), signal.SIGRTMAX - 1); dist.barrier(); time.sleep(1)\n"
+    told = calls_of_script(tmp_path, asks, 0)
+    assert told is not None and told[0] == "all_reduce number 1 (5 Float)"
+
+
+def test_who_fails_tells_its_collectives_and_nobody_else_does(tmp_path: Path) -> None:
+    assert calls_of_script(tmp_path, "", 0) is None
+    told = calls_of_script(tmp_path, "raise RuntimeError('Connection closed by peer')\n", 1)
+    assert told == ["all_reduce number 1 (5 Float)"]
 
 
 def test_a_signal_that_the_script_has_blocked_waits_for_it(tmp_path: Path) -> None:

@@ -46,11 +46,14 @@ def test_a_rank_alone_acts_at_once(tmp_path: Path) -> None:
 
 def test_a_request_is_looked_for_now_and_then_and_gone_when_done(tmp_path: Path) -> None:
     first = Agreement(tmp_path, 0)
-    first.requested(SAVE)
+    first.requested()
     (tmp_path / "save.request").touch()
-    assert not first.requested(SAVE), "it has just looked"
+    assert first.requested() == [], "it has just looked"
     first._looked_s -= agreement._LOOK_S
-    assert first.requested(SAVE)
+    assert first.requested() == [SAVE]
+    Agreement(tmp_path, 1).request(STOP)
+    first._looked_s -= agreement._LOOK_S
+    assert first.requested() == [SAVE, STOP]
     first.done(SAVE)
     assert not (tmp_path / "save.request").exists()
 

@@ -37,6 +37,8 @@ def test_broken_weights_are_named() -> None:
     with torch.no_grad():
         model[0].weight.fill_(float("inf"))  # type: ignore[union-attr,operator]
     assert first_non_finite(model, torch.ones(1, 2)) == FirstSeen("weights", "0.weight")
+    told = [FirstSeen("weights", "0.weight").told(float("nan"), step, 1) for step in (1, 2)]
+    assert "the model was built so" in told[0] and "an update before this step" in told[1]
 
 
 def test_the_batch_is_taken_to_the_precision_of_the_weights() -> None:
