@@ -19,7 +19,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz faults storms clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -87,6 +87,12 @@ mutants: setup ## break one line of the engine at a time, and see which breaks n
 
 fuzz: setup ## readers and commands on damaged runs (hours; goes on where it was); ARGS="--examples 1000 --cache FOLDER"
 	@$(BIN)/python -m tests.fuzz --cache .make/fuzz $(ARGS)
+
+faults: setup ## faults of every kind in real runs, and healthy ones, written to docs/reliability.md (hours; goes on where it was)
+	@$(BIN)/python -m tests.faults --trials 564 --healthy 200 --cache .make/faults --page docs/reliability.md $(ARGS)
+
+storms: setup ## runs killed again and again, to the last bit, written to docs/reliability.md (an hour; goes on where it was)
+	@$(BIN)/python -m tests.faults --storms 100 --cache .make/faults --page docs/reliability.md $(ARGS)
 
 clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,546 @@
+"""Every kind of fault as data: what is done, where, in which classes of jobs, and what must be told of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.faults.jobs import CLASSES
+
+ALL = tuple(CLASSES)
+OURS = tuple(name for name, one in CLASSES.items() if not one.is_script)
+SCRIPTS = tuple(name for name, one in CLASSES.items() if one.is_script)
+SEVERAL = tuple(name for name, one in CLASSES.items() if one.processes > 1)
+ALONE = tuple(name for name, one in CLASSES.items() if one.processes == 1)
+OUR_SEVERAL = tuple(name for name in SEVERAL if name in OURS)
+STEP = ("optimizer",)
+IN_RANK = ("optimizer", "loss", "forward", "backward", "data", "evaluation", "save")
+COMPUTES = ("optimizer", "loss", "forward", "backward")
+RAISES = (*COMPUTES, "data", "evaluation")
+"""Of what is raised in a save the run may go on."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a reader must be told of the fault. `codes`: any of these, or any at all where none is named;
+    `words`: all of them, whatever their case, in what is said. `rank`: "its" (none is as good where there is
+    one process), "none", or "any". `severity` error: it is the one cause of the end; warning: it is told
+    while the run goes on; nothing: nobody is told; reason: in the run's last word, where no event could be
+    written; any: an error or a warning, or the run went on as if nothing had been.
+    """
+
+    codes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    rank: str = "its"
+    severity: str = "error"
+    outcome: tuple[str, ...] = ("failed",)
+    exit_codes: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`outside`: what is done from outside once the job has come to the place (outside.py). `hangs`: it is
+    told only once nothing has moved for a while; then the run ends by itself, or a script has to be stopped.
+    `of_scripts`: what is told of a person's own script, where that is something else. `more`: further entries
+    of the configuration's tables. `shows_s`: how long it takes until torch itself looks.
+    """
+
+    name: str
+    act: str
+    told: Told
+    where: tuple[str, ...] = STEP
+    classes: tuple[str, ...] = ALL
+    outside: str = ""
+    hangs: bool = False
+    of_scripts: Told | None = None
+    workers: int = 0
+    moments: tuple[str, ...] = ("first", "middle", "last")
+    everywhere: bool = False
+    shows_s: float = 0.0
+    more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    loses_events: bool = False
+
+    def told_of(self, name: str) -> Told:
+        """What must be told of a job of this class."""
+        return self.of_scripts if self.of_scripts is not None and CLASSES[name].is_script else self.told
+
+
+HANG = Told(("hang",), ("without progress", "step"), outcome=("failed",))
+STILL = Told(
+    ("hang-suspected",), ("no progress for",), severity="warning", outcome=("stopped",), exit_codes=(130,)
+)
+ALONE_STILL = Told(("hang",), ("made no progress",))
+COMPUTING = Told(
+    ("hang-suspected",), ("no progress for",), severity="warning", outcome=("stopped",), exit_codes=(130,)
+)
+GOES_ON = Told(severity="nothing", outcome=("completed",), exit_codes=(0,))
+
+
+def _signal(name: str, code: str = "rank-crashed", act: str = "", where: tuple[str, ...] = IN_RANK) -> Kind:
+    return Kind(
+        f"a rank ends by {name}" + (", in C" if act else ""), act or name, Told((code,), (name,)), where
+    )
+
+
+def _raises(name: str, act: str, *words: str, where: tuple[str, ...] = RAISES, **more: Any) -> Kind:
+    # What an optimizer raises in the step that it is tried out with is bad input.
+    return Kind(name, act, Told((), words, exit_codes=(1, 2)), where, **more)
+
+
+def _hang(name: str, act: str, told: Told = HANG, of_scripts: Told = STILL, **more: Any) -> Kind:
+    return Kind(name, act, told, hangs=True, of_scripts=of_scripts, **{"moments": ("middle", "last"), **more})
+
+
+SIGNALS = (
+    _signal("SIGKILL", "rank-killed"),
+    _signal("SIGSEGV"),
+    _signal("SIGABRT"),
+    _signal("SIGABRT", act="abort in C"),
+    _signal("SIGBUS", "rank-killed"),
+    _signal("SIGFPE"),
+    _signal("SIGILL"),
+    _signal("SIGHUP", "rank-killed"),
+    _signal("SIGXCPU", "rank-killed", where=STEP),
+    _signal("SIGPIPE", "rank-killed"),
+    Kind("native thread crashes", "native thread", Told(("rank-crashed",), ("SIGSEGV",)), COMPUTES),
+    Kind("killed from outside", "nothing", Told(("rank-killed",), ("SIGKILL",)), outside="kill rank"),
+    Kind(
+        "SIGTERM to one rank",
+        "nothing",
+        Told(("rank-exited",), ("SIGTERM",)),
+        outside="term rank",
+        of_scripts=Told(("rank-killed",), ("SIGTERM",)),
+    ),
+    Kind(
+        "SIGKILL of all ranks at once",
+        "nothing",
+        Told(("rank-killed",), ("SIGKILL",), rank="any"),
+        classes=SEVERAL,
+        outside="kill ranks",
+    ),
+)
+EXITS = (
+    Kind("os._exit(0)", "os._exit(0)", Told(("rank-exited",), ("exit status 0",)), IN_RANK, classes=OURS),
+    Kind(
+        "a script's rank leaves with status 0",
+        "os._exit(0)",
+        Told(("rank-left", "rank-exited"), ("status 0",)),
+        COMPUTES,
+        classes=("script, ddp",),
+        moments=("first", "middle"),
+    ),
+    Kind("os._exit(7)", "os._exit(7)", Told(("rank-exited",), ("with 7",)), IN_RANK),
+    Kind(
+        "sys.exit(3)",
+        "sys.exit(3)",
+        Told((), ("3",), exit_codes=(1, 3)),
+        RAISES,
+    ),
+)
+EXCEPTIONS = (
+    *(
+        _raises(f"exception in {where}", "ValueError", "ValueError", "bad batch 17", where=(where,))
+        for where in ("forward", "backward", "loss", "optimizer", "data", "evaluation")
+    ),
+    Kind(
+        "exception in save",
+        "ValueError",
+        # In a save that the run can do without it goes on.
+        Told(
+            (),
+            ("ValueError", "bad batch 17"),
+            rank="any",
+            severity="any",
+            outcome=("failed", "completed"),
+            exit_codes=(0, 1),
+        ),
+        ("save",),
+        classes=OURS,
+    ),
+    _raises("exception without a message", "no message", "ValueError"),
+    _raises("exception that is not UTF-8", "not UTF-8", "ValueError", "bad batch caf"),
+    _raises("exception of 2 MB", "huge message", "ValueError", "bad batch 17", classes=OURS),
+    _raises("an exception class of one's own", "own exception", "OwnError", "it is bad"),
+    _raises("a BaseException", "own BaseException", "OwnBaseError", "bad batch 17", where=COMPUTES),
+    _raises("an exception whose text raises", "unspeakable", "Unspeakable", where=COMPUTES),
+    _raises("an exception group", "group", "ExceptionGroup", "two at once", where=COMPUTES),
+    _raises("an exception with a cause", "chained", "ValueError", "the settings are incomplete"),
+    Kind(
+        "KeyboardInterrupt in one rank",
+        "KeyboardInterrupt",
+        Told((), ("KeyboardInterrupt",)),
+        COMPUTES,
+        of_scripts=Told((), (), exit_codes=(1,)),
+    ),
+    _raises("failed assertion", "AssertionError", "AssertionError", "the loss went up"),
+    _raises("endless recursion", "RecursionError", "RecursionError", where=COMPUTES),
+    _raises("missing package, found late", "ImportError", "flash_attn", where=COMPUTES),
+    _raises("missing file, found late", "FileNotFoundError", "/nowhere/at/all/tokens.bin"),
+    _raises("too many open files", "too many files", "Too many open files", where=COMPUTES),
+    Kind("MemoryError", "MemoryError", Told(("out-of-memory",), ("MemoryError",)), COMPUTES),
+    Kind("more memory than ulimit -v", "no memory", Told(("out-of-memory",), ("memory",)), STEP),
+    _raises("3 MB on stderr, then an exception", "flood", "ValueError", "bad batch 17", where=COMPUTES),
+    Kind("a thread raises", "thread raises", GOES_ON, COMPUTES),
+    Kind(
+        "exception in a DataLoader worker",
+        "ValueError",
+        Told((), ("ValueError", "bad batch 17")),
+        ("data",),
+        workers=2,
+        classes=("single", "ddp", "fsdp", "script", "script, ddp"),
+    ),
+    Kind(
+        "DataLoader worker killed",
+        "SIGKILL",
+        Told((), ("DataLoader worker",)),
+        ("data",),
+        workers=2,
+        classes=("single", "ddp", "fsdp", "script", "script, ddp"),
+        moments=("first",),
+        shows_s=5.0,
+    ),
+)
+START = (
+    Kind(
+        "import raises",
+        "ImportError",
+        Told((), ("flash_attn",), exit_codes=(1, 2)),
+        ("import",),
+        moments=("first",),
+        everywhere=True,
+    ),
+    Kind(
+        "import raises in one rank",
+        "ValueError",
+        Told((), ("bad batch 17",), exit_codes=(1, 2)),
+        ("import",),
+        classes=SEVERAL,
+        moments=("first",),
+    ),
+    Kind(
+        "model factory raises",
+        "ValueError",
+        Told((), ("bad batch 17",), exit_codes=(1, 2)),
+        ("factory",),
+        moments=("first",),
+        everywhere=True,
+    ),
+    Kind(
+        "killed while it builds the model",
+        "SIGKILL",
+        Told(("rank-killed",), ("SIGKILL",)),
+        ("factory",),
+        moments=("first",),
+    ),
+)
+NUMBERS = (
+    Kind("NaN in the loss", "NaN", Told(("loss-not-finite",), ("NaN",)), ("loss",), classes=OURS),
+    Kind(
+        "infinite gradients",
+        "infinite",
+        Told(("loss-not-finite",), (), rank="any"),
+        ("backward",),
+        classes=OURS,
+        moments=("first", "middle"),
+    ),
+    _raises("fewer targets than outputs", "fewer targets", "batch", where=("loss",)),
+    _raises("targets of another dtype", "float targets", "", where=("loss",)),
+    _raises("labels beyond the classes", "large labels", "", where=("loss",)),
+    Kind("one sample of another shape", "odd sample", Told((), ("stack",), exit_codes=(1, 2)), ("data",)),
+    _raises("activations of another shape", "narrow", "", where=("forward",)),
+    _raises("activations of another dtype", "other dtype", "", where=("forward",)),
+)
+HANGS = (
+    _hang("endless loop", "spin", classes=(*OUR_SEVERAL, "script, ddp")),
+    _hang("endless loop of an only process", "spin", COMPUTING, classes=("single", "dp", "model")),
+    _hang("sleeps for ever", "sleep", where=COMPUTES, classes=SEVERAL),
+    _hang("sleeps for ever, alone", "sleep", ALONE_STILL, where=COMPUTES, classes=ALONE),
+    _hang("deadlock on a lock", "deadlock", where=COMPUTES, classes=SEVERAL),
+    _hang("deadlock on a lock, alone", "deadlock", ALONE_STILL, where=COMPUTES, classes=ALONE),
+    _hang("waits for a pipe", "read a pipe", classes=SEVERAL),
+    _hang(
+        "waits for a message that nobody sends",
+        "receive",
+        Told(("hang",), ("every rank waits", "recv"), rank="any"),
+        Told(
+            ("hang-suspected",),
+            ("no progress for", "recv"),
+            rank="any",
+            severity="warning",
+            outcome=("stopped",),
+            exit_codes=(130,),
+        ),
+        classes=("ddp", "fsdp", "script, ddp"),
+    ),
+    _hang(
+        "one barrier more on one rank",
+        "one barrier more",
+        Told(("hang",), ("collective",), rank="any"),
+        Told(
+            ("hang-suspected", "rank-left"),
+            ("no progress for",),
+            rank="any",
+            severity="warning",
+            outcome=("stopped", "failed"),
+            exit_codes=(130, 1),
+        ),
+        classes=("ddp", "fsdp", "script, ddp"),
+        moments=("middle",),
+    ),
+    _hang(
+        "collectives in another order",
+        "other order",
+        Told(("hang",), ("different collectives",), rank="none"),
+        Told(
+            ("hang-suspected",),
+            ("different collectives", "broadcast number", "all_reduce number"),
+            rank="none",
+            severity="warning",
+            outcome=("stopped",),
+            exit_codes=(130,),
+        ),
+        classes=("ddp", "fsdp", "script, ddp"),
+        moments=("middle",),
+    ),
+    Kind(
+        "a collective with different shapes",
+        "other shape",
+        Told(("collectives-differ",), ("other shapes", "all_reduce number"), rank="none"),
+        classes=("ddp", "fsdp", "script, ddp"),
+        moments=("middle",),
+        everywhere=True,
+    ),
+    _hang(
+        "fewer batches on one rank",
+        "fewer batches",
+        of_scripts=Told(
+            ("rank-left", "communication"),
+            (),
+            rank="any",
+            severity="any",
+            outcome=("stopped", "failed"),
+            exit_codes=(130, 1),
+        ),
+        classes=("script, ddp",),
+        where=("none",),
+    ),
+    Kind(
+        "SIGSTOP of a rank",
+        "nothing",
+        Told(
+            ("rank-suspended",),
+            ("suspended", "SIGSTOP"),
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+        outside="suspend rank",
+        hangs=True,
+        moments=("middle",),
+    ),
+)
+MACHINE = (
+    Kind(
+        "supervisor killed",
+        "nothing",
+        Told(("supervisor-lost",), ("SIGKILL",), rank="any"),
+        outside="kill supervisor",
+    ),
+    Kind(
+        "guard killed",
+        "nothing",
+        Told(rank="any", severity="nothing", outcome=("lost",), exit_codes=()),
+        outside="kill guard",
+    ),
+    Kind(
+        "guard and supervisor killed",
+        "nothing",
+        Told(rank="any", severity="nothing", outcome=("lost",), exit_codes=()),
+        outside="kill both",
+    ),
+    Kind("control socket removed", "nothing", GOES_ON, outside="remove socket"),
+    Kind(
+        "run directory removed",
+        "nothing",
+        Told(rank="any", severity="nothing", outcome=("removed",), exit_codes=()),
+        outside="remove run",
+    ),
+    Kind("requests folder removed", "nothing", GOES_ON, classes=OURS, outside="remove requests"),
+    Kind(
+        "store killed",
+        "nothing",
+        Told((), (), rank="any", severity="any", outcome=("completed", "failed"), exit_codes=(0, 1)),
+        classes=("script, ddp",),
+        outside="kill store",
+    ),
+    Kind(
+        "connections reset",
+        "reset",
+        Told((), (), rank="any"),
+        classes=(*OUR_SEVERAL, "script, ddp"),
+        moments=("middle",),
+    ),
+    Kind(
+        "closes all its files",
+        "close all",
+        Told((), (), rank="any"),
+        classes=("ddp", "fsdp", "script, ddp"),
+        moments=("middle",),
+    ),
+    Kind("stdout closed", "close stdout", GOES_ON),
+    Kind("prints to nobody", "print to nobody", Told((), ("closed file",)), COMPUTES),
+    Kind(
+        "a grandchild holds its pipes",
+        "grandchild",
+        Told(rank="any", severity="nothing", outcome=("completed",), exit_codes=(0,)),
+        of_scripts=Told(
+            ("left-behind",),
+            ("left",),
+            rank="any",
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+    ),
+    Kind(
+        "a grandchild holds its pipes, then an exception",
+        "grandchild, raise",
+        Told((), ("ValueError", "bad batch 17"), exit_codes=(1, 2)),
+    ),
+    Kind("a thread that does not end", "thread stays", GOES_ON, classes=OURS),
+    Kind("an exit handler that does not end", "stays at exit", GOES_ON, classes=OURS),
+    Kind("slow save", "slow", GOES_ON, ("save",), classes=OURS, moments=("first", "middle")),
+    Kind("slow evaluation", "slow", GOES_ON, ("evaluation",), moments=("first", "middle")),
+    Kind(
+        "state that no file can hold",
+        "no file can hold it",
+        Told((), ("model",), rank="any"),
+        ("none",),
+        classes=OURS,
+        moments=("first",),
+    ),
+    Kind(
+        "parameters without a gradient",
+        "unused",
+        Told(("unused-parameters",), (), rank="any"),
+        ("none",),
+        classes=("ddp", "script, ddp"),
+        moments=("first",),
+        everywhere=True,
+    ),
+)
+DISK = (
+    Kind(
+        "disk full from a step on",
+        "disk full",
+        Told((), ("o space",), rank="any", severity="reason", exit_codes=(1, 3)),
+        classes=OURS,
+        moments=("middle",),
+        loses_events=True,
+    ),
+    Kind(
+        "disk full for a moment",
+        "disk full for a while",
+        Told(
+            ("disk-full", "checkpoint-not-saved", "checkpoint-would-fail"),
+            (),
+            rank="any",
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+        classes=OURS,
+        moments=("early",),
+        loses_events=True,
+    ),
+    Kind(
+        "damaged checkpoint at a restart",
+        "damaged checkpoint",
+        Told(
+            ("checkpoint-damaged",),
+            ("checkpoint",),
+            rank="any",
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+        classes=OURS,
+        moments=("late",),
+        more={"launch": {"max_restarts": 1}},
+    ),
+    Kind(
+        "cut checkpoint at a restart",
+        "cut checkpoint",
+        Told(
+            ("checkpoint-damaged",),
+            ("checkpoint",),
+            rank="any",
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+        classes=OURS,
+        moments=("late",),
+        more={"launch": {"max_restarts": 1}},
+    ),
+    Kind(
+        "killed once, with a restart",
+        "SIGKILL",
+        Told(("restarted",), ("SIGKILL",), severity="warning", outcome=("completed",), exit_codes=(0,)),
+        IN_RANK,
+        classes=OURS,
+        more={"launch": {"max_restarts": 1}},
+    ),
+)
+KINDS = {
+    kind.name: kind for kind in (*SIGNALS, *EXITS, *EXCEPTIONS, *START, *NUMBERS, *HANGS, *MACHINE, *DISK)
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One trial: a kind in a class of jobs, at a place in a step of a rank."""
+
+    kind: str
+    job: str
+    where: str
+    step: int
+    rank: int
+    steps: int = 120
+
+
+def draw(kind: Kind, choose: random.Random) -> Drawn:
+    """Class, place and moment."""
+    job = choose.choice(kind.classes)
+    where = choose.choice([place for place in kind.where if _exists(place, job)] or kind.where)
+    moment = choose.choice(kind.moments)
+    steps = 120
+    step = {
+        # The first few are steps of a trial, which comes before the first step.
+        "first": choose.randrange(8),
+        "early": 20,
+        "middle": choose.randrange(15, 80),
+        "late": choose.randrange(60, 95),
+        "last": steps - 1,
+    }[moment]
+    if where in ("evaluation", "save", "data"):
+        step = min(step, 80)
+    elif where in ("import", "factory"):
+        step = 0
+    ranks = CLASSES[job].processes
+    rank = choose.randrange(ranks)
+    if CLASSES[job].strategy.get("use") in ("pipeline", "pipeline-async"):
+        rank = {"loss": ranks - 1, "data": 0}.get(where, rank)
+    if job == "hybrid":
+        # Two replicas of two stages.
+        rank = {"loss": rank | 1, "data": rank & 2}.get(where, rank)
+    if job == "script, ddp" and where == "save":
+        rank = 0
+    return Drawn(kind.name, job, where, step, rank, steps)
+
+
+def _exists(place: str, job: str) -> bool:
+    """A script saves on its own; its last step saves nothing that others wait for."""
+    return not (job in SCRIPTS and place == "save")

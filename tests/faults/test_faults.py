@@ -1,0 +1,145 @@
+"""A share of `make faults` and `make storms`, and whether the judge sees what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import Problem
+from tests.faults.healthy import drawn, run_healthy
+from tests.faults.kinds import KINDS, Drawn
+from tests.faults.record import Recorded
+from tests.faults.storms import run_storm
+from tests.faults.trial import LEFT_S, MARK, Record, Seen, judged, marked, run_drawn, try_out
+from tests.helpers import processes
+from tests.helpers.waiting import with_load
+
+SEED = 20_261_124
+FEW = (
+    Drawn("a rank ends by SIGKILL", "ddp, ring", "save", 20, 1),
+    Drawn("exception in backward", "pipeline-async", "backward", 30, 1),
+    Drawn("os._exit(7)", "script, ddp", "loss", 25, 1),
+    Drawn("a collective with different shapes", "ddp", "optimizer", 40, 0),
+    Drawn("supervisor killed", "single", "optimizer", 30, 0),
+)
+
+
+@pytest.mark.parametrize("drawn", FEW, ids=lambda drawn: f"{drawn.kind} in {drawn.job}")
+def test_a_fault_is_told_right_and_leaves_nothing(tmp_path: Path, drawn: Drawn) -> None:
+    record = run_drawn(SEED, drawn, tmp_path / "trial")
+    assert not record.wrong, record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_is_told_right(tmp_path: Path, name: str) -> None:
+    record = try_out(SEED, KINDS[name], tmp_path / "trial")
+    assert not record.wrong, record
+
+
+def test_of_a_run_that_is_suspended_as_a_whole_nothing_is_told(tmp_path: Path) -> None:
+    wanted = ("ddp, ring", "suspended", 4.0, 3.0)
+    seed = next(
+        seed
+        for seed in range(10_000)
+        if (d := drawn(seed)) and (d.job, d.how, d.timeout_s, d.seconds) == wanted
+    )
+    record = run_healthy(seed, tmp_path / "healthy")
+    assert not record.wrong, record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_of_healthy_runs_nothing_is_told(tmp_path: Path, seed: int) -> None:
+    record = run_healthy(SEED + seed, tmp_path / "healthy")
+    assert not record.wrong, record
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+def test_a_storm_of_kills_loses_nothing(tmp_path: Path, seed: int) -> None:
+    record = run_storm(seed, tmp_path / "storm", tmp_path / "undisturbed")
+    assert not record.wrong and record.kills, record
+
+
+KILLED = Drawn("a rank ends by SIGKILL", "ddp", "loss", 30, 1)
+CAUSE = Problem("rank-killed", "The process was ended by SIGKILL in step 30.", rank=1)
+HANG = Problem("hang-suspected", "No progress for 15 s.", rank=0, severity="warning")
+
+
+def seen(
+    *errors: Problem,
+    outcome: str = "failed",
+    exit_code: int = 1,
+    warnings: tuple[Problem, ...] = (),
+    left: tuple[str, ...] = (),
+    gone_s: float = 0.1,
+    bad_lines: int = 0,
+) -> Seen:
+    return Seen(outcome, exit_code, "", [*errors], [*warnings], [*left], gone_s, bad_lines)
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong"),
+    [
+        (seen(CAUSE), ""),
+        (seen(CAUSE.but(rank=0)), "rank 0 is told"),
+        (seen(CAUSE.but(rank=None)), "rank None is told"),
+        (seen(CAUSE.but(code="communication")), "none of ('rank-killed',) was told"),
+        (seen(CAUSE.but(message="Connection closed by peer.")), "'SIGKILL' is not told"),
+        (seen(), "0 errors were told"),
+        (seen(CAUSE, CAUSE.but(rank=0)), "2 errors were told"),
+        (seen(CAUSE, left=("4711 of 1, sleeping",)), "left behind"),
+        (seen(CAUSE, gone_s=with_load(LEFT_S) + 60), "gone after"),
+        (seen(CAUSE, exit_code=0), "exit code 0"),
+        (seen(CAUSE, outcome="lost"), "outcome lost"),
+        (seen(CAUSE, bad_lines=1), "1 events are missing"),
+    ],
+)
+def test_the_judge_sees_what_is_wrong(what: Seen, wrong: str) -> None:
+    found = judged(what, KINDS[KILLED.kind], KILLED)
+    assert [one for one in found if wrong in one] if wrong else not found
+
+
+def test_the_judge_sees_a_false_alarm() -> None:
+    calm = Drawn("slow save", "ddp", "save", 30, 1)
+    done = seen(outcome="completed", exit_code=0, warnings=(HANG,))
+    (found,) = judged(done, KINDS[calm.kind], calm)
+    assert found.startswith("false alarm: ['hang-suspected of 0")
+
+
+def test_whatever_a_trial_has_started_is_found(tmp_path: Path) -> None:
+    with marked(tmp_path) as mark:
+        command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as left:
+            assert left.stdout is not None and left.stdout.readline()
+            assert [one.pid for one in processes.marked_by(mark)] == [left.pid]
+            left.communicate()
+        assert not processes.marked_by(mark)
+    assert MARK not in os.environ
+
+
+def test_a_record_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+
+    def opened() -> Recorded[Record]:
+        return Recorded(file, Record, lambda one: f"{one.kind} {one.seed}")
+
+    right = Record(1, "a", "ddp", "loss", 3, 0)
+    opened().add(right)
+    opened().add(Record(2, "a", "ddp", "loss", 3, 0, wrong=["exit code 0"]))
+    with file.open("ab") as cut:
+        cut.write(b'{"seed": 3, "ki')
+    again = opened()
+    assert "a 1" in again and "a 2" in again and "a 3" not in again
+    again.keep(again.right)
+    assert [*opened()] == [right]
+
+
+def test_there_are_kinds_enough_and_every_class_has_some() -> None:
+    assert len(KINDS) >= 45
+    for name in {one for kind in KINDS.values() for one in kind.classes}:
+        assert sum(name in kind.classes for kind in KINDS.values()) >= 30

@@ -1,0 +1,284 @@
+"""One trial: a job in which one fault happens; how it ended, what was told of it, and whether that is
+right.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankdeck.base.errors import Problem
+from rankdeck.launch.control import request_stop
+from rankdeck.rundir import EventReader, RunDir
+from tests.faults import outside
+from tests.faults.jobs import CLASSES, Plan, begin
+from tests.faults.kinds import KINDS, Drawn, Kind, Told, draw
+from tests.helpers import launching, processes
+from tests.helpers.c_library import build_library
+from tests.helpers.waiting import wait_until, with_load
+
+MARK = "RANKDECK_TRIAL"
+LEFT_S = 5.0
+"""How long after the fault, or after a hang has been told, anything of the run may still live."""
+HIT_S = 90.0
+END_S = 120.0
+HEARD_S = 80.0
+"""How long a hang may take to be told: 15 s in a script's steps, 60 s where a rank saves meanwhile."""
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """What a trial came to. `wrong`: what is not as it must be, nothing where it is right."""
+
+    seed: int
+    kind: str
+    job: str
+    where: str
+    step: int
+    rank: int
+    outcome: str = ""
+    exit_code: int | None = None
+    code: str = ""
+    told_rank: int | None = None
+    message: str = ""
+    warnings: list[str] = []
+    gone_s: float | None = None
+    heard_s: float | None = None
+    took_s: float = 0.0
+    wrong: list[str] = []
+
+
+class Seen(msgspec.Struct):
+    """What was seen of a run that is over."""
+
+    outcome: str
+    exit_code: int | None
+    reason: str
+    errors: list[Problem]
+    warnings: list[Problem]
+    left: list[str]
+    gone_s: float
+    bad_lines: int = 0
+
+
+def try_out(seed: int, kind: Kind, folder: Path) -> Record:
+    """The trial of this seed."""
+    drawn = draw(kind, random.Random(f"{seed} {kind.name}"))
+    return run_drawn(seed, drawn, folder)
+
+
+def run_drawn(seed: int, drawn: Drawn, folder: Path) -> Record:
+    kind, began_s = KINDS[drawn.kind], time.monotonic()
+    record = Record(seed, drawn.kind, drawn.job, drawn.where, drawn.step, drawn.rank)
+    with marked(folder) as mark:
+        try:
+            seen, record.heard_s = _run(kind, drawn, folder, mark)
+            _note(record, seen, kind.told_of(drawn.job))
+            record.wrong += judged(seen, kind, drawn)
+        except Exception as error:
+            record.wrong.append(f"{type(error).__name__}: {error}")
+        left = processes.marked_by(mark)
+        processes.end(left)
+    record.took_s = round(time.monotonic() - began_s, 1)
+    if not record.wrong:
+        shutil.rmtree(folder, ignore_errors=True)
+    return record
+
+
+def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float | None]:
+    job = CLASSES[drawn.job]
+    ranks = tuple(range(job.processes)) if kind.everywhere else (drawn.rank,)
+    act, waits = kind.act, bool(kind.outside) and kind.outside != "suspend rank"
+    plan = Plan(act, drawn.where, drawn.step, ranks, workers=kind.workers, waits=waits, steps=drawn.steps)
+    with _preloaded(folder, act):
+        run = begin(job, plan, folder / "job", **kind.more)
+    hit_s = heard_s = None
+    if drawn.where != "none":
+        signs = [folder / "job" / f"hit-{rank}" for rank in ranks]
+        wait_until(lambda: _are(signs) or _is_over(run), deadline_s=HIT_S, what="the fault's place")
+        if not (there := _are(signs)):
+            raise AssertionError(f"it never came there: {run.outcome()}, {launching.problems(run)}")
+        hit_s = min(float(sign.read_text().split()[0]) for sign in there) + kind.shows_s
+    if kind.outside:
+        hit_s = time.time()
+        outside.act(kind.outside, run, folder / "job", ranks)
+        (folder / "job" / "go-on").touch()
+    if kind.hangs:
+        heard_s = _wait_for_hang(run, kind, drawn, folder, ranks)
+    over = _await_end(run, mark, from_s=None if kind.hangs or _goes_on(kind, drawn) else hit_s)
+    return over, heard_s
+
+
+def _are(signs: list[Path]) -> list[Path]:
+    """Those that are there."""
+    return [sign for sign in signs if sign.exists()]
+
+
+def _goes_on(kind: Kind, drawn: Drawn) -> bool:
+    told = kind.told_of(drawn.job)
+    return "completed" in told.outcome or drawn.where == "none" or told.severity == "reason"
+
+
+def _wait_for_hang(
+    run: RunDir, kind: Kind, drawn: Drawn, folder: Path, ranks: tuple[int, ...]
+) -> float | None:
+    """Until it is told; a run that does not end for that is stopped, or let go on."""
+    began_s, told = time.monotonic(), kind.told_of(drawn.job)
+
+    def heard() -> bool:
+        codes = {problem.code for problem in launching.problems(run, "warning")}
+        return bool(codes & {"hang-suspected", "rank-suspended", "rank-left"}) or _is_over(run)
+
+    wait_until(heard, deadline_s=HEARD_S, every_s=0.2, what="a word about the hang")
+    heard_s = round(time.monotonic() - began_s, 1)
+    if kind.outside == "suspend rank":
+        outside.go_on(run, folder / "job", ranks)
+    elif "stopped" in told.outcome and not _is_over(run):
+        request_stop(run)
+    return heard_s
+
+
+def _is_over(run: RunDir) -> bool:
+    return run.end() is not None or not run.is_alive()
+
+
+def _await_end(run: RunDir, mark: str, from_s: float | None) -> Seen:
+    """How it ended. `from_s`: when the fault happened, from which on everything has to go."""
+    wait_until(lambda: _is_over(run), deadline_s=END_S, every_s=0.01, what="the end of the run")
+    from_s = time.time() if from_s is None else from_s
+    limit_s = with_load(LEFT_S)
+    while (left := processes.marked_by(mark)) and time.time() < from_s + limit_s + 5:
+        time.sleep(0.02)
+    gone_s = max(0.0, time.time() - from_s)
+    if not run.path.exists():
+        return Seen("removed", None, "", [], [], [processes.named(one) for one in left], gone_s)
+    end = run.end()
+    reader = EventReader(run)
+    while reader.read():
+        pass
+    counts = reader.counts()
+    return Seen(
+        run.outcome(),
+        None if end is None else end.exit_code,
+        "" if end is None or end.reason is None else end.reason,
+        launching.problems(run),
+        launching.problems(run, "warning"),
+        [processes.named(one) for one in left],
+        gone_s,
+        counts.missing + counts.unreadable,
+    )
+
+
+def judged(seen: Seen, kind: Kind, drawn: Drawn) -> list[str]:
+    """What is wrong with how a run of this trial ended and what was told."""
+    told, wrong = kind.told_of(drawn.job), list[str]()
+    if seen.outcome not in told.outcome:
+        wrong.append(f"outcome {seen.outcome}")
+    if seen.outcome not in ("lost", "removed") and seen.exit_code not in told.exit_codes:
+        wrong.append(f"exit code {seen.exit_code}")
+    if seen.left:
+        wrong.append(f"left behind: {seen.left}")
+    if seen.gone_s > with_load(LEFT_S):
+        wrong.append(f"gone after {seen.gone_s:.1f} s")
+    if seen.bad_lines and not kind.loses_events:
+        wrong.append(f"{seen.bad_lines} events are missing or unreadable")
+    return wrong + _judged_words(seen, told, drawn)
+
+
+def _judged_words(seen: Seen, told: Told, drawn: Drawn) -> list[str]:
+    if told.severity == "reason":
+        said = [seen.reason, *(problem.message for problem in [*seen.errors, *seen.warnings])]
+        return [] if all(any(word in one for one in said) for word in told.words) else [f"told: {said}"]
+    if told.severity in ("nothing", "warning") and seen.errors:
+        return [f"an error was told: {_brief(seen.errors)}"]
+    if told.severity == "error" and len(seen.errors) != 1:
+        return [f"{len(seen.errors)} errors were told: {_brief(seen.errors)}"]
+    if told.severity == "nothing":
+        false = [one for one in seen.warnings if one.code in ("hang-suspected", "rank-suspended")]
+        return [f"false alarm: {_brief(false)}"] if false else []
+    said_of = {"error": seen.errors, "warning": seen.warnings}.get(
+        told.severity, [*seen.errors, *seen.warnings]
+    )
+    if told.severity == "any" and seen.outcome == "completed" and not told.words:
+        return []
+    fitting = [one for one in said_of if not told.codes or one.code in told.codes]
+    if not fitting:
+        return [f"none of {told.codes} was told: {_brief(said_of)}"]
+    faults = [_faults(one, told, drawn) for one in fitting]
+    return min(faults, key=len)
+
+
+def _faults(problem: Problem, told: Told, drawn: Drawn) -> list[str]:
+    said = problem.message.lower()
+    wrong = [
+        f"'{word}' is not told: {problem.message[:300]}" for word in told.words if word.lower() not in said
+    ]
+    allowed: dict[str, set[int | None]] = {"its": {drawn.rank}, "none": {None}}
+    ranks = allowed.get(told.rank)
+    if ranks is not None and told.rank == "its" and CLASSES[drawn.job].processes == 1:
+        ranks = ranks | {None}
+    if ranks is not None and KINDS[drawn.kind].everywhere:
+        ranks = {None, *range(CLASSES[drawn.job].processes)}
+    if ranks is not None and problem.rank not in ranks:
+        wrong.append(f"rank {problem.rank} is told: {problem.message[:300]}")
+    return wrong
+
+
+def _brief(problems: list[Problem]) -> list[str]:
+    return [f"{one.code} of {one.rank}: {one.message[:300]}" for one in problems]
+
+
+def _note(record: Record, seen: Seen, told: Told) -> None:
+    record.outcome, record.exit_code = seen.outcome, seen.exit_code
+    record.gone_s = round(seen.gone_s, 2)
+    record.warnings = [one.code for one in seen.warnings]
+    said = seen.errors or [one for one in seen.warnings if one.code in told.codes] or seen.warnings
+    if said:
+        record.code, record.told_rank, record.message = said[0].code, said[0].rank, said[0].message[:500]
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """A trial's own home, and what is in the environment of everything that it starts."""
+    mark = uuid.uuid4().hex
+    with environment({MARK: mark, "RANKDECK_HOME": str(folder / "home")}):
+        yield f"{MARK}={mark}"
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before: dict[str, Any] = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _preloaded(folder: Path, act: str) -> Iterator[None]:
+    """A disk that may become full, for those that need one."""
+    if not act.startswith("disk full"):
+        yield
+        return
+    library = build_library(Path(__file__).with_name("fulldisk.c"), folder / "fulldisk.so")
+    job = folder / "job"
+    preload = {
+        "LD_PRELOAD": str(library),
+        "FULLDISK_FOLDER": str(job / "runs"),
+        "FULLDISK_SIGN": str(job / "disk-is-full"),
+    }
+    with environment(preload):
+        yield
