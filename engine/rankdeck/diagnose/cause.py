@@ -73,8 +73,6 @@ def find_cause(
     ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0, *, disk_is_full: bool = False
 ) -> Cause:
     """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory."""
-    if at_odds := _at_odds_cause(ranks):
-        return at_odds
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
         # Of several the one that was furthest behind went first.
@@ -88,7 +86,7 @@ def find_cause(
     if wordless:
         first = next((rank for rank in wordless if rank.was_asked_to_stop), wordless[0])
         return _wordless_cause(first, disk_is_full=disk_is_full)
-    return _hang_cause(ranks, now_s) or _communication_cause(ranks)
+    return _at_odds_cause(ranks) or _hang_cause(ranks, now_s) or _communication_cause(ranks)
 
 
 def _is_signalled(rank: RankEvidence) -> bool:
@@ -250,10 +248,8 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
 
 def _at_odds_cause(ranks: Sequence[RankEvidence]) -> Cause | None:
     """Collectives that do not fit together: gloo aborts a rank for that, and the others lose it; or all that
-    failed lost each other there. What a rank itself raised came first all the same.
+    failed lost each other there.
     """
-    if any(rank.failure is not None and not rank.failure.is_communication for rank in ranks):
-        return None
     aborted = next((rank for rank in ranks if rank.exit_code == -signal.SIGABRT and _is_at_odds(rank)), None)
     calls = {rank.rank: rank.calls for rank in ranks if rank.failure is not None and rank.calls}
     different = differing(calls)
