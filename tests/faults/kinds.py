@@ -85,12 +85,24 @@ def _signal(name: str, code: str = "rank-crashed", act: str = "", where: tuple[s
 
 
 def _raises(name: str, act: str, *words: str, where: tuple[str, ...] = RAISES, **more: Any) -> Kind:
-    # What an optimizer raises in the step that it is tried out with is bad input.
-    return Kind(name, act, Told((), words, exit_codes=(1, 2)), where, **more)
+    return Kind(name, act, Told((), words), where, **more)
 
 
 def _hang(name: str, act: str, told: Told = HANG, of_scripts: Told = STILL, **more: Any) -> Kind:
     return Kind(name, act, told, hangs=True, of_scripts=of_scripts, **{"moments": ("middle", "last"), **more})
+
+
+def _damaged(act: str) -> Kind:
+    told = Told(
+        ("checkpoint-damaged",),
+        ("checkpoint",),
+        rank="any",
+        severity="warning",
+        outcome=("completed",),
+        exit_codes=(0,),
+    )
+    restarts = {"launch": {"max_restarts": 1}}
+    return Kind(f"{act} at a restart", act, told, classes=OURS, moments=("late",), more=restarts)
 
 
 SIGNALS = (
@@ -407,7 +419,7 @@ MACHINE = (
     Kind(
         "a grandchild holds its pipes, then an exception",
         "grandchild, raise",
-        Told((), ("ValueError", "bad batch 17"), exit_codes=(1, 2)),
+        Told((), ("ValueError", "bad batch 17")),
     ),
     Kind("a thread that does not end", "thread stays", GOES_ON, classes=OURS),
     Kind("an exit handler that does not end", "stays at exit", GOES_ON, classes=OURS),
@@ -455,36 +467,8 @@ DISK = (
         moments=("early",),
         loses_events=True,
     ),
-    Kind(
-        "damaged checkpoint at a restart",
-        "damaged checkpoint",
-        Told(
-            ("checkpoint-damaged",),
-            ("checkpoint",),
-            rank="any",
-            severity="warning",
-            outcome=("completed",),
-            exit_codes=(0,),
-        ),
-        classes=OURS,
-        moments=("late",),
-        more={"launch": {"max_restarts": 1}},
-    ),
-    Kind(
-        "cut checkpoint at a restart",
-        "cut checkpoint",
-        Told(
-            ("checkpoint-damaged",),
-            ("checkpoint",),
-            rank="any",
-            severity="warning",
-            outcome=("completed",),
-            exit_codes=(0,),
-        ),
-        classes=OURS,
-        moments=("late",),
-        more={"launch": {"max_restarts": 1}},
-    ),
+    _damaged("damaged checkpoint"),
+    _damaged("cut checkpoint"),
     Kind(
         "killed once, with a restart",
         "SIGKILL",

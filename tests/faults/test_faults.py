@@ -104,6 +104,20 @@ def test_the_judge_sees_what_is_wrong(what: Seen, wrong: str) -> None:
     assert [one for one in found if wrong in one] if wrong else not found
 
 
+def test_the_judge_takes_bad_input_of_an_optimizer_alone() -> None:
+    name = "failed assertion"
+    told = Problem("optimizer", "AssertionError: the loss went up", rank=1)
+    for where, code, exit_code, is_right in (
+        ("optimizer", "optimizer", 2, True),
+        ("optimizer", "optimizer", 1, False),
+        ("optimizer", "rank-exception", 2, False),
+        ("forward", "optimizer", 2, False),
+        ("forward", "rank-exception", 1, True),
+    ):
+        drawn = Drawn(name, "ddp", where, 3, 1)
+        assert (not judged(seen(told.but(code=code), exit_code=exit_code), KINDS[name], drawn)) == is_right
+
+
 def test_the_judge_sees_a_false_alarm() -> None:
     calm = Drawn("slow save", "ddp", "save", 30, 1)
     done = seen(outcome="completed", exit_code=0, warnings=(HANG,))

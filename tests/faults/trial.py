@@ -180,9 +180,12 @@ def _await_end(run: RunDir, mark: str, from_s: float | None) -> Seen:
 def judged(seen: Seen, kind: Kind, drawn: Drawn) -> list[str]:
     """What is wrong with how a run of this trial ended and what was told."""
     told, wrong = kind.told_of(drawn.job), list[str]()
+    exit_codes = told.exit_codes
+    if drawn.where == "optimizer" and any(one.code == "optimizer" for one in seen.errors):
+        exit_codes = (2,)  # raised in the step that it is tried out with, it is bad input
     if seen.outcome not in told.outcome:
         wrong.append(f"outcome {seen.outcome}")
-    if seen.outcome not in ("lost", "removed") and seen.exit_code not in told.exit_codes:
+    if seen.outcome not in ("lost", "removed") and seen.exit_code not in exit_codes:
         wrong.append(f"exit code {seen.exit_code}")
     if seen.left:
         wrong.append(f"left behind: {seen.left}")
