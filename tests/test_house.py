@@ -198,7 +198,7 @@ EXAMPLE_FILES = {
 WRITTEN_LATER = {"docs/gpu.md"}
 
 # An event is called after its tag on disk; the code around them reads `events.Sample`.
-NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py"}
+NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py", "engine/rankdeck/remote/wire.py"}
 
 _REFERENCE = re.compile(r"(?<![\w*.<>{/-])((?:\.\./|\./)*(?:[\w.-]+/)*[\w-]+\.(?:py|md))\b")
 

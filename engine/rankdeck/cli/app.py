@@ -28,10 +28,12 @@ from rankdeck.cli import (
     devices,
     doctor,
     label,
+    on_host,
     plan,
     race,
     results,
     resume,
+    serve,
     stacks,
     train,
     why,
@@ -70,6 +72,7 @@ for _group, _commands in {
     ),
     "Before a run": (plan.plan, race.race, doctor.doctor),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
+    "Other hosts": (serve.serve,),
 }.items():
     for _command in _commands:
         _kind = ScriptCommand if _command is script_run.run else None
@@ -91,6 +94,10 @@ def root(
     folder: Annotated[
         Path | None,
         typer.Option("-C", metavar="FOLDER", help="Work as if started in this folder.", show_default=False),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run it on this host, as ssh calls it.", show_default=False),
     ] = None,
 ) -> None:
     """Train on several GPUs, or on virtual devices, and see what every strategy costs on each of them."""
@@ -118,6 +125,9 @@ def _invoke(argv: Sequence[str]) -> int:
     command: Any = typer.main.get_command(app)
     as_json = "--json" in _own_words(command, argv)
     try:
+        elsewhere = on_host.split(argv)
+        if elsewhere is not None:
+            return on_host.run(*elsewhere)
         code = command.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
     except RankdeckError as error:
         _print_problems(error.problems, as_json, error.file)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class Display:
     """Shown from `open` to `close`. This one shows nothing: `train --json` speaks once, at the end."""
 
+    age_s: float | None = None
+    """How old what is shown is, where it comes from a host that does not answer."""
+
     def open(self) -> None:
         pass
 

@@ -71,7 +71,10 @@ class LiveDisplay(Display):
     def tick(self, fold: Fold) -> None:
         if time.monotonic() - self._drawn_s >= REDRAW_S:
             bars = [device_bars(fold)] if fold.devices else []
-            picture = Group(_title(self._run, fold), self._progress(fold), *bars)
+            title = _title(self._run, fold)
+            if self.age_s is not None:
+                title.append(f"  {format_duration(self.age_s)} old", style="yellow")
+            picture = Group(title, self._progress(fold), *bars)
             self._live.update(picture, refresh=True)
             self._drawn_s = time.monotonic()
 

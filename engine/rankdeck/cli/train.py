@@ -107,10 +107,11 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
             stop(False)
             wait_ended(run, timeout_s=30.0)
             raise
-        return _finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
+        return finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
 
 
-def _finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
+def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
+    """Say how the run went; the command's exit code."""
     from rankdeck.cli.summary import print_summary
     from rankdeck.run.summary import summarise
 

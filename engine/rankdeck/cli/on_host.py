@@ -1,0 +1,252 @@
+"""`rankdeck --host NAME COMMAND ...`: the same command on another host, over ssh.
+
+What it says there is said here. A run that is watched is copied while one looks, and read here: a connection
+that breaks costs nothing but the view, which says how old it is.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rankdeck.base.errors import ConfigError, MachineError, Problem
+from rankdeck.base.parsing import json_of
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+
+if TYPE_CHECKING:
+    from rankdeck.cli.display import Display
+    from rankdeck.remote import wire
+    from rankdeck.remote.following import RemoteRun
+
+INTERRUPTED = 130
+OLD_S = 3.0
+"""What is shown is said to be old from there on."""
+_TURN_S = 0.1
+_HOST, _FOLDER = "--host", "-C"
+
+
+def split(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """(host, folder there, command and arguments); None where no host is named.
+
+    Raises: ConfigError, no command is.
+    """
+    host = folder = ""
+    rest = list(argv)
+    while rest:
+        name, equals, value = rest[0].partition("=")
+        if name == _HOST or rest[0] == _FOLDER:
+            if not equals and len(rest) < 2:
+                return None  # typer says what is missing
+            value, rest = (value, rest[1:]) if equals else (rest[1], rest[2:])
+            host, folder = (value, folder) if name == _HOST else (host, value)
+        else:
+            break
+    if not host:
+        return None
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError(
+            phrase("Name a command for {host}.", host=host),
+            code="usage",
+            advice=phrase("As in: rankdeck --host {host} devices", host=host),
+        )
+    return host, folder, rest
+
+
+def run(host: str, folder: str, argv: Sequence[str]) -> int:
+    """The exit code of the command there.
+
+    Raises:
+        MachineError: there is no connection, or it broke on the way.
+    """
+    command, *rest = argv
+    options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    if not options & {"--help", "--detach"}:
+        as_json = "--json" in options
+        if command == "watch":
+            return _watch(host, _only_name(rest), as_json=as_json)
+        if command == "train":
+            return _train(host, folder, rest, as_json=as_json)
+    return _Command(host, folder, argv, _print).until_end()
+
+
+def _print(stream: int, data: bytes) -> None:
+    """What a command wrote there; on a terminal without what moves its cursor."""
+    there = sys.stdout if stream == 1 else sys.stderr
+    if there.isatty():
+        there.write(console.harmless(data.decode(errors="replace")))
+    else:
+        there.buffer.write(data)
+    there.flush()
+
+
+class _Told(msgspec.Struct):
+    """Of what a command says as JSON, why it could not be done."""
+
+    problems: list[Problem] = []
+
+
+class _Command:
+    """One command on a host; `on_output` gets what it writes."""
+
+    def __init__(
+        self, host: str, folder: str, argv: Sequence[str], on_output: Callable[[int, bytes], None]
+    ) -> None:
+        from rankdeck.remote.link import Link
+
+        self._argv, self._folder, self._on_output = list(argv), folder, on_output
+        self._code: int | None = None
+        self._has_begun = False
+        self._link = Link(host, self._take, self._begin)
+
+    def _begin(self) -> None:
+        from rankdeck.remote import wire
+
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._link.send(wire.Command(number=0, argv=self._argv, folder=self._folder))
+
+    def _take(self, message: wire.ToNear, body: bytes) -> None:
+        from rankdeck.remote import wire
+
+        match message:
+            case wire.Output():
+                self._on_output(message.stream, body)
+            case wire.Ended():
+                self._code = message.code
+            case wire.Refused():
+                raise MachineError(message.message, code=message.code, advice=message.advice or None)
+            case _:
+                raise wire.WireError("nobody asked for it")
+
+    def until_end(self) -> int:
+        """Its exit code. The first Ctrl-C is passed on to it, the second one leaves."""
+        from rankdeck.remote import wire
+
+        with self._link as link:
+            num_interrupts = 0
+            while self._code is None:
+                try:
+                    link.poll(_TURN_S)
+                    if self._has_begun and not link.is_up:
+                        raise self._broken(link.host)
+                except KeyboardInterrupt:
+                    num_interrupts += 1
+                    if num_interrupts > 1 or not link.is_up:
+                        return INTERRUPTED
+                    link.send(wire.Signal(number=0, signal=signal.SIGINT))
+        return self._code
+
+    def _broken(self, host: str) -> MachineError:
+        return MachineError(
+            phrase(
+                "The connection to {host} broke while rankdeck {command} was at work there.",
+                host=host,
+                command=self._argv[0],
+            ),
+            code="connection-lost",
+            advice=phrase("Runs there go on: rankdeck --host {host} runs", host=host),
+        )
+
+
+def _only_name(rest: Sequence[str]) -> str:
+    names = [word for word in rest if not word.startswith("-")]
+    if len(names) == 1:
+        return names[0]
+    raise ConfigError(
+        phrase("Name one run."), code="usage", advice=phrase("As in: rankdeck --host NAME watch last")
+    )
+
+
+def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
+    """Begin it there in the background, and stay with its copy."""
+    said = bytearray()
+
+    def take(stream: int, data: bytes) -> None:
+        if stream == 1:
+            said.extend(data)
+        else:
+            _print(stream, data)
+
+    asked = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
+    code = _Command(host, folder, asked, take).until_end()
+    try:
+        told = json_of(bytes(said))
+        problems = msgspec.convert(told, _Told).problems
+        path = told.get("path")
+    except (ValueError, AttributeError, msgspec.ValidationError):
+        path, problems = None, []
+    if code or not isinstance(path, str):
+        if as_json:
+            _print(1, bytes(said))
+        for problem in [] if as_json else problems:
+            console.problem(problem)
+        return code or 1
+    return _stay(host, path, as_json=as_json)
+
+
+def _watch(host: str, name: str, *, as_json: bool) -> int:
+    from rankdeck.cli.display import JsonLines
+    from rankdeck.cli.follow import choose, follow
+    from rankdeck.cli.summary import print_summary
+    from rankdeck.remote.following import RemoteRun
+    from rankdeck.run.summary import summarise
+
+    with RemoteRun(host, name) as followed:
+        run = followed.copy()
+        display = JsonLines() if as_json else choose(run)
+        fold = follow(run, display, _Age(followed, display).tick)
+        if not as_json:
+            print_summary(summarise(run, fold), num_shown=len(fold.problems))
+    return 0
+
+
+def _stay(host: str, path: str, *, as_json: bool) -> int:
+    """As `stay` of a run here: Ctrl-C stops it there."""
+    from rankdeck.cli.follow import choose, follow
+    from rankdeck.cli.train import Interrupts, finish
+    from rankdeck.remote.following import RemoteRun
+
+    with RemoteRun(host, path) as followed:
+        run = followed.copy()
+        display = choose(run, progress=not as_json)
+
+        def stop(now: bool) -> None:
+            followed.ask(["stop", path, *(["--now"] if now else [])])
+
+        interrupts, age = Interrupts(stop, display.say), _Age(followed, display)
+        with interrupts.counted():
+            try:
+                fold = follow(run, display, lambda: age.tick() and interrupts.act())
+            except BrokenPipeError:
+                _Command(host, "", ["stop", path], lambda *_: None).until_end()
+                raise
+            return finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
+
+
+class _Age:
+    """Says once that what is shown is old, and that it is not any more."""
+
+    def __init__(self, followed: RemoteRun, display: Display) -> None:
+        self._followed, self._display = followed, display
+        self._is_old = False
+
+    def tick(self) -> bool:
+        """Raises: why nothing more will come."""
+        if self._followed.error is not None:
+            raise self._followed.error
+        age_s, host = self._followed.link.age_s(), self._followed.link.host
+        self._display.age_s = age_s if age_s > OLD_S else None
+        if (age_s > OLD_S) != self._is_old:
+            self._is_old = not self._is_old
+            self._display.say(
+                phrase("{host} does not answer; the run goes on there. What is shown is old.", host=host)
+                if self._is_old
+                else phrase("{host} is back; nothing was missed.", host=host)
+            )
+        return True

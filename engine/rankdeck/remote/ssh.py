@@ -1,0 +1,108 @@
+"""The system's own ssh: what a host is called, how it is reached and who one is there, says the person's
+~/.ssh/config. Nothing is stored here, no question is asked (BatchMode), and one connection carries
+everything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import rankdeck
+from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.base.phrases import phrase
+
+PROGRAM = "RANKDECK_SSH"
+"""In the environment: what is run in place of `ssh`, with arguments of its own; as GIT_SSH_COMMAND."""
+CONNECT_S = 20
+"""A host that is far away needs ten."""
+_NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
+_KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
+# A login's PATH is not that of a command that ssh starts: a virtual environment is looked for where one is
+# likely to be.
+_SERVE = """\
+for r in "$RANKDECK" rankdeck "$HOME/.local/bin/rankdeck" "$HOME/.local/share/rankdeck/bin/rankdeck"; do
+[ -n "$r" ] && command -v "$r" >/dev/null 2>&1 && exec "$r" serve --stdio; done; exit 127"""
+
+
+def check_name(host: str) -> str:
+    """Raises: ConfigError, no host can be called so: ssh would take it for an option."""
+    if _NAME.fullmatch(host) and not host.startswith("-"):
+        return host
+    raise ConfigError(
+        phrase("{host} is no name of a host.", host=repr(host[:80])),
+        code="no-host",
+        advice=phrase("Use a name that ssh knows, as in ~/.ssh/config, or user@address."),
+    )
+
+
+def command(host: str) -> list[str]:
+    """What starts the far end of the pipe."""
+    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", *_KEEP_ALIVE]
+    if (control := _control_path()) is not None:
+        options += ["ControlMaster=auto", f"ControlPath={control}"]
+    program = shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
+    words = [word for option in options for word in ("-o", option)]
+    return [*program, "-T", *words, check_name(host), f"exec sh -c {shlex.quote(_SERVE)}"]
+
+
+def _control_path() -> str | None:
+    """For the socket of a connection that others may share; a path of sockets has 107 bytes at most."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"rankdeck-ssh-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return None
+    is_ours = found.st_uid == os.getuid() and not found.st_mode & 0o077 and not folder.is_symlink()
+    return f"{folder}/%C" if is_ours and len(str(folder)) < 50 else None
+
+
+def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:
+    """Why no connection came about: ssh ended with `code`, and wrote these lines."""
+    words = "\n".join(said)
+    if code == 127:
+        return no_rankdeck(host)
+    if "Permission denied" in words:
+        message = phrase("{host} does not let you in without a question.", host=host)
+        advice = phrase(
+            "Add your key there (ssh-copy-id {host}), or unlock it for the agent: ssh-add.", host=host
+        )
+    elif "Host key verification failed" in words:
+        message = phrase("The key of {host} is not known here, or has changed.", host=host)
+        advice = phrase("Connect once by hand and compare it: ssh {host}", host=host)
+    elif "Could not resolve hostname" in words:
+        message = phrase("There is no host called {host}.", host=host)
+        advice = phrase("Correct the name, or enter it in ~/.ssh/config.")
+    elif "timed out" in words or "No route to host" in words or "Connection refused" in words:
+        message = phrase("{host} cannot be reached: {why}.", host=host, why=said[-1].strip(" ."))
+        advice = phrase("See whether it is on, and whether this works: ssh {host} true", host=host)
+    else:
+        why = said[-1].strip(" .") if said else phrase("it said nothing")
+        message = phrase(
+            "No connection to {host} (ssh ended with {code}): {why}.", host=host, code=code, why=why
+        )
+        advice = phrase("See whether this works: ssh {host} true", host=host)
+    return MachineError(message, code="no-connection", advice=advice)
+
+
+def no_rankdeck(host: str, version: str | None = None) -> MachineError:
+    """There is none there, or one of another version, which may not understand this one."""
+    install = (
+        f"ssh {host} 'python3 -m venv ~/.local/share/rankdeck && "
+        f"~/.local/share/rankdeck/bin/pip install rankdeck=={rankdeck.__version__}'"
+    )
+    message = phrase("There is no rankdeck on {host}.", host=host)
+    if version is not None:
+        message = phrase(
+            "{host} has rankdeck {there}, and this is {here}.",
+            host=host,
+            there=version[:40],
+            here=rankdeck.__version__,
+        )
+    advice = phrase("Install it there: {command}", command=install)
+    return MachineError(message, code="no-rankdeck", advice=advice)

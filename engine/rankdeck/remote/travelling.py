@@ -1,0 +1,67 @@
+"""Which files of a run travel, by their names alone. Whatever is not in this list is neither sent nor taken.
+
+Only what grows is sent in pieces; what is replaced at once comes whole. Checkpoints and weights stay where
+they are. What a host sends may be anybody's: a name that is in the list is no path, and leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+
+from rankdeck.base import files
+
+MOST_FILES = 20_000
+"""Of a run: 4,096 ranks have so many in one attempt."""
+LARGEST_LOG_BYTES = 64 << 20
+"""Of what a rank printed so much travels; the rest stays on its host."""
+_CHECKED_BYTES = 4096
+_NUMBER = "[0-9]{1,9}"
+_WHO = f"(?:rank-{_NUMBER}|supervisor|sampler)"
+_GROWS = re.compile(
+    f"events/{_WHO}[.]{_NUMBER}[.]jsonl|logs/{_WHO}[.]{_NUMBER}[.](?:out|err|stacks|calls)", re.ASCII
+)
+_WHOLE = re.compile(
+    f"config(?:[.]{_NUMBER})?[.]toml|environment(?:[.]{_NUMBER})?[.]json|labels[.]json|plan[.]json", re.ASCII
+)
+END = "end.json"
+_RUN = re.compile(r"[\w.~-]{1,200}")
+
+
+def grows(name: str) -> bool:
+    """events/rank-0.0.jsonl and the like."""
+    return _GROWS.fullmatch(name) is not None
+
+
+def is_whole(name: str) -> bool:
+    """config.toml and the like."""
+    return name == END or _WHOLE.fullmatch(name) is not None
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a run's folder may be called so: one part of a path, letters and digits of any script."""
+    return _RUN.fullmatch(name) is not None and not name.startswith(".")
+
+
+def growing_files(run: Path) -> list[str]:
+    """Those that are there, events before logs, the supervisor's first."""
+    found = [
+        f"{folder}/{path.name}"
+        for folder in ("events", "logs")
+        for path in sorted(files.entries(run / folder))
+    ]
+    names = [name for name in found if grows(name)]
+    return sorted(names, key=lambda name: (name.startswith("logs/"), "supervisor" not in name))[:MOST_FILES]
+
+
+def whole_files(run: Path) -> list[str]:
+    """Those that are there, without the last word."""
+    names = sorted(path.name for path in files.entries(run))
+    return [name for name in names if name != END and is_whole(name)][:MOST_FILES]
+
+
+def checksum_of_end(path: Path, size: int) -> int:
+    """Of the last bytes of the first `size`; whoever has the same has the same file. Raises: OSError."""
+    begin = max(0, size - _CHECKED_BYTES)
+    return zlib.crc32(files.read_at(path, begin, size - begin))

@@ -1,0 +1,261 @@
+"""What goes through the pipe to a host: a JSON header on a line, then as many raw bytes as it says.
+
+The near end asks, the far end answers and tells. Neither takes the other's word: headers, bodies and what
+waits to be written are bounded, and whatever is no message ends the connection. Bytes of files travel as they
+are, in pieces; what is short and urgent (an answer to a ping) goes before the next piece.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rankdeck.base.parsing import document_of
+
+PROTOCOL = 1
+"""Both ends speak the same one, or do not speak."""
+MAX_HEADER_BYTES = 1 << 16
+MAX_BODY_BYTES = 1 << 18
+_MOST_BEFORE_WELCOME = 1 << 16
+"""Bytes that a login may print (a banner, an echo in .bashrc) before the far end says who it is."""
+_READ_BYTES = 1 << 18
+
+
+class WireError(Exception):
+    """What came through the pipe is no message, or larger than any may be."""
+
+
+class Message(msgspec.Struct, tag_field="kind", tag=str.lower, omit_defaults=True, frozen=True):
+    """A header. `num_bytes` raw bytes follow its line."""
+
+    num_bytes: int = 0
+
+
+class Ping(Message, frozen=True):
+    """Each second; who hears none for long knows that nobody is there. `sent`: the asker's own clock."""
+
+    sent: float = 0.0
+
+
+class Command(Message, frozen=True, kw_only=True):
+    """Run `rankdeck ARGV` in `folder` (the home folder where it is empty)."""
+
+    number: int
+    argv: list[str]
+    folder: str = ""
+
+
+class Signal(Message, frozen=True, kw_only=True):
+    """For the command of this number."""
+
+    number: int
+    signal: int
+
+
+class Find(Message, frozen=True, kw_only=True):
+    """Which run is called so? `run` as a person would name it there."""
+
+    number: int
+    run: str
+
+
+class Have(Message, frozen=True, kw_only=True):
+    """Before `Follow`: so much of this file is here, and the checksum of its end."""
+
+    number: int
+    name: str
+    size: int
+    checksum: int
+
+
+class Follow(Message, frozen=True, kw_only=True):
+    """Tell of the run in this folder from now on."""
+
+    number: int
+    path: str
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The first thing that the far end says."""
+
+    protocol: int
+    version: str
+    host: str
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    """`sent` as it came, `now` by the far end's clock (Unix seconds)."""
+
+    sent: float
+    now: float
+
+
+class Output(Message, frozen=True, kw_only=True):
+    """What a command wrote; `stream` 1 or 2."""
+
+    number: int
+    stream: int
+
+
+class Ended(Message, frozen=True, kw_only=True):
+    """A command has; `code` as a shell tells it."""
+
+    number: int
+    code: int
+
+
+class Found(Message, frozen=True, kw_only=True):
+    """The run that `Find` named: what its folder is called, and where that is on its host."""
+
+    number: int
+    run: str
+    path: str
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """What was asked for cannot be, in words."""
+
+    number: int
+    code: str
+    message: str
+    advice: str = ""
+
+
+class Piece(Message, frozen=True, kw_only=True):
+    """Bytes of a file that only grows, from `offset` on; from 0 on what is here of it counts no more."""
+
+    number: int
+    name: str
+    offset: int
+
+
+class Whole(Message, frozen=True, kw_only=True):
+    """Bytes of a file that is replaced at once, when the `last` of them are here."""
+
+    number: int
+    name: str
+    last: bool
+
+
+class Told(Message, frozen=True, kw_only=True):
+    """Whether the run goes on. Its configuration has been sent before; where it is over, everything has."""
+
+    number: int
+    is_alive: bool
+
+
+ToFar = Ping | Command | Signal | Find | Have | Follow
+ToNear = Welcome | Pong | Output | Ended | Found | Refused | Piece | Whole | Told
+M = TypeVar("M", bound=Message)
+TO_FAR: msgspec.json.Decoder[ToFar] = msgspec.json.Decoder(ToFar)
+TO_NEAR: msgspec.json.Decoder[ToNear] = msgspec.json.Decoder(ToNear)
+
+
+class Inbox(Generic[M]):
+    """Messages out of what is read. `skips_greeting`: lines before the first message are passed over."""
+
+    def __init__(self, decoder: msgspec.json.Decoder[M], *, skips_greeting: bool = False) -> None:
+        self._decoder = decoder
+        self._greeting_bytes = _MOST_BEFORE_WELCOME if skips_greeting else 0
+        self._read = bytearray()
+        self._head: M | None = None
+
+    def read(self, handle: int) -> bool:
+        """Take what is there to be read; False at the end of the pipe."""
+        try:
+            data = os.read(handle, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._read += data
+        return bool(data)
+
+    def messages(self) -> Iterator[tuple[M, bytes]]:
+        """Raises: WireError."""
+        while True:
+            if self._head is None:
+                end = self._read.find(b"\n", 0, MAX_HEADER_BYTES + 1)
+                if end < 0:
+                    if len(self._read) > MAX_HEADER_BYTES:
+                        raise WireError("a header is too long")
+                    return
+                line = bytes(self._read[:end])
+                del self._read[: end + 1]
+                self._head = self._header(line)
+                continue
+            if len(self._read) < self._head.num_bytes:
+                return
+            head, self._head = self._head, None
+            body = bytes(self._read[: head.num_bytes])
+            del self._read[: head.num_bytes]
+            yield head, body
+
+    def _header(self, line: bytes) -> M | None:
+        try:
+            head = document_of(self._decoder.decode, line)
+        except msgspec.DecodeError as error:
+            self._greeting_bytes -= len(line) + 1
+            if self._greeting_bytes >= 0:
+                return None
+            raise WireError(f"no message: {error}") from None
+        self._greeting_bytes = 0
+        if not 0 <= head.num_bytes <= MAX_BODY_BYTES:
+            raise WireError("a body is too large")
+        return head
+
+
+class Outbox:
+    """Messages that wait to be written. Who has more looks at `waiting_bytes` first."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[bytes] = deque()
+        self._bulk: deque[bytes] = deque()
+        self._writing = memoryview(b"")
+        self.waiting_bytes = 0
+
+    def put(self, message: Message, body: bytes = b"") -> None:
+        """Raises: ValueError where the header or the body is larger than any may be."""
+        head = msgspec.json.encode(msgspec.structs.replace(message, num_bytes=len(body)))
+        if len(head) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
+            raise ValueError("the message is too large")
+        data = head + b"\n" + body
+        if isinstance(message, (Ping, Pong)):
+            self._urgent.append(data)
+        else:
+            self._bulk.append(data)  # all the rest in its order
+            self.waiting_bytes += len(data)
+
+    def __bool__(self) -> bool:
+        return bool(self._writing or self._urgent or self._bulk)
+
+    def write(self, handle: int) -> None:
+        """As much as the pipe takes now. Raises: OSError, nobody reads it."""
+        while self:
+            if not self._writing:
+                data = self._urgent.popleft() if self._urgent else self._next_bulk()
+                self._writing = memoryview(data)
+            try:
+                self._writing = self._writing[os.write(handle, self._writing) :]
+            except BlockingIOError:
+                return
+
+    def _next_bulk(self) -> bytes:
+        data = self._bulk.popleft()
+        self.waiting_bytes -= len(data)
+        return data
+
+
+def answer_of(error: Any, number: int) -> Refused:
+    """What a RankdeckError says, cut to what a header holds."""
+    problem = error.problem
+    return Refused(
+        number=number,
+        code=problem.code,
+        message=problem.message[:4000],
+        advice=(problem.advice or "")[:4000],
+    )
