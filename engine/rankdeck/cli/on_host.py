@@ -6,6 +6,7 @@ that breaks costs nothing but the view, which says how old it is.
 
 from __future__ import annotations
 
+import codecs
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -74,11 +75,14 @@ def run(host: str, folder: str, argv: Sequence[str]) -> int:
     return _Command(host, folder, argv, _print).until_end()
 
 
+_decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (1, 2)}
+
+
 def _print(stream: int, data: bytes) -> None:
     """What a command wrote there; on a terminal without what moves its cursor."""
     there = sys.stdout if stream == 1 else sys.stderr
     if there.isatty():
-        there.write(console.harmless(data.decode(errors="replace")))
+        there.write(console.harmless(_decoders[stream].decode(data)))
     else:
         there.buffer.write(data)
     there.flush()

@@ -148,7 +148,10 @@ class Link:
                 self._take(message, body)
             return goes_on
         silent_s = self.age_s() if self._is_up else time.monotonic() - self._began_s - ssh.CONNECT_S
-        return silent_s < self._given_up_s
+        if silent_s < self._given_up_s:
+            return True
+        ssh.forget_shared(self.host)
+        return False
 
     def _take(self, message: wire.ToNear, body: bytes) -> None:
         if isinstance(message, wire.Welcome):

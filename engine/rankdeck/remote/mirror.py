@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from rankdeck.remote import travelling, wire
 from rankdeck.rundir import RunDir, slug
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+_LEAST_FREE_BYTES = 256 << 20
+"""What another host sends never fills the disk."""
 
 
 def folder_of(host: str) -> Path:
@@ -86,6 +89,8 @@ class Mirror:
             name not in self._sizes and len(self._sizes) >= travelling.MOST_FILES
         ):
             raise wire.WireError("no file that travels")
+        if shutil.disk_usage(self.run.path).free < _LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path))
         flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | _NO_LINK
         handle = os.open(self.run.path / name, flags, 0o600)
         try:

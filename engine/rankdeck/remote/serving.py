@@ -182,7 +182,12 @@ class Serving:
         except RankdeckError as error:
             self._outbox.put(wire.answer_of(error, asked.number))
             return
-        self._outbox.put(wire.Found(number=asked.number, run=run.name, path=str(run.path)))
+        try:
+            self._outbox.put(wire.Found(number=asked.number, run=run.name, path=str(run.path)))
+        except ValueError:
+            words = phrase("The name of the run's folder cannot be sent.")
+            advice = phrase("Give the folder a shorter name, in UTF-8.")
+            self._outbox.put(wire.Refused(number=asked.number, code="run-name", message=words, advice=advice))
 
     def _look_at_runs(self) -> None:
         """Send what is new while there is room; then look again after a moment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ CONNECT_S = 20
 """A host that is far away needs ten."""
 _NAME = re.compile(r"[\w.@:%\[\]-]{1,255}", re.ASCII)
 _KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
+_SHARED_S = 30
+"""So long a connection is kept that others may share; it ends by itself then."""
+_FORGET_S = 2.0
 # A login's PATH is not that of a command that ssh starts: a virtual environment is looked for where one is
 # likely to be.
 _SERVE = """\
@@ -44,10 +48,30 @@ def command(host: str) -> list[str]:
     """What starts the far end of the pipe."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", *_KEEP_ALIVE]
     if (control := _control_path()) is not None:
-        options += ["ControlMaster=auto", f"ControlPath={control}"]
-    program = shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
+        options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_SHARED_S}"]
     words = [word for option in options for word in ("-o", option)]
-    return [*program, "-T", *words, check_name(host), f"exec sh -c {shlex.quote(_SERVE)}"]
+    return [*_program(), "-T", *words, check_name(host), f"exec sh -c {shlex.quote(_SERVE)}"]
+
+
+def _program() -> list[str]:
+    return shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
+
+
+def forget_shared(host: str) -> None:
+    """End the connection that others share: it does not answer, and whoever used it next would wait too."""
+    control = _control_path()
+    if control is None:
+        return
+    try:
+        subprocess.run(
+            [*_program(), "-o", f"ControlPath={control}", "-O", "exit", host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_FORGET_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        pass
 
 
 def _control_path() -> str | None:

@@ -26,7 +26,6 @@ _WHOLE = re.compile(
     f"config(?:[.]{_NUMBER})?[.]toml|environment(?:[.]{_NUMBER})?[.]json|labels[.]json|plan[.]json", re.ASCII
 )
 END = "end.json"
-_RUN = re.compile(r"[\w.~-]{1,200}")
 
 
 def grows(name: str) -> bool:
@@ -40,8 +39,8 @@ def is_whole(name: str) -> bool:
 
 
 def is_run_name(name: str) -> bool:
-    """Whether a run's folder may be called so: one part of a path, letters and digits of any script."""
-    return _RUN.fullmatch(name) is not None and not name.startswith(".")
+    """Whether a run's folder may be called so: one part of a path, in signs that can be shown."""
+    return 0 < len(name) <= 200 and name.isprintable() and "/" not in name and not name.startswith(".")
 
 
 def growing_files(run: Path) -> list[str]:

@@ -219,7 +219,7 @@ class Outbox:
         self.waiting_bytes = 0
 
     def put(self, message: Message, body: bytes = b"") -> None:
-        """Raises: ValueError where the header or the body is larger than any may be."""
+        """Raises: ValueError where the header or the body is larger than any may be, or it is no UTF-8."""
         head = msgspec.json.encode(msgspec.structs.replace(message, num_bytes=len(body)))
         if len(head) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
             raise ValueError("the message is too large")
