@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import psutil
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.base.heartbeat import HeartbeatReader
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.children import GRACE_S
 from rankdeck.launch.control import wait_ended
@@ -101,6 +104,23 @@ def wait_for_ranks(run: RunDir, count: int = 2) -> dict[int, int]:
     )
     assert run.end() is None, run.end()
     return rank_pids(run)
+
+
+def wait_for_beats(run: RunDir, count: int = 2) -> None:
+    """Until each of so many ranks has beaten: until then its supervisor does not know where it stands."""
+    with open(_heartbeats(run), "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as page:
+        readers = [HeartbeatReader(page, rank) for rank in range(count)]
+        wait_until(lambda: all(reader.read() for reader in readers), what="a beat of every rank")
+
+
+def _heartbeats(run: RunDir) -> Path:
+    """The page that a run's ranks write their beats to, as its supervisor has it open."""
+    supervisor = supervisor_pid(run)
+    for opened in Path(f"/proc/{supervisor}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if "rankdeck-heartbeats" in str(opened.readlink()):
+                return opened
+    raise AssertionError(f"{run.name} has no page for heartbeats")
 
 
 def guard_pid(run: RunDir) -> int:

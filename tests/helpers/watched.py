@@ -3,8 +3,10 @@ nothing else around it."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -127,6 +129,57 @@ def observe(
     if run is not None:
         more = {"PYTHONPATH": os.pathsep.join((str(INJECT), PRODUCT)), "RANKDECK_OBSERVE": level, **more}
     return watch([file], run, python=python, timeout_s=timeout_s, cwd=folder, **more)
+
+
+_EACH = """
+import gc, json, os, sys
+import torch, torch._dynamo  # the first optimizer would import it, in each child
+
+place, children = sys.argv.pop(1), {}
+gc.freeze()
+for name in (scripts := json.load(open(os.path.join(place, "scripts.json")))):
+    child = os.fork()
+    if child == 0:
+        os.chdir(os.path.join(place, name))
+        os.mkdir(os.environ["RANKDECK_RUN"])
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+        break
+    children[child] = name
+else:
+    for child, name in children.items():
+        with open(os.path.join(place, name, "status"), "w") as file:
+            file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+    sys.exit()
+exec(compile(scripts[name], name + ".py", "exec"), {"__name__": "__main__"})
+"""
+
+
+def watch_each(scripts: Mapping[str, str], folder: Path, **more: str) -> dict[str, Watched]:
+    """Each of these texts, by name, as a Python that ends by itself, observed, in folder/name, with a run of
+    its own there: forked children of one that has imported torch, all at once. They find rankdeck."""
+    for name in scripts:
+        (folder / name).mkdir(parents=True)
+    (folder / "scripts.json").write_text(json.dumps(scripts))
+    program = folder / "each.py"
+    program.write_text(_EACH)
+    more = {"PYTHONPATH": os.pathsep.join((str(INJECT), PRODUCT)), **more}
+    done = subprocess.run(
+        [PYTHON, program, folder],
+        env=environment(Path("run"), **more),
+        capture_output=True,
+        text=True,
+        timeout=with_load(120),
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return {name: _ended_in(folder / name) for name in scripts}
+
+
+def _ended_in(place: Path) -> Watched:
+    status, out, err = ((place / name).read_text() for name in ("status", "out", "err"))
+    return Watched(int(status), out, err, place / "run", _lines(place / "run"))
 
 
 def _lines(run: Path) -> dict[int, list[events.AnyEvent | None]]:

@@ -114,6 +114,7 @@ def test_an_environment_in_the_current_folder_is_tried_only_where_it_is_named(tm
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\ntouch {tmp_path}/canary\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
+    env = torch_that("raise ImportError('it takes seconds')", tmp_path)
     for named, is_run in (([], False), (["--python", str(python)], True)):
-        rankdeck("doctor", "python", *named, cwd=tmp_path)
+        rankdeck("doctor", "python", *named, cwd=tmp_path, env=env, code=3)
         assert (tmp_path / "canary").exists() == is_run

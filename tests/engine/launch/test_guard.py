@@ -7,7 +7,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
-from tests.helpers import killing, launching
+from tests.helpers import launching
 from tests.helpers.launching import (
     FAKE_WORKER,
     launch,
@@ -208,7 +207,7 @@ def test_stop_now_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert time.monotonic() - began < within_grace(1.5)
 
 
-@pytest.mark.parametrize("way", ["done", "stop", "kill"])
+@pytest.mark.parametrize("way", ["done", pytest.param("stop", marks=pytest.mark.slow), "kill"])
 def test_processes_that_left_their_rank_are_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -383,36 +382,3 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     }
     own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
     assert set(done.stdout.split()) == own
-
-
-def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
-    run = launch(tmp_path / "runs")
-    wait_for_ranks(run)
-    shutil.rmtree(run.path)
-    wait_until(lambda: not processes_of_run(run.path), deadline_s=12)
-    assert not run.path.exists()
-
-
-def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is(tmp_path: Path) -> None:
-    train = {"steps": 3000, "checkpoint_every": 1500}
-    run = launch(tmp_path / "runs", {"train": train}, worker=None)
-    killing.wait_for_step(run, 20)
-    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
-    wait_until(run.path.is_symlink)
-    assert run.path.resolve() == moved.path and moved.is_alive()
-    again = RunDir(moved.path.rename(tmp_path / "elsewhere again"))
-    wait_until(lambda: run.path.exists())
-    assert wait_ended(run, with_load(60)) and run.outcome() == "completed"
-    wait_until(lambda: not run.path.is_symlink())
-    assert again.outcome() == "completed" and again.weights.exists() and not again.is_alive()
-    assert not [problem for problem in launching.problems(again) if problem.code != "checkpoint-not-saved"]
-
-
-def test_what_took_a_moved_runs_first_name_stays(tmp_path: Path) -> None:
-    run = launch(tmp_path / "runs")
-    wait_for_ranks(run)
-    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
-    run.path.mkdir()
-    request_stop(moved, now=True)
-    assert wait_ended(moved, with_load(20)) and moved.outcome() == "stopped"
-    assert [*run.path.iterdir()] == []

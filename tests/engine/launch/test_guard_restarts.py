@@ -71,7 +71,7 @@ def test_it_can_be_stopped_afterwards_and_a_stop_is_no_reason_to_begin_again(tmp
 
 
 def test_what_is_begun_again_goes_on_from_the_newest_checkpoint_to_the_bit(tmp_path: Path) -> None:
-    given = killing.tables({"use": "ddp"}, 2, None, steps=24)
+    given = killing.tables({"use": "single"}, 1, None, steps=24)
     undisturbed = killing.begin(given, tmp_path / "one")
     expected = killing.finish(undisturbed)
     run = killing.begin({**given, "launch": {"max_restarts": 1}}, tmp_path / "two")

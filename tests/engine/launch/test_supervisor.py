@@ -19,7 +19,7 @@ from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.observer import title
-from rankdeck.rundir import RunDir, create
+from rankdeck.rundir import End, RunDir, create
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks, within_grace
 from tests.helpers.processes import processes_of_run
@@ -47,10 +47,18 @@ def supervisors_own(run: RunDir) -> list[events.AnyEvent]:
     return [event for writer, event in launching.all_events(run) if writer == "supervisor"]
 
 
-def test_a_run_that_works_is_told_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    run = launch(tmp_path / "runs")
-    end = launching.ended(run)
+@pytest.fixture(scope="module")
+def works(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, End]:
+    """A run of a few steps that nothing befalls, and its last word."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_STEPS", "5")
+        patch.delenv("OMP_NUM_THREADS")
+        run = launch(tmp_path_factory.mktemp("works") / "runs")
+        return run, launching.ended(run)
+
+
+def test_a_run_that_works_is_told_from_start_to_end(works: tuple[RunDir, End]) -> None:
+    run, end = works
     assert (end.outcome, end.exit_code, end.reason) == ("completed", 0, None)
     told = supervisors_own(run)
     assert isinstance(told[0], events.RunStarted) and isinstance(told[-1], events.RunEnded)
@@ -69,15 +77,10 @@ def test_a_run_that_works_is_told_from_start_to_end(tmp_path: Path, monkeypatch:
         "rank-1.0.out",
         "supervisor.0.err",
     ]
-    assert facts(run, 0)["OMP_NUM_THREADS"] == "3", "the person's own count of threads stands"
 
 
-def test_ranks_find_what_torch_and_the_worker_look_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    run = launch(tmp_path / "runs")
-    launching.ended(run)
+def test_ranks_find_what_torch_and_the_worker_look_for(works: tuple[RunDir, End]) -> None:
+    run, _ = works
     cores = len(os.sched_getaffinity(0))
     for rank in (0, 1):
         found = facts(run, rank)
@@ -93,12 +96,15 @@ def test_ranks_find_what_torch_and_the_worker_look_for(
         assert not [path for path in found["open_files"] if "pipe:" in path]
 
 
-def test_one_rank_drives_all_devices_of_dp(tmp_path: Path) -> None:
+def test_one_rank_drives_all_devices_of_dp_with_the_threads_that_the_person_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run = launch(tmp_path / "runs", {"strategy": {"use": "dp"}, "devices": {"use": "cpu:4"}})
     launching.ended(run)
     started = supervisors_own(run)[0]
     assert isinstance(started, events.RunStarted) and started.world_size == 1 and len(started.devices) == 4
-    assert facts(run, 0)["WORLD_SIZE"] == "1"
+    assert (facts(run, 0)["WORLD_SIZE"], facts(run, 0)["OMP_NUM_THREADS"]) == ("1", "3")
 
 
 def test_ranks_on_gpus_start_afresh_and_see_the_chosen_ones_only(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rankdeck.launch.saves import sign_of
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
-from tests.helpers.launching import launch, wait_for_ranks
+from tests.helpers.launching import launch, wait_for_beats, wait_for_ranks
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_run import WrittenRun
 
@@ -228,6 +228,7 @@ def test_a_rank_that_somebody_suspends_is_told_and_waited_for(
     tables = {"strategy": {"use": "single"}, "devices": {"use": "cpu:1"}}
     run = launch(tmp_path / "runs", {**tables, "launch": {"timeout_s": 0.5}})
     pid = wait_for_ranks(run, 1)[0]
+    wait_for_beats(run, 1)
     os.kill(pid, signal.SIGSTOP)
     (warning,) = wait_until(lambda: launching.problems(run, "warning"), what="a warning")
     assert (warning.code, warning.rank) == ("rank-suspended", 0)

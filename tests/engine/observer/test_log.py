@@ -90,18 +90,6 @@ def until(rank, text):
 """
 
 
-def test_who_logs_first_and_steps_later_is_one_rank(tmp_path: Path) -> None:
-    script = (
-        "rankdeck.log(width=8)\nuntil(0, 'width')\ntrain(3)\nrankdeck.log(loss=0.5)\n"
-        "child = os.fork()\nif child == 0: os._exit(0)\nos.waitpid(child, 0)\nrankdeck.log(loss=0.25)"
-    )
-    seen = observe(_TRAINS + script, tmp_path / "script", timeout_s=60)
-    assert (seen.stdout, seen.stderr, seen.status) == ("", "", 0)
-    assert _logged(seen) == {0: {"width": [8.0], "loss": [0.5, 0.25]}}
-    assert sum(len(event.ended) for event in seen.of(events.Steps)) == 3
-    assert len(seen.of(events.RankStarted)) == 1
-
-
 @pytest.mark.slow
 def test_of_two_that_log_as_one_rank_the_one_that_trains_keeps_it(tmp_path: Path) -> None:
     script = """

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from rankdeck import events
 from rankdeck.observer import loggers, parts, readings
 from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
 from tests.helpers.script_python import scripts_have
@@ -134,32 +133,6 @@ def test_a_number_that_is_on_its_way_holds_up_its_row_and_nobody() -> None:
     assert (event["steps"], event["values"]) == ([1], {"loss": [0.25]})
     (event,) = book.take(ending=True)
     assert (event["steps"], event["values"]) == ([2, 3], {"loss": [None, 0.7]})
-
-
-def test_who_waits_for_ever_while_writing_holds_up_neither_a_fork_nor_the_end(tmp_path: Path) -> None:
-    script = """
-import os, sys, threading, torch
-weight = torch.ones(1, requires_grad=True)
-optimizer = torch.optim.SGD([weight], 0.1)
-def train():
-    for _ in range(2): weight.sum().backward(); optimizer.step()
-train()
-session = sys.modules["_rankdeck_observer.session"].current()
-waits = threading.Event()
-def for_ever():
-    waits.set()
-    threading.Event().wait()
-session.on_tick.append(for_ever)
-waits.wait()
-child = os.fork()
-if child == 0: os._exit(0)
-os.waitpid(child, 0)
-train()
-print("done")
-"""
-    seen = observe(script, tmp_path / "script", timeout_s=30)
-    assert (seen.stdout, seen.stderr, seen.status) == ("done\n", "", 0)
-    assert seen.of(events.Steps)
 
 
 def test_where_nothing_can_be_written_the_last_values_are_kept_only() -> None:

@@ -128,7 +128,8 @@ def test_a_gpu_lost_between_two_calls_says_so(gpus: SimulatedGpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "signal"), [("MEMORY", CRASH, "SIGSEGV"), ("ECC", ABORT, "SIGABRT")]
+    ("kind", "code", "signal"),
+    [("MEMORY", CRASH, "SIGSEGV"), pytest.param("ECC", ABORT, "SIGABRT", marks=pytest.mark.slow)],
 )
 def test_a_gpu_that_crashes_the_library_is_left_out(
     gpus: SimulatedGpus, kind: str, code: int, signal: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +13,14 @@ from rankdeck.base.leases import lease_path
 from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, DevicesLine
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.engine.telemetry.conftest import MakeGpus
-from tests.helpers.cli import rankdeck, start_rankdeck
+from tests.helpers.cli import rankdeck_here, start_rankdeck
 from tests.helpers.following import Following
 from tests.helpers.nvmlsim import (
     CRASH,
     DRIVER_NOT_LOADED,
     GIB,
     GPU_IS_LOST,
+    INSUFFICIENT_POWER,
     MIB,
     NOT_SUPPORTED,
     VERSION_MISMATCH,
@@ -118,14 +120,34 @@ def test_a_killed_sampler_begins_again_with_the_devices_that_there_are_then(make
         stream.wait_for_bytes(gpus.uuid(1))
 
 
-def test_a_changed_count_of_devices_is_seen(make_gpus: MakeGpus) -> None:
-    gpus = make_gpus(3)
-    gpus.state.live_count, gpus.state.num_gpus = 1, 2
-    with Following(gpus.as_installed) as stream:
-        stream.wait_for_bytes(gpus.uuid(0))
-        gpus.state.num_gpus = 3
-        stream.wait(lambda board: len(board.devices) == 3, "the third GPU")
-        assert stream.notices("changed") and not stream.notices("restarted")
+def test_a_changed_count_a_late_handle_and_a_driver_that_was_loaded_anew_are_seen(
+    library: Path, tmp_path: Path
+) -> None:
+    """Three machines, each with one of them: it takes five seconds until a sampler looks."""
+    counted, refused, loaded = (
+        SimulatedGpus(tmp_path / name, num_gpus, library)
+        for name, num_gpus in (("counted", 3), ("refused", 2), ("loaded", 2))
+    )
+    counted.state.live_count, counted.state.num_gpus = 1, 2
+    refused.fail(1, "STATIC", INSUFFICIENT_POWER)
+    with (
+        Following(counted.as_installed) as counts,
+        Following(refused.as_installed) as handles,
+        Following(loaded.as_installed) as opens,
+    ):
+        for stream, gpus in ((counts, counted), (handles, refused), (opens, loaded)):
+            stream.wait_for_bytes(gpus.uuid(0))
+        counted.state.num_gpus = 3
+        refused.fail(1, "STATIC", 0)
+        loaded.state.session += 1
+        counts.wait(lambda board: len(board.devices) == 3, "the third GPU")
+        assert counts.notices("changed") and not counts.notices("restarted")
+        handles.wait_for_bytes(refused.uuid(1))
+        assert [device.lost_at for device in handles.registry.devices] == [None, None]
+        for index in (0, 1):
+            loaded.device(index).used = 9 * GIB
+            opens.wait_for_bytes(loaded.uuid(index), 9 * GIB)
+        assert not opens.notices("restarted")
 
 
 def test_a_driver_that_goes_away_and_comes_back(gpus: SimulatedGpus) -> None:
@@ -193,10 +215,10 @@ def test_a_gpu_of_a_run_is_read_once_a_second_and_names_it(gpus: SimulatedGpus) 
 @pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, VERSION_MISMATCH])
 def test_a_stream_without_a_driver_is_one_notice(gpus: SimulatedGpus, code: int) -> None:
     gpus.state.init_error = code
-    done = rankdeck("devices", "--follow", "--json", env=gpus.as_installed, code=3)
+    done = rankdeck_here("devices", "--follow", "--json", env=gpus.as_installed, code=3)
     (line,) = done.lines
     assert (line["kind"], line["code"]) == ("notice", "no-driver" if code == DRIVER_NOT_LOADED else "driver")
-    shown = rankdeck("devices", "--follow", env=gpus.as_installed, code=3).err
+    shown = rankdeck_here("devices", "--follow", env=gpus.as_installed, code=3).err
     assert line["message"] in shown and "Traceback" not in shown
 
 

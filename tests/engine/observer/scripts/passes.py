@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import traceback
@@ -64,6 +65,7 @@ SCENES = [
 def main() -> int:
     import torch._dynamo  # noqa: F401  # Each optimizer's first step would import it, in each child.
 
+    gc.freeze()  # What a child goes over for garbage it copies.
     status = 0
     for rank, scene in enumerate(SCENES):
         child = os.fork()

@@ -1,0 +1,71 @@
+"""A run whose directory somebody removes ends; one whose directory is moved goes on where it is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from rankdeck.checkpoint_files import newest_whole
+from rankdeck.launch.control import request_stop, wait_ended
+from rankdeck.rundir import RunDir
+from tests.helpers import killing, launching
+from tests.helpers.launching import launch, wait_for_ranks
+from tests.helpers.processes import processes_of_run
+from tests.helpers.waiting import wait_until, with_load
+
+
+def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    shutil.rmtree(run.path)
+    wait_until(lambda: not processes_of_run(run.path), deadline_s=12)
+    assert not run.path.exists()
+
+
+_SLOW_AT_FIRST = """
+import time
+from pathlib import Path
+from torch import nn
+
+class SlowAtFirst(nn.Linear):
+    steps = 0
+
+    def forward(self, inputs):
+        self.steps += 1
+        while not Path(__file__).with_name("moved").exists():
+            time.sleep(0.05)
+            if self.steps < 40:
+                break
+        return super().forward(inputs.flatten(1))
+
+def model():
+    return SlowAtFirst(64, 10)
+"""
+
+
+def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is(tmp_path: Path) -> None:
+    """It steps while it is moved, and comes to its end and to a checkpoint only afterwards."""
+    (tmp_path / "slow.py").write_text(_SLOW_AT_FIRST)
+    train = {"steps": 50, "checkpoint_every": 45, "evaluate_every": 0}
+    run = launch(tmp_path / "runs", {"train": train, "model": {"use": "slow.py:model"}}, worker=None)
+    killing.wait_for_step(run, 2)
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    wait_until(run.path.is_symlink)
+    assert run.path.resolve() == moved.path and moved.is_alive()
+    again = RunDir(moved.path.rename(tmp_path / "elsewhere again"))
+    wait_until(lambda: run.path.exists())
+    (tmp_path / "moved").touch()
+    assert wait_ended(run, with_load(60)) and run.outcome() == "completed"
+    wait_until(lambda: not run.path.is_symlink())
+    assert again.outcome() == "completed" and again.weights.exists() and not again.is_alive()
+    assert newest_whole(again.checkpoints_folder)[0] is not None and not launching.problems(again)
+
+
+def test_what_took_a_moved_runs_first_name_stays(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    run.path.mkdir()
+    request_stop(moved, now=True)
+    assert wait_ended(moved, with_load(20)) and moved.outcome() == "stopped"
+    assert [*run.path.iterdir()] == []

@@ -1,0 +1,206 @@
+"""Small scripts that signal, fork, fail, take descriptors, or wait for ever: each is seen, none is held up.
+
+Each is a forked child of one Python that has imported torch, and is otherwise by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.base.heartbeat import HeartbeatPage
+from rankdeck.diagnose.calls import calls_of
+from tests.helpers.watched import Watched, watch_each
+
+_TRAINS = """
+import os, signal, sys, threading, time, torch
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+run = os.environ["RANKDECK_RUN"]
+def train(steps=2):
+    for _ in range(steps): weight.sum().backward(); optimizer.step()
+"""
+_IN_GROUP = (
+    _TRAINS
+    + """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.zeros(5))
+train()
+"""
+)
+_SCRIPTS = {
+    "asks for stacks": """
+signal.signal(signal.SIGRTMAX - 1, lambda *_: print("mine"))
+def stands_still():
+    os.kill(os.getpid(), signal.SIGRTMAX - 2)
+train()
+stands_still()
+os.kill(os.getpid(), signal.SIGRTMAX - 1)
+""",
+    "asks in a group": """
+os.kill(os.getpid(), signal.SIGRTMAX - 1)
+dist.barrier()
+while not os.path.exists(run + "/logs/rank-0.0.calls"): time.sleep(0.01)
+""",
+    "fails in a group": "raise RuntimeError('Connection closed by peer')\n",
+    "ends well in a group": "",
+    "blocks a signal": """
+train()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+print("saved", flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+""",
+    "takes descriptors": """
+train(5)
+own = os.open("own", os.O_RDWR | os.O_CREAT)
+for number in range(3, 600): number == own or os.dup2(own, number)
+train(5)
+if os.fork() == 0: sys.exit(sum(os.write(number, b"x") for number in range(3, 600)) % 256)
+print(os.waitstatus_to_exitcode(os.wait()[1]) == 597 % 256)
+""",
+    "two in turn": """
+other = torch.ones(2, requires_grad=True)
+optimizers = [(weight, optimizer), (other, torch.optim.SGD([other], 1e-9))]
+ticks, steps = [], 0
+while len(ticks) < 8:
+    for one, its_optimizer in optimizers: one.sum().backward(); its_optimizer.step()
+    steps += 1
+    if steps == 2:
+        sys.modules["_rankdeck_observer.session"].current().on_tick.append(lambda: ticks.append(1))
+    time.sleep(0.005)
+print(steps)
+""",
+    "waits while writing": """
+train()
+waits = threading.Event()
+def for_ever():
+    waits.set()
+    threading.Event().wait()
+sys.modules["_rankdeck_observer.session"].current().on_tick.append(for_ever)
+waits.wait()
+child = os.fork()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
+train()
+print("done")
+""",
+    "writes nothing": """
+with open(run + "/events", "w") as file: file.write("in the way")
+train(1)
+print(weight.item())
+""",
+    "logs first": """
+import rankdeck
+file = run + "/events/rank-0.0.jsonl"
+rankdeck.log(width=8)
+while not os.path.exists(file) or "width" not in open(file).read(): time.sleep(0.01)
+train(3)
+rankdeck.log(loss=0.5)
+child = os.fork()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
+rankdeck.log(loss=0.25)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Watched]]:
+    scripts = {
+        name: (_IN_GROUP if name.endswith("in a group") else _TRAINS) + text
+        for name, text in _SCRIPTS.items()
+    }
+    page = HeartbeatPage(1)
+    yield watch_each(scripts, tmp_path_factory.mktemp("small"), RANKDECK_HEARTBEAT=page.path)
+    page.close()
+
+
+def _run_of(done: Watched) -> Path:
+    assert done.run is not None
+    return done.run
+
+
+def _calls(done: Watched) -> list[str] | None:
+    """The collectives that it has told of, in words."""
+    file = _run_of(done) / "logs/rank-0.0.calls"
+    assert [one.suffix for one in file.parent.glob("*.calls*")] in ([], [".calls"])
+    return [str(call.words()) for call in calls_of(file.read_bytes())] if file.exists() else None
+
+
+def test_stacks_come_on_an_unused_signal(seen: dict[str, Watched]) -> None:
+    """The script itself asks for them, as its supervisor would."""
+    done = seen["asks for stacks"]
+    assert (done.status, done.stdout, done.stderr) == (0, "mine\n", "")
+    started = done.events(0)[0]
+    assert isinstance(started, events.RankStarted)
+    assert started.stack_signal == signal.SIGRTMAX - 2, "the highest that the script did not take"
+    assert "in stands_still" in (_run_of(done) / "logs/rank-0.0.stacks").read_text()
+
+
+def test_who_is_asked_for_its_stacks_tells_its_collectives_too(seen: dict[str, Watched]) -> None:
+    """While it goes on: it waits for that."""
+    done = seen["asks in a group"]
+    told = _calls(done)
+    assert done.status == 0 and told is not None and told[0] == "all_reduce number 1 (5 Float)"
+
+
+def test_who_fails_tells_its_collectives_and_nobody_else_does(seen: dict[str, Watched]) -> None:
+    fails, ends_well = seen["fails in a group"], seen["ends well in a group"]
+    assert (ends_well.status, _calls(ends_well)) == (0, None)
+    assert (fails.status, _calls(fails)) == (1, ["all_reduce number 1 (5 Float)"])
+
+
+def test_a_signal_that_the_script_has_blocked_waits_for_it(seen: dict[str, Watched]) -> None:
+    """As while it saves: no thread of ours may take it meanwhile."""
+    done = seen["blocks a signal"]
+    assert (done.status, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
+
+
+def test_a_script_that_takes_every_descriptor_has_them_for_itself(seen: dict[str, Watched]) -> None:
+    """As a daemon that closes what it does not know: our numbers are those of its own files then."""
+    done = seen["takes descriptors"]
+    assert (done.status, done.stdout, done.stderr) == (0, "True\n", "")
+    assert (_run_of(done).parent / "own").read_bytes() == b"x" * 597
+    assert len(done.steps(0, "ended")) == 10
+
+
+def test_counts_alone_are_not_told_at_each_tick(seen: dict[str, Watched]) -> None:
+    """Two optimizers in turn, for eight ticks: the counts are whole at the end."""
+    done = seen["two in turn"]
+    assert (done.status, done.stderr) == (0, "")
+    told = done.of(events.Observed)
+    assert told[-1].other_optimizers == {"SGD": int(done.stdout)}
+    assert len(told) <= 4
+
+
+def test_who_waits_for_ever_while_writing_holds_up_neither_a_fork_nor_the_end(
+    seen: dict[str, Watched],
+) -> None:
+    done = seen["waits while writing"]
+    assert (done.stdout, done.stderr, done.status) == ("done\n", "", 0)
+    assert done.of(events.Steps)
+
+
+def test_a_run_directory_that_cannot_be_written_is_no_harm(seen: dict[str, Watched]) -> None:
+    done = seen["writes nothing"]
+    assert (done.status, done.stdout.strip()[:4], done.stderr) == (0, "0.89", "")
+
+
+def test_who_logs_first_and_steps_later_is_one_rank(seen: dict[str, Watched]) -> None:
+    done = seen["logs first"]
+    assert (done.stdout, done.stderr, done.status) == ("", "", 0)
+    assert done.ranks() == [0]
+    logged: dict[str, list[float | None]] = {}
+    for event in done.of(events.Metrics):
+        for name, values in event.values.items():
+            logged.setdefault(name, []).extend(values)
+    assert logged == {"width": [8.0], "loss": [0.5, 0.25]}
+    assert sum(len(event.ended) for event in done.of(events.Steps)) == 3
+    assert len(done.of(events.RankStarted)) == 1
