@@ -16,11 +16,14 @@ from rankdeck.base.garbage import kept_for_good
 from rankdeck.config import from_text
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines
 
 
 def main() -> None:
+    preload()
+    preload_strategies()  # one row alone would leave it to its child, each time anew
     for request in sys.stdin:
         config = from_text(json.loads(request), folder=Path.cwd())
         target = Target(

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -32,7 +33,11 @@ class RankDiedError(AssertionError):
 
 
 class RankSet:
-    """`world_size` ranks on this machine, waiting for configurations. Close it."""
+    """`world_size` ranks on this machine, waiting for configurations. Close it.
+
+    They are stopped while nobody asks: each of their process groups keeps a thread that wakes up a hundred
+    times a second. If who asks is killed, the kernel ends them, as it does stopped groups without a parent.
+    """
 
     def __init__(self, world_size: int, folder: Path) -> None:
         self._world_size = world_size
@@ -59,6 +64,11 @@ class RankSet:
             for end in pair:  # ours stays open as long as its file does
                 end.close()
         self._answers()  # they have met
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all ranks and to their starter, which are the set's own process group."""
+        os.killpg(self._starter.pid, number)
 
     def train(self, toml: str, **request: Any) -> dict[str, Tensor]:
         """Final weights of one run over all ranks; an AssertionError shows what one raised."""
@@ -84,13 +94,17 @@ class RankSet:
         return self._asked(request)
 
     def _asked(self, request: dict[str, Any]) -> list[Any]:
+        self._signal(signal.SIGCONT)
         try:
             for rank in self._ranks:
                 rank.write(json.dumps(request) + "\n")
                 rank.flush()
         except BrokenPipeError:
             raise RankDiedError("it died after the last answer") from None
-        return self._answers()
+        try:
+            return self._answers()
+        finally:
+            self._signal(signal.SIGSTOP)
 
     def _answers(self) -> list[Any]:
         """Of all ranks. Where one failed, others may wait for it for ever: then the set is at its end."""
@@ -103,7 +117,7 @@ class RankSet:
             while len(answers) < len(self._ranks):
                 ready = selector.select(with_load(WITHOUT_IT_S) if errors else None)
                 if not ready:
-                    os.killpg(self._starter.pid, signal.SIGKILL)
+                    self._signal(signal.SIGKILL)
                     break
                 for key, _ in ready:
                     selector.unregister(key.fileobj)
@@ -118,23 +132,51 @@ class RankSet:
         return [answers[number] for number in range(len(self._ranks))]
 
     def close(self) -> None:
+        self._signal(signal.SIGCONT)
         for rank in self._ranks:
             with contextlib.suppress(BrokenPipeError):
                 rank.close()
         try:
             self._starter.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            os.killpg(self._starter.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             self._starter.wait()
 
 
-def in_turn(rows: Iterable[Any], columns: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """(number of ranks, row, column): every row with every column, on 2 ranks and on 4 in turn."""
+def in_turn(rows: Iterable[Any], columns: Iterable[Any], *, every: int = 1) -> list[Any]:
+    """(number of ranks, row, column): every row with every column, on 2 ranks and on 4 in turn.
+
+    Every third pair, say, is run with every change and the others are slow; three rows and three columns or
+    more are all among them.
+    """
     return [
-        (2 + 2 * ((above + left) % 2), row, column)
+        pytest.param(
+            2 + 2 * ((above + left) % 2),
+            row,
+            column,
+            marks=pytest.mark.slow if (above + left) % every else (),
+        )
         for above, row in enumerate(rows)
         for left, column in enumerate(columns)
     ]
+
+
+def by_turns(rows: Iterable[Any]) -> list[Any]:
+    """(number of ranks, row): every row on 2 ranks and on 4, of which one is slow, by turns."""
+    return [
+        pytest.param(
+            num_ranks,
+            *(row if isinstance(row, tuple) else (row,)),
+            marks=pytest.mark.slow if (index + turn) % 2 else (),
+        )
+        for index, row in enumerate(rows)
+        for turn, num_ranks in enumerate((2, 4))
+    ]
+
+
+four_are_slow = pytest.mark.parametrize(
+    "ranks", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True, ids=["2-ranks", "4-ranks"]
+)
 
 
 def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:

@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck_app.settings import Settings
+from rankdeck_app.state import plan, step_movement
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.plan import DraftPlan
@@ -33,6 +34,8 @@ use = "ddp"
 use = "cpu:2"
 """
 TOLD = Path(__file__).with_name("told_planner.py")
+_QUIET_MS = 20
+"""How long nobody types before the planner is asked: a test sets what it sets at once."""
 
 
 def line(strategy: str, total_bytes: int = GIB, **fields: Any) -> PlanLine:
@@ -52,6 +55,8 @@ class PlanWorld:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.parent = QObject()
         self.folder, self._patch = folder, monkeypatch
+        for asking in (plan, step_movement):
+            monkeypatch.setattr(asking, "QUIET_MS", _QUIET_MS)
         self.draft = Draft(folder / "draft.json", folder, self.parent)
         self.draft.replace(TEXT, folder=folder, stem="mlp")
         self.engine = Engine(folder / "launch", self.parent)

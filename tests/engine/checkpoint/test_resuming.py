@@ -21,7 +21,7 @@ from tests.helpers import resume_ranks
 from tests.helpers.parity import OWN_MODELS
 from tests.helpers.ranks import RankSet
 
-SAVED, STEPS = 3, 6
+SAVED, STEPS = 2, 4
 BAR = 1e-6
 LATER_BAR = 1e-5
 """Adam divides by the root of tiny numbers: differences of rounding grow from step to step."""
@@ -104,7 +104,7 @@ def toml(
 [model]
 use = "gpt"
 [model.args]
-layers = 4
+layers = 2
 heads = 2
 width = 32
 context = 16
@@ -135,7 +135,7 @@ def _lines(table: str) -> str:
 
 
 class Runs:
-    """Runs here, on two ranks or on four; what each saved after step 3 is kept for the tests that follow."""
+    """Runs here, on two ranks or on four; what each saved half-way is kept for the tests that follow."""
 
     def __init__(self, ranks: RankSet, folder: Path) -> None:
         self.ranks = {2: ranks}
@@ -154,7 +154,7 @@ class Runs:
         return resume_ranks.losses(folder, world_size)
 
     def source(self, strategy: str, config: str) -> Path:
-        """The folder of a run that was not disturbed, its newest checkpoint that of step 3."""
+        """The folder of a run that was not disturbed, its newest checkpoint that of half-way."""
         if config not in self._sources:
             folder = self._folder / f"source-{len(self._sources)}"
             self.run(strategy, config, folder)

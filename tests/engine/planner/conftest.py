@@ -1,4 +1,5 @@
-"""One process that plans, for all tests that compare its lines with what was measured."""
+"""One process that plans, for all tests that compare its lines with what was measured; and what children that
+are forked here would each import anew, imported once."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankdeck.planner.preload import preload, preload_strategies
 from tests.helpers.planning import Planner
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _imported_once() -> None:
+    preload()
+    preload_strategies()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ def moved(planner: Planner, model: str, table: str, num_devices: int) -> tuple[l
     return devices, laid_out
 
 
+@functools.cache
 def weights(planner: Planner, model: str) -> int:
     return planner.plan(Case(model, "single", 1)).devices[0].by_kind["parameters"]
 
@@ -42,7 +44,7 @@ def sent_by(parts: list[Part]) -> int:
     )
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("sync", ["native", "ring", "all-to-all", "reduce-broadcast"])
 def test_ddp_moves_what_its_algorithm_is_said_to(planner: Planner, sync: str, num_devices: int) -> None:
     devices, laid_out = moved(planner, "mlp", f'{{ use = "ddp", sync = "{sync}" }}', num_devices)
@@ -80,7 +82,7 @@ def test_dp_sends_the_model_out_and_the_gradients_back(planner: Planner) -> None
     assert {"replicate", "gather", "loss", "step"} <= only_first
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_fsdp_gathers_twice_and_scatters_once(planner: Planner, num_devices: int) -> None:
     _, laid_out = moved(planner, "gpt", '{ use = "fsdp" }', num_devices)
     moves, whole = laid_out.moves(), weights(planner, "gpt")
@@ -100,7 +102,7 @@ def one_forward_one_backward(rank: int, num_ranks: int, microbatches: int) -> li
     return order
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
 def test_a_pipeline_goes_in_the_order_of_its_schedule(planner: Planner, schedule: str) -> None:
     table = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 4 }}'
     devices, laid_out = moved(planner, "gpt", table, 4)
@@ -139,10 +141,8 @@ def test_what_works_alone_moves_nothing(planner: Planner) -> None:
     assert flops["backward"] == pytest.approx(2 * flops["forward"], rel=0.1)
 
 
-def test_every_model_of_the_matrix_is_laid_out(planner: Planner) -> None:
-    for model in ("resnet", "unet"):
-        assert model in MODELS
-        _, laid_out = moved(planner, model, '{ use = "ddp" }', 2)
-        assert laid_out.moves()["all-reduce"].num_bytes == pytest.approx(
-            2 * weights(planner, model), rel=0.01
-        )
+@pytest.mark.parametrize("model", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
+def test_every_model_of_the_matrix_is_laid_out(planner: Planner, model: str) -> None:
+    assert model in MODELS
+    _, laid_out = moved(planner, model, '{ use = "ddp" }', 2)
+    assert laid_out.moves()["all-reduce"].num_bytes == pytest.approx(2 * weights(planner, model), rel=0.01)

@@ -9,7 +9,7 @@ import pytest
 
 from rankdeck import events
 from tests.helpers.parity import configuration
-from tests.helpers.ranks import RankSet, in_turn
+from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn
 
 Ranks = tuple[int, RankSet]
 HERE = "tests.helpers.sync_ranks"
@@ -25,7 +25,7 @@ def one_step(ranks: Ranks, options: str, toml: str = WIDE) -> list[dict[str, Any
     return ranks[1].call(f"{HERE}:one_step", toml=f'{toml}\n{strategy}\ndevices.use = "cpu:{ranks[0]}"')
 
 
-@pytest.mark.parametrize("compress", ["none", "bf16", "powersgd"])
+@pytest.mark.parametrize(("ranks", "compress"), by_turns(["bf16", "none", "powersgd"]), indirect=["ranks"])
 def test_native_bytes_are_those_that_the_kernel_counts(ranks: Ranks, compress: str) -> None:
     """Once per step, also where a batch comes in parts."""
     toml = WIDE.replace("steps = 5", f"steps = 5, accumulate = {2 if compress == 'none' else 1}")
@@ -57,6 +57,7 @@ def test_explicit_bytes_are_counted_message_by_message(ranks: Ranks, sync: str, 
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
 
 
+@four_are_slow
 def test_native_overlaps_backward_and_an_explicit_sync_does_not(ranks: Ranks) -> None:
     for rank in one_step(ranks, "bucket_mb = 0.1"):
         assert 0 < rank["overlapped_s"] <= rank["sync_s"]
@@ -78,7 +79,7 @@ def test_events_tell_bytes_by_peer_and_the_time_of_a_sync(ranks: Ranks, tmp_path
             assert comm.sync_s is not None and comm.sync_s > 0 and comm.overlapped_s == 0
 
 
-@pytest.mark.parametrize("sync", ["native", "ring"])
+@pytest.mark.parametrize(("ranks", "sync"), by_turns(["native", "ring"]), indirect=["ranks"])
 def test_all_ranks_begin_with_rank_zeros_weights(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("unseeded", f'{{ use = "ddp", sync = "{sync}" }}', size)
@@ -86,7 +87,9 @@ def test_all_ranks_begin_with_rank_zeros_weights(ranks: Ranks, sync: str) -> Non
     assert len(set(weights)) == 1
 
 
-@pytest.mark.parametrize("sync", ["native", "ring", "reduce-broadcast", "all-to-all"])
+@pytest.mark.parametrize(
+    ("ranks", "sync"), by_turns(["native", "ring", "reduce-broadcast", "all-to-all"]), indirect=["ranks"]
+)
 def test_all_ranks_end_with_the_same_bits(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}" }}', size)
@@ -94,7 +97,7 @@ def test_all_ranks_end_with_the_same_bits(ranks: Ranks, sync: str) -> None:
     assert len(set(weights)) == 1
 
 
-@pytest.mark.parametrize("sync", ["native", "ring"])
+@pytest.mark.parametrize(("ranks", "sync"), by_turns(["native", "ring"]), indirect=["ranks"])
 def test_powersgd_goes_on_with_what_it_left_out(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}", compress = "powersgd" }}', size, steps=5)

@@ -10,12 +10,12 @@ import pytest
 from rankdeck import events
 from tests.helpers.parity import configuration, of_one_device
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn, largest_difference
 
 Ranks = tuple[int, RankSet]
 HERE = "tests.helpers.sync_ranks"
 WIDE = """
-model = { use = "gpt", args = { layers = 6, heads = 2, width = 64, context = 16, vocabulary = 128 } }
+model = { use = "gpt", args = { layers = 4, heads = 2, width = 64, context = 16, vocabulary = 128 } }
 data = { use = "synthetic", args = { samples = 256 } }
 """
 
@@ -34,7 +34,9 @@ evaluate_every = 0
 """
 
 
-@pytest.mark.parametrize("workload", ["gpt-tied", "batch-norm", "scaled", "mlp"])
+@pytest.mark.parametrize(
+    ("ranks", "workload"), by_turns(["batch-norm", "gpt-tied", "scaled", "mlp"]), indirect=["ranks"]
+)
 def test_first_weights_are_a_single_devices_and_other_ranks_hold_none_of_their_own(
     ranks: Ranks, workload: str
 ) -> None:
@@ -45,7 +47,7 @@ def test_first_weights_are_a_single_devices_and_other_ranks_hold_none_of_their_o
     assert all(other == {"built": ["meta"], "off": 0.0} for other in others)
 
 
-@pytest.mark.parametrize("workload", ["hiding", "asking"])
+@pytest.mark.parametrize(("ranks", "workload"), by_turns(["hiding", "asking"]), indirect=["ranks"])
 def test_a_factory_that_needs_memory_gets_it(ranks: Ranks, workload: str) -> None:
     first, *_ = ranks[1].call(
         f"{HERE}:first_weights", toml=configuration(workload, '{ use = "fsdp" }', ranks[0])
@@ -103,6 +105,7 @@ def test_gathered_weights_are_communication(ranks: Ranks, tmp_path: Path) -> Non
         assert kinds(memory)["communication"] > 0.9 * whole_bytes
 
 
+@four_are_slow
 def test_in_bf16_weights_travel_in_half_the_bytes_and_stay_fp32(ranks: Ranks) -> None:
     found: list[dict[str, Any]] = ranks[1].call(
         f"{HERE}:one_step", toml=wide(ranks, '{ use = "fsdp" }', 'precision = "bf16"')
@@ -112,7 +115,7 @@ def test_in_bf16_weights_travel_in_half_the_bytes_and_stay_fp32(ranks: Ranks) ->
         assert rank["held_bytes"] == pytest.approx(rank["gradient_bytes"] / ranks[0], rel=0.02)
 
 
-@pytest.mark.parametrize("workload", ["gpt", "batch-norm"])
+@pytest.mark.parametrize(("ranks", "workload"), by_turns(["gpt", "batch-norm"]), indirect=["ranks"])
 def test_in_bf16_weights_end_near_a_single_devices_in_bf16(ranks: Ranks, workload: str) -> None:
     strategy = '{ use = "fsdp", sync_batchnorm = true }'
     toml = configuration(workload, strategy, ranks[0], precision="bf16")

@@ -5,7 +5,9 @@ Three steps of SGD. An axis alone is run on 2 ranks: the hybrid of one axis is t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -14,7 +16,7 @@ from rankdeck import events
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.ranks import RankSet, largest_difference
 
-Ranks = tuple[int, RankSet]
+RanksOf = Callable[[int], RankSet]
 PAIRS = {
     "ddp x pipeline": "data = 2, stage = 2",
     "fsdp x tensor": "shard = 2, tensor = 2",
@@ -47,21 +49,30 @@ OPTIONS = {
     "ddp x pipeline, samples of all lengths": ("padded", "data = 2, stage = 2"),
     "uncut scalars": ("scaled", "data = 2, shard = 2"),
 }
-SLOW = {"fsdp x pipeline in a V", "tensor x pipeline in a V"}
+SLOW = {
+    "fsdp x pipeline by hand",
+    "fsdp x pipeline in a V",
+    "tensor x pipeline in a V",
+    "ddp x tensor, all options",
+}
+"""Each pair of axes is run below as well, and each option beside another axis or by a strategy alone."""
+MASKED_IN_CI = {"ddp x pipeline", "hsdp"}
+CONTROLS_IN_CI = {"ddp x pipeline", "fsdp x tensor", "hsdp", "tensor x pipeline"}
+EVALUATED_IN_CI = ("ddp x pipeline", "fsdp x tensor", "hsdp")
 
 
-@pytest.fixture
-def four(ranks: Ranks) -> RankSet:
-    if ranks[0] != 4:
-        pytest.skip("a pair of axes needs 4 ranks")
-    return ranks[1]
+@pytest.fixture(scope="module")
+def four(rank_set_of: RanksOf) -> RankSet:
+    return rank_set_of(4)
 
 
-@pytest.fixture
-def two(ranks: Ranks) -> RankSet:
-    if ranks[0] != 2:
-        pytest.skip("one axis is run on 2 ranks")
-    return ranks[1]
+@pytest.fixture(scope="module")
+def two(rank_set_of: RanksOf) -> RankSet:
+    return rank_set_of(2)
+
+
+def slow_but(names: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in PAIRS]
 
 
 def hybrid(sizes: str) -> str:
@@ -90,13 +101,14 @@ def test_every_pair_ends_where_one_device_does(four: RankSet, sizes: str) -> Non
     assert largest_difference(weights, of_one_device("gpt-tied")) <= BARS["fp32"]
 
 
-@pytest.mark.parametrize("sizes", PAIRS.values(), ids=PAIRS)
-def test_fp64_leaves_no_doubt(four: RankSet, sizes: str) -> None:
-    weights = four.train(configuration("gpt-masked", hybrid(sizes), 4, precision="fp64", accumulate=2))
+@pytest.mark.parametrize("name", slow_but(MASKED_IN_CI))
+def test_fp64_leaves_no_doubt(four: RankSet, name: str) -> None:
+    toml = configuration("gpt-masked", hybrid(PAIRS[name]), 4, precision="fp64", accumulate=2)
+    weights = four.train(toml)
     assert largest_difference(weights, of_one_device("gpt-masked", "fp64", 2)) <= BARS["fp64"]
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", slow_but(CONTROLS_IN_CI))
 def test_without_what_an_axis_does_weights_are_far_off(four: RankSet, tmp_path: Path, name: str) -> None:
     out = tmp_path / "weights.safetensors"
     toml = configuration("gpt", hybrid(PAIRS[name]), 4)
@@ -129,18 +141,25 @@ def test_bytes_of_every_axis_are_told_together(four: RankSet, tmp_path: Path) ->
         assert comm.sent_bytes > 0
 
 
-def test_evaluation_counts_every_sample_once_on_any_mesh(four: RankSet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [EVALUATED_IN_CI, pytest.param(tuple(PAIRS), marks=pytest.mark.slow)],
+    ids=["three", "all"],
+)
+def test_evaluation_counts_every_sample_once_on_any_mesh(
+    four: RankSet, tmp_path: Path, names: tuple[str, ...]
+) -> None:
     losses = []
-    for index, sizes in enumerate(PAIRS.values()):
-        folder = tmp_path / str(index)
+    for name in names:
+        folder = tmp_path / name
         folder.mkdir()
-        toml = configuration("mlp-deep", hybrid(sizes), 4)
+        toml = configuration("mlp-deep", hybrid(PAIRS[name]), 4)
         toml = toml.replace("steps = 3", "steps = 1").replace("global_batch = 16", "global_batch = 64")
         four.train(toml, events=str(folder))
         found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
         losses += [(event.loss, event.samples) for event in found if isinstance(event, events.Evaluation)]
-    assert len(losses) == len(PAIRS)
-    assert losses == [(pytest.approx(losses[0][0], rel=1e-6), losses[0][1])] * len(PAIRS)
+    assert len(losses) == len(names)
+    assert losses == [(pytest.approx(losses[0][0], rel=1e-6), losses[0][1])] * len(names)
 
 
 def test_layers_that_a_cut_tears_apart_are_not_split_and_a_mesh_without_any_is_refused(four: RankSet) -> None:

@@ -108,13 +108,22 @@ RANKS = [
     (4, "mlp", 18, 1, '{ use = "ddp", sync = "ring" }'),
     (4, "gpt-masked", 18, 1, '{ use = "fsdp" }'),
     (2, "mlp", 22, 2, '{ use = "fsdp" }'),
-    (2, "gpt", 18, 1, '{ use = "tensor", sequence_parallel = true }'),
+    (2, "gpt", 18, 1, '{ use = "tensor", sequence_parallel = true, loss_parallel = true }'),
     (2, "gpt-masked", 22, 1, '{ use = "pipeline", schedule = "1f1b" }'),
     (2, "gpt", 19, 2, '{ use = "pipeline", schedule = "1f1b-by-hand" }'),
-    (4, "gpt-deep", 22, 1, '{ use = "pipeline", schedule = "interleaved-zero-bubble" }'),
+    (2, "gpt", 22, 1, '{ use = "pipeline", schedule = "interleaved-zero-bubble" }'),
+    pytest.param(
+        *(4, "gpt-deep", 22, 1, '{ use = "pipeline", schedule = "interleaved-zero-bubble" }'),
+        marks=pytest.mark.slow,
+    ),
     (4, "gpt-masked", 17, 1, '{ use = "hybrid", data = 2, stage = 2 }'),
-    (4, "gpt", 17, 1, '{ use = "hybrid", shard = 2, tensor = 2 }'),
-    (4, "gpt", 22, 1, '{ use = "hybrid", stage = 2, tensor = 2, loss_parallel = true }'),
+    *(
+        pytest.param(4, "gpt", samples, 1, f'{{ use = "hybrid", {sizes} }}', marks=pytest.mark.slow)
+        for samples, sizes in (
+            (17, "shard = 2, tensor = 2"),
+            (22, "stage = 2, tensor = 2, loss_parallel = true"),
+        )
+    ),
     # Drained after every update, it is one device.
     (2, "gpt-masked", 17, 1, '{ use = "pipeline-async" }'),
     (2, "gpt", 17, 2, '{ use = "pipeline-async", mode = "2bw" }'),

@@ -108,7 +108,15 @@ def test_dp_devices_match_one_device(folder: Path, num_devices: int, strategy: s
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload",
+    [
+        "mlp",
+        pytest.param("mlp-masked", marks=pytest.mark.slow),
+        "gpt-masked",
+        pytest.param("gpt-tied", marks=pytest.mark.slow),
+    ],
+)
 def test_ddp_without_gradient_sync_is_far_off(
     ranks: tuple[int, RankSet], folder: Path, workload: str
 ) -> None:
@@ -117,8 +125,14 @@ def test_ddp_without_gradient_sync_is_far_off(
     assert largest_difference(weights, reference(workload, "fp32", 1, folder)) > MUST_DIFFER
 
 
-@pytest.mark.parametrize("strategy", ["dp", "dp-parallel-loss"])
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    ("strategy", "workload"),
+    [
+        pytest.param(strategy, workload, marks=pytest.mark.slow if (above + left) % 2 else ())
+        for above, strategy in enumerate(["dp", "dp-parallel-loss"])
+        for left, workload in enumerate(WORKLOADS)
+    ],
+)
 def test_dp_without_the_other_devices_gradients_is_far_off(
     folder: Path, tmp_path: Path, strategy: str, workload: str
 ) -> None:

@@ -20,7 +20,7 @@ from rankdeck import events
 from rankdeck.config.microbatches import stages_per_device
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn, largest_difference
 
 SCHEDULES = list(stages_per_device)
 FIRST_NORMS = ("0.0.1.running", "first.running")
@@ -62,21 +62,26 @@ def distance(
     return largest_difference(weights, of_one_device(workload, precision, as_if or accumulate, train=train))
 
 
-@pytest.mark.parametrize(("ranks", "schedule", "workload"), in_turn(SCHEDULES, WORKLOADS), indirect=["ranks"])
+@pytest.mark.parametrize(
+    ("ranks", "schedule", "workload"), in_turn(SCHEDULES, WORKLOADS, every=3), indirect=["ranks"]
+)
 def test_every_schedule_ends_where_one_device_does(
     ranks: tuple[int, RankSet], schedule: str, workload: str
 ) -> None:
     assert distance(ranks, workload, schedule, accumulate=WORKLOADS[workload]) <= BARS["fp32"]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-by-hand", "interleaved-zero-bubble"])
+@pytest.mark.parametrize(
+    ("ranks", "schedule"), by_turns(["1f1b", "1f1b-by-hand", "interleaved-zero-bubble"]), indirect=["ranks"]
+)
 def test_fp64_leaves_no_doubt(ranks: tuple[int, RankSet], schedule: str) -> None:
     assert distance(ranks, "gpt-tied", schedule, precision="fp64") <= BARS["fp64"]
 
 
 @pytest.mark.parametrize(
-    ("workload", "accumulate", "parts_per_rank"),
-    [("gpt-tied", 1, 1), ("gpt-masked", 2, 1), ("gpt-tied", 1, 2)],
+    ("ranks", "workload", "accumulate", "parts_per_rank"),
+    by_turns([("gpt-tied", 1, 1), ("gpt-masked", 2, 1), ("gpt-tied", 1, 2)]),
+    indirect=["ranks"],
 )
 def test_1f1b_by_hand_is_torchs_to_the_last_bit(
     ranks: tuple[int, RankSet], tmp_path: Path, workload: str, accumulate: int, parts_per_rank: int
@@ -95,6 +100,7 @@ def test_1f1b_by_hand_is_torchs_to_the_last_bit(
     assert reported["1f1b"] == reported["1f1b-by-hand"]
 
 
+@four_are_slow
 def test_other_microbatches_are_not_the_same_to_the_last_bit(ranks: tuple[int, RankSet]) -> None:
     num_ranks, rank_set = ranks
     one, other = (
@@ -127,7 +133,7 @@ def test_what_goes_around_a_cut_takes_its_gradient_along() -> None:
     assert largest_difference(in_this_process(toml), of_one_device("residual_once")) <= BARS["fp32"]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-by-hand", "zbv"])
+@pytest.mark.parametrize(("ranks", "schedule"), by_turns(["1f1b", "1f1b-by-hand", "zbv"]), indirect=["ranks"])
 def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], schedule: str) -> None:
     assert distance(ranks, "gpt", schedule, without_sync=True) > MUST_DIFFER
 
@@ -219,8 +225,19 @@ def evaluation(folder: Path) -> events.Evaluation:
 @pytest.mark.parametrize(
     ("schedule", "workload"),
     [
-        *((schedule, "mlp-deep") for schedule in ("gpipe", "1f1b-by-hand", "looped-bfs", "zbv")),
-        *((schedule, "padded") for schedule in ("gpipe", "1f1b-by-hand", "interleaved-1f1b", "zbv")),
+        ("1f1b-by-hand", "mlp-deep"),
+        ("looped-bfs", "mlp-deep"),
+        ("gpipe", "padded"),
+        ("zbv", "padded"),
+        *(
+            pytest.param(schedule, workload, marks=pytest.mark.slow)
+            for schedule, workload in (
+                ("gpipe", "mlp-deep"),
+                ("zbv", "mlp-deep"),
+                ("1f1b-by-hand", "padded"),
+                ("interleaved-1f1b", "padded"),
+            )
+        ),
     ],
 )
 def test_held_out_samples_count_once_whatever_the_stages(
@@ -248,10 +265,12 @@ def in_this_process(toml: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("workload", "accumulate"),
-    [("mlp", 1), ("gpt", 2), ("gpt-tied", 1), ("gpt-masked", 2), ("resnet", 1)],
+    ("num_devices", "workload", "accumulate"),
+    [
+        *by_turns([("gpt", 2), ("mlp", 1), ("gpt-masked", 2), ("gpt-tied", 1), ("batch-norm", 2)]),
+        *(pytest.param(num_devices, "resnet", 1, marks=pytest.mark.slow) for num_devices in (2, 4)),
+    ],
 )
-@pytest.mark.parametrize("num_devices", [2, 4])
 def test_a_layer_split_is_one_device_to_the_last_bit(
     num_devices: int, workload: str, accumulate: int
 ) -> None:

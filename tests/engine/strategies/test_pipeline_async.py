@@ -14,7 +14,7 @@ from rankdeck import events
 from tests.helpers.delayed_weights import train_delayed
 from tests.helpers.parity import BARS, MUST_DIFFER, WORKLOADS
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, in_turn, largest_difference
+from tests.helpers.ranks import RankSet, by_turns, in_turn, largest_difference
 
 
 def configuration(workload: str, mode: str, num_devices: int, train: str = "") -> str:
@@ -49,7 +49,7 @@ def by_single(toml: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("ranks", "mode", "workload"),
-    in_turn(["stash", "2bw"], ["gpt", "gpt-masked", "mlp-deep", "padded"]),
+    in_turn(["stash", "2bw"], ["gpt", "gpt-masked", "mlp-deep", "padded"], every=3),
     indirect=["ranks"],
 )
 def test_it_is_its_delays_to_the_last_bit(ranks: tuple[int, RankSet], mode: str, workload: str) -> None:
@@ -80,7 +80,7 @@ def test_a_pipe_drained_after_every_update_is_one_device(ranks: tuple[int, RankS
     assert largest_difference(ranks[1].train(toml), by_single(single)) <= BARS["fp32"]
 
 
-@pytest.mark.parametrize("mode", ["stash", "2bw"])
+@pytest.mark.parametrize(("ranks", "mode"), by_turns(["2bw", "stash"]), indirect=["ranks"])
 def test_versions_and_staleness_are_those_of_the_papers(
     ranks: tuple[int, RankSet], tmp_path: Path, mode: str
 ) -> None:

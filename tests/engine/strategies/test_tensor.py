@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from rankdeck import events
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, largest_difference
+from tests.helpers.ranks import RankSet, four_are_slow, largest_difference
 
 FOUND = ""
 SEQUENCE = ", sequence_parallel = true"
@@ -26,13 +26,18 @@ CASES = [
     (4, "mlp", FOUND, 1),
     (2, "bare_blocks", FOUND, 1),
     (2, "mlp-nearly-all-masked", FOUND, 2),
-    (4, "mlp-nearly-all-masked", FOUND, 2),
     (2, "gpt-masked", SEQUENCE, 2),
-    (4, "gpt-masked", SEQUENCE, 2),
-    (2, "gpt-tied", LOSS, 1),
     (4, "gpt-tied", LOSS, 1),
     (2, "gpt", GIVEN, 1),
-    (4, "gpt", GIVEN, 1),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            (4, "mlp-nearly-all-masked", FOUND, 2),
+            (4, "gpt-masked", SEQUENCE, 2),
+            (2, "gpt-tied", LOSS, 1),
+            (4, "gpt", GIVEN, 1),
+        )
+    ),
 ]
 
 
@@ -50,12 +55,16 @@ def test_split_layers_end_where_one_device_does(
     assert largest_difference(weights, of_one_device(workload, "fp32", accumulate)) <= BARS["fp32"]
 
 
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.slow), 4], indirect=True, ids=["2-ranks", "4-ranks"]
+)
 def test_fp64_leaves_no_doubt(ranks: tuple[int, RankSet]) -> None:
     num_ranks, rank_set = ranks
     toml = configuration("gpt-masked", tensor(SEQUENCE + LOSS), num_ranks, precision="fp64", accumulate=2)
     assert largest_difference(rank_set.train(toml), of_one_device("gpt-masked", "fp64", 2)) <= BARS["fp64"]
 
 
+@four_are_slow
 def test_recomputed_blocks_change_nothing(ranks: tuple[int, RankSet]) -> None:
     num_ranks, rank_set = ranks
     toml = configuration(
@@ -64,6 +73,7 @@ def test_recomputed_blocks_change_nothing(ranks: tuple[int, RankSet]) -> None:
     assert largest_difference(rank_set.train(toml), of_one_device("gpt")) <= BARS["fp32"]
 
 
+@four_are_slow
 def test_bf16_stays_near_one_device_in_bf16(ranks: tuple[int, RankSet]) -> None:
     num_ranks, rank_set = ranks
     toml = configuration("gpt", tensor(FOUND), num_ranks, precision="bf16")
@@ -96,7 +106,7 @@ model = {{ use = "gpt", args = {{ layers = 2, heads = 4, width = 64, context = 3
 data = {{ use = "synthetic", args = {{ samples = 64 }} }}
 strategy = {strategy}
 devices = {{ use = "cpu:{num_devices}" }}
-train = {{ steps = 4, global_batch = 8, evaluate_every = 0 }}
+train = {{ steps = 3, global_batch = 8, evaluate_every = 0 }}
 """
 
 
@@ -111,6 +121,7 @@ def told_by(folder: Path, rank: int) -> tuple[events.DeviceMemory, events.Comm |
     return min(memory, key=lambda device: device.peak_bytes), sent[-1] if sent else None
 
 
+@four_are_slow
 def test_each_device_holds_less_and_sends_what_it_says(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
     num_ranks, rank_set = ranks
     peaks, sent = {}, {}

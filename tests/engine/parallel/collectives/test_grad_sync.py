@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rankdeck.parallel.collectives.ring import num_pieces
-from tests.helpers.ranks import RankSet, in_turn
+from tests.helpers.ranks import RankSet, by_turns, in_turn
 
 HERE = "tests.helpers.sync_ranks"
 ALGORITHMS = ("native", "ring", "reduce-broadcast", "all-to-all")
@@ -42,7 +42,7 @@ def test_sixteen_bits_are_a_little_off_on_all_ranks_alike(
     assert len({rank["bits"] for rank in found}) == 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("ranks", "algorithm"), by_turns(ALGORITHMS), indirect=["ranks"])
 def test_powersgd_pays_back_what_it_left_out(ranks: Ranks, algorithm: str) -> None:
     # Random gradients are the hardest there are: four columns say little of them. Were the rest lost for
     # good, the running sum would stay as far off as the best four columns are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -15,6 +16,7 @@ STREAM_BYTES = BATCH * CONTEXT * WIDTH * 4
 LOGIT_BYTES = BATCH * CONTEXT * VOCABULARY * 4
 
 
+@functools.cache
 def counted(ranks: Ranks, *, sequence_parallel: bool) -> list[tuple[dict[str, int], int, int]]:
     """Per rank: calls by kind, bytes by formula, bytes written."""
     return ranks[1].call(
