@@ -11,6 +11,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
     os.environ.setdefault(_name, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["PYTHONPATH"] = PRODUCT
+# Where a machine has it set, each of thousands of processes would compile all that it imports of the product.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     # A shell starts its background jobs so, and nohup what it is given; what a test starts would be deaf too.
@@ -34,7 +38,8 @@ from tests.helpers.display import virtual_display  # noqa: E402
 from tests.helpers.waiting import wait_until  # noqa: E402
 
 _MARK = "RANKDECK_TEST"
-_ENDING_S = 5.0
+ENDING_S = "RANKDECK_TEST_ENDING_S"
+_ENDING_S = float(os.environ.get(ENDING_S, "5"))
 
 
 @pytest.fixture(scope="session", autouse=True)

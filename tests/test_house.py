@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -21,6 +22,7 @@ import grimp
 import networkx
 import pytest
 
+from tests.conftest import ENDING_S
 from tests.helpers.ranks import RankSet
 from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
@@ -39,8 +41,14 @@ PARSES_BY_ITSELF = (
 )
 
 
-def _pytest_with_our_conftest(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
-    """The shared conftest, used by another pytest on a test of this body."""
+# None that is only installed: importing them all takes longer than what is looked at here.
+_NO_OTHER_PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def _pytest_with_our_conftest(folder: Path, body: str, ending_s: float) -> subprocess.CompletedProcess[str]:
+    """The shared conftest, used by another pytest on a test of this body, whose processes may take so long
+    to end.
+    """
     folder.mkdir()
     (folder / "test_inner.py").write_text(body)
     return subprocess.run(
@@ -56,7 +64,7 @@ def _pytest_with_our_conftest(folder: Path, body: str) -> subprocess.CompletedPr
             "test_inner.py",
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS},
+        env={**os.environ, **_NO_OTHER_PLUGIN, "PYTHONPATH": PRODUCT_AND_TESTS, ENDING_S: str(ending_s)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -87,7 +95,7 @@ def test_leaves_an_orphan():
 def test_waits_for_its_child():
     subprocess.run([sys.executable, "-c", "pass"], check=True)
 """
-    done = _pytest_with_our_conftest(tmp_path / "inner", body)
+    done = _pytest_with_our_conftest(tmp_path / "inner", body, ending_s=0.5)
     assert "test_leaves_an_orphan left processes behind" in done.stdout, done.stdout + done.stderr
     assert "2 passed, 1 error" in done.stdout, done.stdout
     assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
@@ -117,8 +125,15 @@ def test_places(tmp_path):
         print("found", found)
 """)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-s", "tests/test_inner.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *("-p", "pytest_timeout", "-p", "pytestqt.plugin"),  # pyproject.toml has options of theirs
+            *("-p", "no:cacheprovider", "-q", "-s", "tests/test_inner.py"),
+        ],
         cwd=copy,
+        env=os.environ | _NO_OTHER_PLUGIN,
         capture_output=True,
         text=True,
         timeout=120,
@@ -211,25 +226,61 @@ def _name(file: Path) -> str:
     return file.relative_to(CHECKOUT).as_posix()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Definition:
+    name: str
+    line: int
+    num_lines: int
+    docstring: str
+    is_class: bool
+
+
 @functools.cache
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text("utf-8"))
+def _text(file: Path) -> str:
+    return file.read_text("utf-8")
+
+
+@functools.cache
+def _definitions(file: Path) -> tuple[_Definition, ...]:
+    """The module itself, then its classes and functions, wherever they stand. Each file is parsed once for
+    all tests, and no tree is kept.
+    """
+    tree = ast.parse(_text(file))
+    found = [_Definition("", 1, 0, ast.get_docstring(tree) or "", is_class=False)]
+    for node in _statements(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            num_lines = (node.end_lineno or 0) - node.lineno + 1
+            said = ast.get_docstring(node) or ""
+            found.append(
+                _Definition(node.name, node.lineno, num_lines, said, is_class=isinstance(node, ast.ClassDef))
+            )
+    return tuple(found)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node, without what is inside of expressions, where nothing is defined: a tenth of all."""
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        inner = getattr(node, part, ())
+        for one in inner if isinstance(inner, list) else ():
+            yield one
+            yield from _statements(one)
+
+
+def _expressions(file: Path, words: tuple[str, ...]) -> Iterator[ast.AST]:
+    """All that a file consists of if one of these words is in it at all, else nothing."""
+    if any(word in _text(file) for word in words):
+        yield from ast.walk(ast.parse(_text(file)))
 
 
 def _docstrings(file: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(_tree(file)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield getattr(node, "lineno", 1), text
+    return ((one.line, one.docstring) for one in _definitions(file) if one.docstring)
 
 
 def _prose(file: Path) -> Iterator[str]:
-    """What a file that names others says to its readers: docstrings and comments of Python, all of a page."""
-    whole = file.read_text("utf-8")
+    """What a file says to its readers: docstrings and comments of Python, all of a page."""
+    whole = _text(file)
     if file.suffix == ".md":
         yield whole
-    if file.suffix == ".md" or not _REFERENCE.search(whole):
         return
     yield from (text for _, text in _docstrings(file))
     for token in tokenize.generate_tokens(io.StringIO(whole).readline):
@@ -238,18 +289,17 @@ def _prose(file: Path) -> Iterator[str]:
 
 
 def test_no_file_is_longer_than_one_sits_through() -> None:
-    lengths = {_name(file): len(file.read_text("utf-8").splitlines()) for file in _sources("engine", "app")}
+    lengths = {_name(file): len(_text(file).splitlines()) for file in _sources("engine", "app")}
     long = {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
     assert long.keys() == LONG_FILES.keys(), long
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
     long = {
-        f"{_name(file)}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        f"{_name(file)}:{one.name}": one.num_lines
         for file in _sources("engine", "app")
-        for node in ast.walk(_tree(file))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
+        for one in _definitions(file)
+        if not one.is_class and one.num_lines > MAX_FUNCTION_LINES
     }
     assert not long
 
@@ -257,7 +307,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 def test_every_package_says_in_one_sentence_what_it_is_for() -> None:
     silent = []
     for file in _sources("engine", "app", suffix="__init__.py"):
-        first = (ast.get_docstring(_tree(file)) or "").split("\n\n")[0]
+        first = _definitions(file)[0].docstring.split("\n\n")[0]
         sentence = re.match(r"[A-Z`].*?[.](?=\s|$)", first, re.DOTALL)
         if sentence is None or len(sentence[0].split()) < 5:
             silent.append(_name(file))
@@ -285,26 +335,30 @@ def test_every_file_that_is_named_exists() -> None:
         torch.parent,
         *(CHECKOUT / place for place in ("engine", "app", "engine/rankdeck", "app/rankdeck_app")),
     ]
-    wrong = []
-    for file in files:
-        for match in (match for text in _prose(file) for match in _REFERENCE.finditer(text)):
-            named = match[1]
-            there = named in names or any((base / named).is_file() for base in [file.parent, *bases])
-            if not there and named not in EXAMPLE_FILES | WRITTEN_LATER:
-                wrong.append(f"{_name(file)}: {named}")
+
+    def missing(file: Path, text: str) -> list[str]:
+        lines = "\n".join(line for line in text.split("\n") if ".py" in line or ".md" in line)
+        named = {match[1] for match in _REFERENCE.finditer(lines)} - names - EXAMPLE_FILES - WRITTEN_LATER
+        places = [file.parent, *bases]
+        return sorted(name for name in named if not any((place / name).is_file() for place in places))
+
+    # What a file names anywhere is looked for first: only where something is missing is it taken apart.
+    wrong = [
+        f"{_name(file)}: {name}"
+        for file in files
+        if missing(file, _text(file))
+        for text in _prose(file)
+        for name in missing(file, text)
+    ]
     assert not wrong
 
 
 def test_no_two_public_classes_have_one_name() -> None:
     places: dict[str, list[str]] = {}
     for file in _sources("engine", "app"):
-        for node in ast.walk(_tree(file)):
-            if (
-                isinstance(node, ast.ClassDef)
-                and node.name[0] != "_"
-                and _name(file) not in NAMED_BY_THEIR_TAG
-            ):
-                places.setdefault(node.name, []).append(f"{_name(file)}:{node.lineno}")
+        for one in _definitions(file):
+            if one.is_class and one.name[0] != "_" and _name(file) not in NAMED_BY_THEIR_TAG:
+                places.setdefault(one.name, []).append(f"{_name(file)}:{one.line}")
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert not shared
 
@@ -329,7 +383,7 @@ def test_what_is_done_in_one_place_is_done_nowhere_else(
         for part in ("app", "engine")
         for file in _sources(part)
         if not _name(file).endswith(places)
-        for node in ast.walk(_tree(file))
+        for node in _expressions(file, called)
         if isinstance(node, ast.Attribute) and node.attr in called
     }
     assert not calls
@@ -342,7 +396,7 @@ def test_what_may_come_from_anywhere_is_parsed_in_one_place() -> None:
         f"{_name(file)}:{node.lineno}"
         for file in _sources("engine")
         if not _name(file).endswith(PARSES_BY_ITSELF)
-        for node in ast.walk(_tree(file))
+        for node in _expressions(file, ("json", "tomllib"))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func)
         in ("json.loads", "json.load", "tomllib.loads", "tomllib.load", "msgspec.json.decode")

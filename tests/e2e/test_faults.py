@@ -119,14 +119,15 @@ def one_problem(run: RunDir) -> dict[str, Any]:
     return dict(problem)
 
 
+# Ranks that are killed, crash and leave: tests/faults and, without torch, tests/engine/launch try them too.
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [
         ("raise", "rank-exception", "ValueError: bad batch 17"),
-        ("kill", "rank-killed", "SIGKILL in step 20"),
+        pytest.param("kill", "rank-killed", "SIGKILL in step 20", marks=pytest.mark.slow),
         pytest.param("crash", "rank-crashed", "SIGSEGV in step 20", marks=pytest.mark.slow),
         ("nan", "loss-not-finite", "NaN in step 20"),
-        ("leave", "rank-exited", "left in step 20"),
+        pytest.param("leave", "rank-exited", "left in step 20", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
@@ -152,10 +153,9 @@ def test_parameters_that_nothing_used_are_called_by_their_names(job: Path, tmp_p
     )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "devices", "rank"),
-    [("single", "cpu:1", 0), pytest.param("dp", "cpu:2", 0, marks=pytest.mark.slow)],
-)
+# In tests/engine/launch/test_supervisor.py a rank without torch leaves so.
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "devices", "rank"), [("single", "cpu:1", 0), ("dp", "cpu:2", 0)])
 def test_a_run_of_one_process_that_leaves_early_has_not_completed(
     job: Path, tmp_path: Path, strategy: str, devices: str, rank: int
 ) -> None:
@@ -166,7 +166,9 @@ def test_a_run_of_one_process_that_leaves_early_has_not_completed(
     assert (problem["code"], problem["rank"]) == ("rank-exited", rank)
 
 
-@pytest.mark.parametrize(("fault", "rank"), [("factory", None), ("factory of 1", 1)])
+@pytest.mark.parametrize(
+    ("fault", "rank"), [("factory", None), pytest.param("factory of 1", 1, marks=pytest.mark.slow)]
+)
 def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
     job: Path, tmp_path: Path, fault: str, rank: int | None
 ) -> None:

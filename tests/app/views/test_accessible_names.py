@@ -30,43 +30,32 @@ def name_of(widget: QWidget) -> str:
     return interface.text(QAccessible.Text.Name).strip() if interface is not None else ""
 
 
-def test_everything_that_can_be_used_has_a_name(app: App, every: EveryView) -> None:
-    nameless, count, views = list[str](), 0, list[str]()
+def is_bare(widget: QWidget) -> bool:
+    """A symbol without a text that does not say what it does."""
+    is_symbol = isinstance(widget, QAbstractButton) and not widget.text() and not widget.icon().isNull()
+    return is_symbol and not widget.toolTip()
+
+
+def test_everything_that_can_be_used_says_what_it_is_and_what_it_does(app: App, every: EveryView) -> None:
+    """Its name to a screen reader, a symbol its deed, and a command its keys, by the tooltip's first words:
+    'Split Right (Ctrl+\\)'.
+    """
+    titles = {row.label for row in app.window.commands if app.window.keymap.text_for(row.id)}
+    wrong, count, views = list[str](), 0, list[str]()
     for view, root in every.walk(app):
         views.append(view)
         for widget in usable(root):
             count += 1
             if not (widget.accessibleName() or name_of(widget)):
-                nameless.append(f"{view}: {told(widget)}")
-    assert not nameless, "\n".join(dict.fromkeys(nameless))
+                wrong.append(f"{view}: no name: {told(widget)}")
+            if is_bare(widget):
+                wrong.append(f"{view}: no text and no tooltip: {told(widget)}")
+            if widget.toolTip() in titles:
+                wrong.append(f"{view}: no keys: {told(widget)}")
+    assert not wrong, "\n".join(dict.fromkeys(wrong))
     assert count > 300 and len(views) >= 23, (count, views)
-
-
-def test_a_symbol_without_text_says_what_it_does(app: App, every: EveryView) -> None:
-    bare = [
-        f"{view}: {told(widget)}"
-        for view, root in every.walk(app)
-        for widget in usable(root)
-        if isinstance(widget, QAbstractButton)
-        and not widget.text()
-        and not widget.icon().isNull()
-        and not widget.toolTip()
-    ]
-    assert not bare, "\n".join(dict.fromkeys(bare))
 
 
 def test_what_has_no_name_is_found(app: App) -> None:
     field = QLineEdit(app.window)
     assert field in list(usable(app.window)) and not name_of(field)
-
-
-def test_what_a_command_stands_behind_shows_its_keys(app: App, every: EveryView) -> None:
-    """By the tooltip's first words: 'Split Right (Ctrl+\\)'."""
-    titles = {row.label: row.id for row in app.window.commands if app.window.keymap.text_for(row.id)}
-    silent = [
-        f"{view}: {told(widget)}"
-        for view, root in every.walk(app)
-        for widget in usable(root)
-        if widget.toolTip() in titles
-    ]
-    assert not silent, "\n".join(dict.fromkeys(silent))

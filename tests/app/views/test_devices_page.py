@@ -229,14 +229,16 @@ def test_without_gpus_it_says_why_and_what_can_be_done(app: App) -> None:
     assert app.window.status.item("gpus").text() == ""
 
 
-@pytest.mark.parametrize("theme", ["Dark Modern", "Light Modern"])
-@pytest.mark.parametrize(("width", "height", "count"), [(1440, 900, 16), (1280, 720, 8)])
-def test_it_is_drawn_in_both_themes_and_sizes(
-    qtbot: QtBot, app: App, theme: str, width: int, height: int, count: int
-) -> None:
+def test_it_is_drawn_in_both_themes_and_sizes(app: App) -> None:
     page = opened(app)
-    app.window.settings.set("theme.name", theme)
-    app.window.resize(width, height)
+    for theme in ("Dark Modern", "Light Modern"):
+        app.window.settings.set("theme.name", theme)
+        for size, count in (((1440, 900), 16), ((1280, 720), 8)):
+            app.window.resize(*size)
+            check_drawing(app, page, count)
+
+
+def check_drawing(app: App, page: DevicesPage, count: int) -> None:
     feed_machine(app.session.gpus, count, busy=(1,), simulated=True)
     settle()
     redraw(page)
@@ -252,18 +254,18 @@ def test_it_is_drawn_in_both_themes_and_sizes(
     assert sources == {"simulated devices"}
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 16])
-def test_its_cards_stand_on_the_grid_at_every_width(qtbot: QtBot, app: App, count: int) -> None:
+def test_its_cards_stand_on_the_grid_at_every_width(app: App) -> None:
     page = opened(app)
-    feed_machine(app.session.gpus, count)
-    for width in range(800, 2561, 220):
-        app.window.resize(width, 800)
-        for uuid in ("", "GPU-0000"):
-            page.table.select(uuid)
-            settle()
-            redraw(page)
-            check_grid(page.grid)
-        app.window.grab()
+    for count in (1, 2, 8, 16):
+        feed_machine(app.session.gpus, count)
+        for width in range(800, 2561, 220):
+            app.window.resize(width, 800)
+            for uuid in ("", "GPU-0000"):
+                page.table.select(uuid)
+                settle()
+                redraw(page)
+                check_grid(page.grid)
+            app.window.grab()
 
 
 def test_a_zoomed_memory_says_so_and_the_load_beside_it_shows_the_same_moments(app: App) -> None:

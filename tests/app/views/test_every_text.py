@@ -17,7 +17,7 @@ from rankdeck_app.widgets.painting import read_along
 from tests.helpers.every_view import EveryView
 from tests.helpers.shown_texts import cut, kept_texts, plain_words, texts
 
-SIZES = [(1280, 720), (1440, 900)]
+SIZES = [(1280, 720), pytest.param((1440, 900), marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def wrong_in(view: str, root: QWidget) -> list[str]:
     return [*found, *(f"{view}: cut: {one}" for one in cut(root))]
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("size", SIZES, ids=["1280x720", "1440x900"])
 def test_in_a_made_up_language_no_text_is_plain_and_none_is_cut(
     every: EveryView, app: App, size: tuple[int, int]
 ) -> None:

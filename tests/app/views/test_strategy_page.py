@@ -45,15 +45,15 @@ def show_step(page: StrategyPage, num_devices: int) -> None:
     page.step.changed.emit()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_page_names_defaults_where_there_are_some(app: App, name: str) -> None:
-    app.actions.explain_strategy(name)
-    page = app.window.editor.active_page()
-    assert isinstance(page, StrategyPage)
-    texts = [label.text() for label in page.findChildren(QLabel)]
-    assert not [text for text in texts if "Default: ." in text or "  " in text]
-    known = [field for field in option_fields(page.card.options) if field.default is not None]
-    assert sum("Default: " in text for text in texts) == len(known)
+def test_a_strategy_page_names_defaults_where_there_are_some(app: App) -> None:
+    for name in STRATEGIES:
+        app.actions.explain_strategy(name)
+        page = app.window.editor.active_page()
+        assert isinstance(page, StrategyPage) and page.card.name == name
+        texts = [label.text() for label in page.findChildren(QLabel)]
+        assert not [text for text in texts if "Default: ." in text or "  " in text], name
+        known = [field for field in option_fields(page.card.options) if field.default is not None]
+        assert sum("Default: " in text for text in texts) == len(known), name
 
 
 def test_every_strategy_has_a_page_that_explains_and_offers_it(qtbot: QtBot, app: App) -> None:
@@ -93,24 +93,22 @@ def test_the_planner_s_own_step_is_drawn_with_the_draft_s_devices(
     assert [row for row in rows if row["bytes"] and (row["among"] or row["from"])]
 
 
-@pytest.mark.parametrize(
-    ("theme", "width", "height"),
-    [("Dark Modern", 800, 500), ("Light Modern", 1280, 720), ("Dark Modern", 1440, 900)],
-)
-def test_nothing_of_the_page_is_cut(app: App, theme: str, width: int, height: int) -> None:
-    app.window.theme.load(theme)
-    app.window.resize(width, height)
+def test_nothing_of_the_page_is_cut(app: App) -> None:
     app.window.show()
     page = opened(app, "hybrid")
-    overflows: list[Overflow] = []
-    for num_devices in (1, 4, 16):
-        show_step(page, num_devices)
-        QApplication.processEvents()
-        with watch_overflows(overflows.append):
-            page.grab()
-            page.drawing.grab()
-    assert not overflows
-    assert page.chart_card.height() == page.chart_card.natural_height
+    looks = [("Dark Modern", 800, 500), ("Dark Modern", 1440, 900), ("Light Modern", 1280, 720)]
+    for theme, *size in looks:
+        app.window.theme.load(theme)
+        app.window.resize(*size)
+        overflows: list[Overflow] = []
+        for num_devices in (1, 4, 16):
+            show_step(page, num_devices)
+            QApplication.processEvents()
+            with watch_overflows(overflows.append):
+                page.grab()
+                page.drawing.grab()
+        assert not overflows, (theme, size)
+        assert page.chart_card.height() == page.chart_card.natural_height, (theme, size)
 
 
 def test_what_is_pointed_at_is_told_below_the_drawing(qtbot: QtBot, app: App) -> None:
