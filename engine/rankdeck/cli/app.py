@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from rankdeck import __version__
-from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import (
     adopt,
@@ -40,8 +40,8 @@ from rankdeck.cli import (
 )
 from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
+from rankdeck.cli.train import INTERRUPTED
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
 
 app = typer.Typer(
@@ -101,6 +101,12 @@ def root(
     ] = None,
 ) -> None:
     """Train on several GPUs, or on virtual devices, and see what every strategy costs on each of them."""
+    if host is not None:  # what on_host.py takes never comes here
+        raise ConfigError(
+            phrase("{host} is no name of a host.", host=repr(host)),
+            code="no-host",
+            advice=phrase("As in: rankdeck --host NAME devices"),
+        )
     if folder is not None:
         os.chdir(folder)
     if context.invoked_subcommand is None:

@@ -18,13 +18,13 @@ from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
+from rankdeck.cli.train import INTERRUPTED, Interrupts, finish
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
     from rankdeck.remote import wire
     from rankdeck.remote.following import RemoteRun
 
-INTERRUPTED = 130
 OLD_S = 3.0
 """What is shown is said to be old from there on."""
 _TURN_S = 0.1
@@ -40,13 +40,14 @@ def split(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
     rest = list(argv)
     while rest:
         name, equals, value = rest[0].partition("=")
-        if name == _HOST or rest[0] == _FOLDER:
-            if not equals and len(rest) < 2:
-                return None  # typer says what is missing
-            value, rest = (value, rest[1:]) if equals else (rest[1], rest[2:])
-            host, folder = (value, folder) if name == _HOST else (host, value)
-        else:
+        if rest[0].startswith(_FOLDER) and rest[0] != _FOLDER:
+            name, equals, value = _FOLDER, "attached", rest[0].removeprefix(_FOLDER)
+        if name not in (_HOST, _FOLDER):
             break
+        if not equals and len(rest) < 2:
+            return None  # typer says what is missing
+        value, rest = (value, rest[1:]) if equals else (rest[1], rest[2:])
+        host, folder = (value, folder) if name == _HOST else (host, value)
     if not host:
         return None
     if not rest or rest[0].startswith("-"):
@@ -65,8 +66,8 @@ def run(host: str, folder: str, argv: Sequence[str]) -> int:
         MachineError: there is no connection, or it broke on the way.
     """
     command, *rest = argv
-    options = {word.partition("=")[0] for word in rest if word.startswith("--")}
-    if not options & {"--help", "--detach"}:
+    options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    if not options & {"-h", "--help", "--detach"}:
         as_json = "--json" in options
         if command == "watch":
             return _watch(host, _only_name(rest), as_json=as_json)
@@ -213,7 +214,6 @@ def _watch(host: str, name: str, *, as_json: bool) -> int:
 def _stay(host: str, path: str, *, as_json: bool) -> int:
     """As `stay` of a run here: Ctrl-C stops it there."""
     from rankdeck.cli.follow import choose, follow
-    from rankdeck.cli.train import Interrupts, finish
     from rankdeck.remote.following import RemoteRun
 
     with RemoteRun(host, path) as followed:

@@ -100,13 +100,13 @@ class RemoteRun:
                 self._mirror = self._copy_of(message.run)
                 self._path = message.path
                 self._ask()
-            case wire.Refused():
+            case wire.Refused() if message.number == _NUMBER:
                 raise RankdeckError(message.message, code=message.code, advice=message.advice or None)
             case wire.Piece() | wire.Whole() | wire.Told() if self._mirror is not None:
                 self._mirror.take(message, body)
                 if isinstance(message, wire.Told):
                     self._is_found.set()
-            case wire.Output() | wire.Ended():
+            case wire.Output() | wire.Ended() | wire.Refused():
                 pass
             case _:
                 raise wire.WireError("nobody asked for it")

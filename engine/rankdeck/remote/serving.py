@@ -83,6 +83,7 @@ class Serving:
         )
         heard_s = time.monotonic()
         try:
+            os.write(write_end, b"\n")  # a login may have printed a line and not ended it
             while time.monotonic() - heard_s < self._silent_s:
                 self._outbox.write(write_end)
                 if self._wait():
@@ -154,6 +155,8 @@ class Serving:
 
     def _look_at_children(self) -> None:
         for child in list(self._children):
+            # Before its pipes: what it said last is in them then.
+            code = child.process.poll()
             for pipe, stream in list(child.pipes.items()):
                 assert pipe is not None
                 while self._outbox.waiting_bytes < _ENOUGH_BYTES:
@@ -166,7 +169,6 @@ class Serving:
                         pipe.close()
                         break
                     self._outbox.put(wire.Output(number=child.number, stream=stream), data)
-            code = child.process.poll()
             # Who was started by it may hold its pipes for ever: what it said itself is there by now.
             if code is not None and self._outbox.waiting_bytes < _ENOUGH_BYTES:
                 self._children.remove(child)

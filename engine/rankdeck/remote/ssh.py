@@ -116,10 +116,6 @@ def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:
 
 def no_rankdeck(host: str, version: str | None = None) -> MachineError:
     """There is none there, or one of another version, which may not understand this one."""
-    install = (
-        f"ssh {host} 'python3 -m venv ~/.local/share/rankdeck && "
-        f"~/.local/share/rankdeck/bin/pip install rankdeck=={rankdeck.__version__}'"
-    )
     message = phrase("There is no rankdeck on {host}.", host=host)
     if version is not None:
         message = phrase(
@@ -128,5 +124,10 @@ def no_rankdeck(host: str, version: str | None = None) -> MachineError:
             there=version[:40],
             here=rankdeck.__version__,
         )
-    advice = phrase("Install it there: {command}", command=install)
+    advice = phrase(
+        "Install {here} there as here, in an environment that is on the PATH of ssh or called "
+        "~/.local/share/rankdeck, until this tells it: ssh {host} rankdeck --version",
+        here=rankdeck.__version__,
+        host=host,
+    )
     return MachineError(message, code="no-rankdeck", advice=advice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -99,7 +100,7 @@ def test_a_name_that_ssh_would_take_for_more_than_a_name_is_refused(name: str) -
 
 
 def test_whatever_a_login_prints_comes_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = reached(FarHost(tmp_path, says=r"Last login: today\n{}\n"), monkeypatch)
+    host = reached(FarHost(tmp_path, says=r"Last login: today\n{}\nunended"), monkeypatch)
     with Link(host.name, lambda *_: None) as link:
         poll_until_up(link)
         poll_until(link, lambda: link.clock.offset_s is not None)
@@ -193,6 +194,29 @@ def test_the_far_end_leaves_when_nobody_speaks_to_it_and_when_nonsense_does() ->
         assert time.monotonic() - began_s < 30
         for handle in (*reads, *writes):
             os.close(handle)
+
+
+class EndsAtOnce(subprocess.Popen[bytes]):
+    """A process that speaks and ends while one asks whether it has."""
+
+    def poll(self) -> int | None:
+        return self.wait()
+
+
+def test_what_a_command_says_last_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankdeck.remote.serving.subprocess.Popen", EndsAtOnce)
+    reads, writes = os.pipe(), os.pipe()
+    thread = threading.Thread(target=Serving(reads[0], writes[1]).run)
+    thread.start()
+    os.write(reads[1], b'{"kind":"command","number":7,"argv":["--version"]}\n')
+    said = b""
+    while b'"ended"' not in said:
+        said += os.read(writes[0], 1 << 16)
+    os.close(reads[1])
+    thread.join()
+    assert b"rankdeck " in said.partition(b'"output"')[2]
+    for handle in (reads[0], *writes):
+        os.close(handle)
 
 
 def test_a_run_that_nobody_knows_there_is_said_in_its_words(host: FarHost) -> None:
