@@ -21,12 +21,12 @@ from tests.helpers.waiting import with_load
 SEED = 20_261_124
 FEW = (
     Drawn("a rank ends by SIGKILL", "ddp, ring", "save", 20, 1),
+    Drawn("os._exit(7)", "script, ddp", "loss", 25, 1),
     Drawn("a collective with different shapes", "ddp", "optimizer", 40, 0),
 )
 # These are also tried in tests/e2e/test_faults.py and, without torch, in tests/engine/launch.
 MORE = (
     Drawn("exception in backward", "pipeline-async", "backward", 30, 1),
-    Drawn("os._exit(7)", "script, ddp", "loss", 25, 1),
     Drawn("supervisor killed", "single", "optimizer", 30, 0),
 )
 
@@ -48,7 +48,6 @@ def test_every_kind_is_told_right(tmp_path: Path, name: str) -> None:
     assert not record.wrong, record
 
 
-@pytest.mark.slow
 def test_of_a_run_that_is_suspended_as_a_whole_nothing_is_told(tmp_path: Path) -> None:
     wanted = ("ddp, ring", "suspended", 4.0, 3.0)
     seed = next(
@@ -67,9 +66,7 @@ def test_of_healthy_runs_nothing_is_told(tmp_path: Path, seed: int) -> None:
     assert not record.wrong, record
 
 
-# One kill in the middle of a save, and what goes on to the bit: tests/e2e/test_resume.py.
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_a_storm_of_kills_loses_nothing(tmp_path: Path, seed: int) -> None:
     record = run_storm(seed, tmp_path / "storm", tmp_path / "undisturbed")
     assert not record.wrong and record.kills, record

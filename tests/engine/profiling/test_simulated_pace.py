@@ -200,5 +200,5 @@ def test_a_pace_that_cannot_be_held_is_refused_with_one_that_can(tmp_path: Path,
 
 def test_a_given_rate_that_can_be_held_decides_how_long_a_slot_is(tmp_path: Path) -> None:
     # 8 layers of 64 x 64 on 32 samples: 2 x 64 x 64 x 32 x 8 operations at 1e-2 x 1e9 a second.
-    samples = of_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 0.01", steps=8)
+    samples = of_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 0.01", steps=STEPS)
     assert shortest(samples, "forward") == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)
