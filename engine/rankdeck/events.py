@@ -385,6 +385,16 @@ class Collectives(Event, tag="collectives"):
     seconds: dict[str, float]
 
 
+class LossScale(Event, tag="loss_scale"):
+    """What fp16's loss is multiplied by from `step` on. A lower factor than before says that the gradients of
+    the step before were not finite, and that the optimizer left it out.
+    """
+
+    rank: int
+    step: int
+    scale: float
+
+
 class Evaluation(Event, tag="evaluation"):
     """Held-out loss over every held-out sample once; None where no target counts or it is not finite.
 
@@ -511,6 +521,7 @@ AnyEvent = (
     | Observed
     | Metrics
     | Collectives
+    | LossScale
     | Evaluation
     | ProblemRaised
     | RankFailed

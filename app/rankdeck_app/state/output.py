@@ -186,8 +186,7 @@ class OutputTail(threading.Thread):
             pass  # what it was started with cannot be read
         while not self._stopping.is_set():
             lines = [*self._new_log_lines(first), *self._new_event_lines()]
-            if first:
-                lines.sort(key=lambda line: line.t or 0.0)
+            lines.sort(key=lambda line: line.t or 0.0)
             first = False
             self.lines.extend(lines)
             self._stopping.wait(POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from rankdeck_app.widgets.painting import RIGHT, paint_outline, paint_segments, 
 
 _BAR = 12.0
 _LINE = 18.0
+_TOP = _BAR + 8
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Holder:
     name: str
     num_bytes: int | None
     note: str = ""
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}  {self.note}" if self.note else self.name
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class HolderList(Chart[HoldersFigure]):
         super().__init__(theme, HoldersFigure(), tr("Who holds the memory of the device"))
 
     def describe(self) -> str:
-        held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self.figure.holders]
+        held = [f"{item.words}: {_bytes(item.num_bytes)}" for item in self.figure.holders]
         return "; ".join([*held, *(f"{name}: {text}" for name, text in self.figure.facts)])
 
     def sizeHint(self) -> QSize:
@@ -63,24 +69,32 @@ class HolderList(Chart[HoldersFigure]):
         )
         paint_segments(painter, QRectF(0, 0, self.width(), _BAR), segments, least=1.0)
         paint_outline(painter, QRect(0, 0, self.width(), int(_BAR)), self._theme.color("contrastBorder"))
-        top = _BAR + 8
-        facts = list(self.figure.facts)
-        room = self.height() - top
-        lines = list(self.figure.holders)
-        most = max(1, int((room - (_LINE * len(facts) + 6 if facts else 0)) // _LINE))
-        if len(lines) > most:
-            rest = lines[most - 1 :]
-            known = [item.num_bytes for item in rest if item.num_bytes is not None]
-            name = tr("{n} more", "{n} more", len(rest))
-            lines = [*lines[: most - 1], Holder("", name, sum(known) if known else None)]
-        for line in lines:
+        top = _TOP
+        for line in self._lines():
             self._paint_line(painter, line, top)
             top += _LINE
         top += 6
-        for name, text in facts:
+        for name, text in self.figure.facts:
             if top + _LINE <= self.height() + 1:
                 self._paint_fact(painter, name, text, top)
             top += _LINE
+
+    def _lines(self) -> Sequence[Holder]:
+        """Those that there is room for, above the facts."""
+        lines, num_facts = self.figure.holders, len(self.figure.facts)
+        room = self.height() - _TOP - (_LINE * num_facts + 6 if num_facts else 0)
+        most = max(1, int(room // _LINE))
+        if len(lines) <= most:
+            return lines
+        rest = lines[most - 1 :]
+        known = [item.num_bytes for item in rest if item.num_bytes is not None]
+        name = tr("{n} more", "{n} more", len(rest))
+        return [*lines[: most - 1], Holder("", name, sum(known) if known else None)]
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        """A line in full: a command is longer than most cards are wide."""
+        lines, place = self._lines(), int((y - _TOP) // _LINE)
+        return html.escape(lines[place].words) if 0 <= place < len(lines) and lines[place].note else ""
 
     def _brush(self, kind: str) -> QBrush | QColor | None:
         """The sign of a kind; what is free has none."""
@@ -97,9 +111,8 @@ class HolderList(Chart[HoldersFigure]):
         held = paint_text(painter, box, _bytes(item.num_bytes), ink, 11, RIGHT, mono=True)
         used = painted_width(painter, held) + 10
         ink = colors.muted if item.kind in ("free", "driver", "") else colors.foreground
-        words = f"{item.name}  {item.note}" if item.note else item.name
         elide = Qt.TextElideMode.ElideRight
-        paint_text(painter, box.adjusted(15, 0, -used, 0), words, ink, 11, elide=elide)
+        paint_text(painter, box.adjusted(15, 0, -used, 0), item.words, ink, 11, elide=elide)
 
     def _paint_fact(self, painter: QPainter, name: str, text: str, top: float) -> None:
         box = QRectF(0, top, self.width(), _LINE)

@@ -25,6 +25,8 @@ STACKS = "RANKDECK_STACKS"
 """In a rank's environment: the file that SIGUSR1 makes it write its stacks to, even when it is blocked inside
 a collective."""
 STEP = "step"
+NOT_BEGUN = "not begun"
+"""Of a rank that has never beaten, as its supervisor sees it."""
 FIRST_STEP = "first step"
 """Of an attempt: it takes longer than any other."""
 SAVING = "saving"

@@ -63,9 +63,17 @@ def problem(raised: Problem, file: str | None = None) -> None:
     if raised.advice:
         words.append(f"\n{raised.advice}", style="default not bold")
     # A rank that failed for a reason of ours wrote just these words.
-    for line in (line for line in raised.last_lines if line.strip() not in words.plain):
-        words.append(f"\n  | {line}", style="default dim not bold")
+    shown = [f"  | {line}" for line in raised.last_lines if line.strip() not in words.plain]
+    for line in (*shown, *seen_lines(raised)):
+        words.append(f"\n{line}", style="default dim not bold")
     err().print(words, soft_wrap=True)
+
+
+def seen_lines(raised: Problem) -> Iterable[str]:
+    """What was seen, and where; of a line that stands among the rank's own last ones only where."""
+    for seen in raised.evidence:
+        text = "" if seen.text in (line.strip() for line in raised.last_lines) else seen.text
+        yield "  " + "  ".join(filter(None, (text, f"({seen.place})" if seen.place else "")))
 
 
 def problems_json(problems: Iterable[Problem]) -> None:

@@ -151,9 +151,10 @@ def _accuracy(*, trust: bool, as_json: bool) -> int:
     """One row per device of every run that left a measured peak, and how far off predictions were."""
     from rankdeck import rundir
     from rankdeck.cli.plan_tables import accuracy_table, spread_in_words
-    from rankdeck.planner.accuracy import compare, spread_of
 
     runs = _without_refused(rundir.list_runs(rundir.default_runs_folder()), trust=trust)
+    from rankdeck.planner.accuracy import compare, spread_of
+
     compared = [row for run in runs for row in compare(run)]
     if as_json:
         console.as_json([{**vars(row), "error": row.error} for row in compared])
@@ -169,7 +170,7 @@ def _accuracy(*, trust: bool, as_json: bool) -> int:
 def _without_refused(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
     """Those whose prediction is there already, or may be made: that executes what a run names."""
     from rankdeck.config.consent import is_known
-    from rankdeck.planner.accuracy import to_predict
+    from rankdeck.run.prediction import to_predict
 
     planned: dict[RunDir, RunConfig] = {}
     for run in runs:

@@ -72,7 +72,9 @@ def show(
 ) -> int:
     """Show what a run did and what it cost on every device, beside what was predicted; or how a race went."""
     from rankdeck.cli.summary import print_report
-    from rankdeck.run.summary import summarise
+    from rankdeck.diagnose.why import findings_of
+    from rankdeck.run.fold import read_fold
+    from rankdeck.run.summary import problem_facts, summarise
 
     race = find_race(name) if attempt is None else None
     if race is not None:
@@ -82,13 +84,17 @@ def show(
     run = find_run(name)
     _check_attempt(run, attempt)
     if with_plan:
-        from rankdeck.planner.accuracy import predict, to_predict
+        from rankdeck.run.prediction import to_predict
 
         planned = to_predict(run)
         if planned is not None:
             check_trust(run, planned, trust=trust)
-        predict(run)
-    facts = summarise(run, attempt=attempt)
+            from rankdeck.planner.accuracy import predict
+
+            predict(run)
+    fold = read_fold(run, attempt=attempt, curves=True)
+    facts = summarise(run, fold, attempt=attempt)
+    facts["findings"] = [*map(problem_facts, findings_of(run, fold, is_over=facts["outcome"] != "running"))]
     if as_json:
         console.as_json(facts, indent=2)
     else:

@@ -99,7 +99,7 @@ def print_report(facts: Mapping[str, Any]) -> None:
         out.print(f"\nmemory{source}", style="dim", soft_wrap=True)
         out.print(_devices_table(facts["devices"], "live"))
     script_report.print_metrics(out, facts["metrics"])
-    _print_problems(facts["problems"])
+    _print_problems(facts["problems"] + facts.get("findings", []))
 
 
 def _print_problems(problems: Iterable[Mapping[str, Any]]) -> None:
@@ -149,6 +149,8 @@ def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         accuracy = evaluation["accuracy"]
         words = loss_in_words(evaluation["loss"])
         yield "held-out loss", words + (f", accuracy {_percent(accuracy, 2)}" if accuracy is not None else "")
+    if scaling := facts["loss_scaling"]:
+        yield "loss scale", f"{scaling['scale']:g}, steps left out: {scaling['num_left_out']}"
     if left_out := left_out_in_words(**facts["data"] or {}):
         yield "data", left_out
     if facts["samples_per_s"] is not None:

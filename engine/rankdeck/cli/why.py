@@ -102,11 +102,8 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
     for problem in map(with_offer, found):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
         out.print(problem.headline(), style=style, soft_wrap=True)
-        for seen in problem.evidence:
-            place = f"  ({seen.place})" if seen.place else ""
-            out.print(f"  {seen.text}{place}", style="dim", soft_wrap=True)
-        for line in problem.last_lines:
-            out.print(f"  | {line}", style="dim", soft_wrap=True)
+        for line in (*console.seen_lines(problem), *(f"  | {line}" for line in problem.last_lines)):
+            out.print(line, style="dim", soft_wrap=True)
         if problem.advice:
             out.print(f"  {problem.advice}", soft_wrap=True)
         if problem.cure and can_change:

@@ -42,7 +42,7 @@ class StepAxis:
 
 
 def step_axis(fold: Fold, by: str) -> StepAxis:
-    """One of BY. By samples it is empty where nobody knows how many a step has."""
+    """One of BY; empty where steps have no places: their samples are not known, or their times are none."""
     assert by in BY, by
     steps, places = [np.empty(0)], [np.empty(0)]
     end = 0.0
@@ -50,15 +50,16 @@ def step_axis(fold: Fold, by: str) -> StepAxis:
         known, rise = _knots(one, by)
         if not len(known):
             continue
-        if by == "samples" and not np.isfinite(rise).all():
-            return StepAxis(np.empty(0), np.empty(0))
         if by == "samples" and len(steps) == 1:
             # Of an attempt that stands alone: what the steps before it saw, if each had as many as its own.
             end = (known[0] - 1) * float(rise[-1]) / len(one.table)
         steps.append(known)
         places.append(known if by == "step" else end + rise)
         end = float(places[-1][-1])
-    return StepAxis(np.concatenate(steps), np.maximum.accumulate(np.concatenate(places)))
+    together = np.concatenate(places)
+    if not np.isfinite(together).all():
+        return StepAxis(np.empty(0), np.empty(0))
+    return StepAxis(np.concatenate(steps), np.maximum.accumulate(together))
 
 
 def _knots(one: Attempt, by: str) -> tuple[Floats, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from rankdeck.base.phrases import phrase
@@ -76,6 +77,8 @@ def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
     if base.value <= 0 or value.value < 0:
         return ""
     ratio = value.value / base.value
+    if math.isinf(ratio):
+        return ""
     if ratio >= 2:
         return f"{ratio:.3g}×" if ratio < 100 else f"{format_count(ratio)}×"
     percent = 100 * (ratio - 1)

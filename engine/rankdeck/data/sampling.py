@@ -104,7 +104,8 @@ class StepBatches:
         if num_samples < global_batch:
             raise DataError(
                 phrase(
-                    "The training data has {num_samples} samples, but train.global_batch = {global_batch}.",
+                    "train.global_batch = {global_batch} is more samples than the training data has: "
+                    "{num_samples}.",
                     num_samples=num_samples,
                     global_batch=global_batch,
                 ),

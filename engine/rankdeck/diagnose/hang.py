@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import FIRST_STEP, STEP, Beat
+from rankdeck.base.heartbeat import FIRST_STEP, NOT_BEGUN, STEP, Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, current, differing, missing
 from rankdeck.diagnose.own_code import is_own
@@ -254,6 +254,8 @@ def place(beat: Beat) -> Phrase:
     """'in step 20', 'in "evaluation" of step 20', or 'in "loading data"' before the first step; of a script
     'after step 20', 'in "backward" after step 20'."""
     step, phase = beat.step, beat.phase
+    if phase == NOT_BEGUN:
+        return phrase("at its very start")
     if phase in (STEP, FIRST_STEP) or (beat.is_after and phase == "script"):
         if not beat.is_after:
             return phrase("in step {step}", step=step)

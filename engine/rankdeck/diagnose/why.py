@@ -107,9 +107,13 @@ def problems_and_findings(run: RunDir, fold: Fold) -> list[Problem]:
     from rankdeck.run.summary import problems_of
 
     outcome = run.outcome()
-    seen = SeenRun(fold, _config_of(run), is_over=outcome != "running")
-    found = problems_of(run, fold, outcome) + findings(seen)
+    found = problems_of(run, fold, outcome) + findings_of(run, fold, is_over=outcome != "running")
     return sorted(found, key=lambda problem: _PLACES.get(problem.severity, 2))
+
+
+def findings_of(run: RunDir, fold: Fold, *, is_over: bool) -> list[Problem]:
+    """What a run's figures say. `fold` has curves."""
+    return findings(SeenRun(fold, _config_of(run), is_over=is_over))
 
 
 def _config_of(run: RunDir) -> RunConfig | None:

@@ -1,9 +1,20 @@
-"""Everything below this process, from /proc alone. Standard library only, as all of the guard."""
+"""Processes below this one, from /proc alone. Standard library only, as all of the guard."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+SUSPENDED = "T"
+"""By a signal (SIGSTOP), and not by a debugger."""
+SUSPENDED_S = 3.0
+_COUNTED_S = 1.5
+
+
+def state_and_parent(pid: int | str) -> tuple[str, int]:
+    """The kernel's letter for what a process does, and its parent. Raises: OSError where it is gone."""
+    state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+    return state.decode(), int(parent)
 
 
 def descendants() -> list[tuple[int, str]]:
@@ -11,10 +22,10 @@ def descendants() -> list[tuple[int, str]]:
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            state, parent = state_and_parent(entry.name)
         except OSError:
             continue
-        children.setdefault(int(parent), []).append((int(entry.name), state.decode()))
+        children.setdefault(parent, []).append((int(entry.name), state))
     below: list[tuple[int, str]] = []
     waiting = [os.getpid()]
     while waiting:
@@ -22,3 +33,22 @@ def descendants() -> list[tuple[int, str]]:
             below.append(child)
             waiting.append(child[0])
     return below
+
+
+class SuspendedChild:
+    """Sees that a child has been suspended for a while, and says so once of each time."""
+
+    def __init__(self) -> None:
+        self._looked_s = self._suspended_s = 0.0
+        self._is_told = False
+
+    def look(self, pid: int, now_s: float) -> bool:
+        """Of the time since the last look not all counts: both may have been suspended together."""
+        since_s, self._looked_s = min(now_s - self._looked_s, _COUNTED_S), now_s
+        try:
+            is_suspended = state_and_parent(pid)[0] == SUSPENDED
+        except OSError:
+            is_suspended = False
+        self._suspended_s = self._suspended_s + since_s if is_suspended else 0.0
+        was_told, self._is_told = self._is_told, self._suspended_s > SUSPENDED_S
+        return self._is_told and not was_told

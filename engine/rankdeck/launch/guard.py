@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
-from rankdeck.launch.descendants import descendants
+from rankdeck.launch.descendants import SuspendedChild, descendants
 from rankdeck.launch.last_word import LastWord, how_it_was_killed, phrase
 from rankdeck.launch.saves import SaveWatch, was_cut_off
 from rankdeck.launch.whereabouts import Whereabouts
@@ -99,7 +99,7 @@ class Guard:
         self._max_restarts: int = spec.get("max_restarts", 0)
         self._word = LastWord(self._run, self._attempt)
         self._kill_at: float | None = None
-        self._saves = SaveWatch(self._run)
+        self._saves, self._suspended = SaveWatch(self._run), SuspendedChild()
         self._words = b""
         self._words_end = -1
         # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
@@ -197,6 +197,8 @@ class Guard:
                 self.stop(now=True)
             self.whereabouts.follow()
             now_s = time.monotonic()
+            if self._suspended.look(self._supervisor, now_s):
+                self._word.tell_suspended(self._supervisor)
             if self._kill_at is not None and now_s >= self._kill_at:
                 if self._saves.goes_on():
                     self._kill_at = now_s + STOP_S

@@ -87,6 +87,14 @@ class LastWord:
             }
         self._tell({"kind": "problem", "problem": problem})
 
+    def tell_suspended(self, supervisor: int) -> None:
+        self.tell_problem(
+            "supervisor-suspended",
+            phrase("The run's supervisor is suspended by a signal (SIGSTOP): nobody watches its ranks."),
+            phrase("Let it go on with: kill -CONT {pid}", pid=supervisor),
+            severity="warning",
+        )
+
     def tell_end(self, outcome: str, exit_code: int) -> None:
         """That the attempt is over: its supervisor was killed before it could."""
         end = {"outcome": outcome, "exit_code": exit_code, "attempt": self.attempt()}

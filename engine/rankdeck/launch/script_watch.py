@@ -28,7 +28,7 @@ from rankdeck.diagnose.hang import COMPUTING, Standing, place
 from rankdeck.diagnose.script_hang import standing_still
 from rankdeck.diagnose.tracebacks import ended_by_then, failure_of, raised_in_thread
 from rankdeck.launch.children import Child
-from rankdeck.launch.processes import is_running, signal_handled
+from rankdeck.launch.processes import is_running, is_suspended, signal_handled
 from rankdeck.launch.stacks import Answer, ask
 from rankdeck.launch.watch import Watch
 from rankdeck.run.script_words import name_of
@@ -54,7 +54,7 @@ class ScriptWatch(Watch):
         self._started: dict[int, tuple[int, events.RankStarted]] = {}
 
     def begin(self, ranks: Sequence[Child]) -> None:
-        self.ranks = ranks
+        self.ranks, self._started_s = ranks, time.monotonic()
 
     def prepare(self) -> str:
         """The page of heartbeats, which ranks are told of when they are started."""
@@ -77,7 +77,10 @@ class ScriptWatch(Watch):
         if self.is_paused:
             self._excused_s = time.monotonic()
             return {}
-        return {rank: beat for rank, beat in self.beats().items() if self._lives(rank)}
+        beats = {rank: beat for rank, beat in self.beats().items() if self._lives(rank)}
+        silent = {rank: beat._replace(is_after=True) for rank, beat in self.silent().items()}
+        # Alone it may do whatever it likes before it trains, but for being suspended.
+        return beats | silent if beats or any(is_suspended(self._pid(rank)) for rank in silent) else {}
 
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
         """As of a run that only waits. An only rank that computes may well be writing a checkpoint."""
@@ -117,7 +120,7 @@ class ScriptWatch(Watch):
 
     def _observed(self, rank: int) -> events.RankStarted | None:
         """What an observed process said when it became this rank; the newest, where one followed another."""
-        path = self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl"
+        path = self._events(rank)
         try:
             size = path.stat().st_size
         except OSError:

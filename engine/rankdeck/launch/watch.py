@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.heartbeat import FINISHED, STEP, Beat, HeartbeatPage, HeartbeatReader
+from rankdeck.base.heartbeat import FINISHED, NOT_BEGUN, STEP, Beat, HeartbeatPage, HeartbeatReader
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.diagnose.calls import CollectiveCall
@@ -26,7 +26,7 @@ from rankdeck.diagnose.hang import Standing, suspicion
 from rankdeck.diagnose.patience import Patience, waited_for
 from rankdeck.diagnose.stacks import is_debugged
 from rankdeck.launch.children import Child
-from rankdeck.launch.processes import cpu_s, is_suspended, is_traced
+from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_handled
 from rankdeck.launch.saves import SaveWatch
 from rankdeck.launch.stacks import Answer, ask, calls_written, log_of
 from rankdeck.rundir import RunDir, events_from_end
@@ -66,7 +66,7 @@ class Watch:
         self.saves = SaveWatch(run.path)
         self.ranks: Sequence[Child] = ()
         self._page: HeartbeatPage | None = None
-        self._polled_s = self._spared_s = self._excused_s = 0.0
+        self._started_s = self._polled_s = self._spared_s = self._excused_s = 0.0
         self._began_s = self._still_s = 0.0  # when they stood still, and for how long somebody has looked on
         self._asleep_s = _asleep_s()
         self._suspected: tuple[int, int] | None = None
@@ -74,7 +74,7 @@ class Watch:
         self._standing = Standing({})
 
     def begin(self, ranks: Sequence[Child]) -> None:
-        self.ranks = ranks
+        self.ranks, self._started_s = ranks, time.monotonic()
         self._page = HeartbeatPage(len(ranks))
 
     @property
@@ -112,7 +112,17 @@ class Watch:
 
     def living_beats(self) -> dict[int, Beat]:
         """Of the ranks that may stand still."""
-        return self.beats()
+        return self.beats() | self.silent()
+
+    def silent(self) -> dict[int, Beat]:
+        """Ranks that live and have told nothing at all: as if they had beaten when they were started. One
+        that writes events is at work and has no page."""
+        beats, beat = self.beats(), Beat(0, NOT_BEGUN, self._started_s)
+        return {
+            rank.rank: beat
+            for rank in self.ranks
+            if rank.rank not in beats and rank.exit_code is None and not _num_bytes(self._events(rank.rank))
+        }
 
     def _excuse_sleep(self, now_s: float) -> None:
         """Where nobody looked for long, this machine or this process slept, and the ranks with it."""
@@ -232,8 +242,12 @@ class Watch:
         )
 
     def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
-        """Where these stand. Only ranks that have beaten know what SIGUSR1 means."""
-        asked = {rank.rank: partial(rank.send, signal.SIGUSR1) for rank in self.ranks if rank.rank in ranks}
+        """Where these stand."""
+        asked = {
+            rank.rank: partial(signal_handled, rank.pid, signal.SIGUSR1)
+            for rank in self.ranks
+            if rank.rank in ranks
+        }
         return ask(self._run, self._attempt, asked, with_calls=len(self.ranks) > 1)
 
     def patience_s(self) -> float:
@@ -317,7 +331,10 @@ class Watch:
 
     def _tail(self, rank: int) -> list[events.AnyEvent]:
         """The last events of a rank, the newest first."""
-        return self._tail_of(self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl")
+        return self._tail_of(self._events(rank))
+
+    def _events(self, rank: int) -> Path:
+        return self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl"
 
     @staticmethod
     def _tail_of(path: Path) -> list[events.AnyEvent]:

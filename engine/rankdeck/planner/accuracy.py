@@ -24,7 +24,7 @@ from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.run.prediction import prediction_file, read_prediction
+from rankdeck.run.prediction import prediction_file, read_prediction, to_predict
 from rankdeck.run.summary import summarise
 from rankdeck.rundir import RunDir
 
@@ -58,18 +58,6 @@ def predict(run: RunDir) -> PlanLine | None:
     (line,) = plan_lines_of(config, [candidate], target_of_run(infos))
     files.write_own(prediction_file(run), plan_lines.encode(line))
     return line
-
-
-def to_predict(run: RunDir) -> RunConfig | None:
-    """The configuration that `predict` would plan, which executes what it names; None where the line is known
-    or the run never began.
-
-    Raises: ConfigError when it cannot be read.
-    """
-    if read_prediction(run) is not None:
-        return None
-    config = run.config()
-    return config if run.environment().get("devices") else None
 
 
 def target_of_run(infos: Sequence[DeviceInfo]) -> Target:

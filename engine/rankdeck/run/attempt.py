@@ -19,6 +19,7 @@ from rankdeck.run.bounds import MOST_RANKS
 from rankdeck.run.curves import ScriptCurves, StepCurves
 from rankdeck.run.devices import AttemptDevice
 from rankdeck.run.metrics import POINTS_HELD, LoggedCurves
+from rankdeck.run.scaling import Scaling
 from rankdeck.run.script_steps import ScriptJoiner
 from rankdeck.run.script_told import ScriptTold
 from rankdeck.run.series import Floats, Series
@@ -63,6 +64,7 @@ class Attempt:
         self.sync: dict[int, events.Comm] = {}
         self.pipeline: dict[int, events.Pipeline] = {}
         self.anatomies = Anatomies()
+        self.scaling = Scaling()
         self.joiner: Joiner | ScriptJoiner = Joiner()
         self._early: list[StepBlock] = []
         """Steps that were read before it was known what kind of run they are of."""
@@ -224,6 +226,7 @@ class Attempt:
         for device in self.devices.values():
             device.cut(last)
         self.anatomies.cut(last)
+        self.scaling.cut(last)
         if self.curves is not None:
             self.curves.cut(last)
         return True
@@ -239,6 +242,8 @@ class Attempt:
                 self.phases[event.rank] = event.phase
                 self.told.ranks[event.rank] = event
                 self._find_alone()
+            case events.LossScale():
+                self.scaling.take(event, self.last)
             case events.Observed():
                 self.told.seen[event.rank] = event
             case events.Collectives():

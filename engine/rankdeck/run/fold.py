@@ -390,9 +390,11 @@ class Fold:
         return imbalance_of({index: device.peak_bytes for index, device in self.devices.items()})
 
 
-def read_fold(run: RunDir, *, attempt: int | None = None, rows_held: int | None = ROWS_HELD) -> Fold:
+def read_fold(
+    run: RunDir, *, attempt: int | None = None, rows_held: int | None = ROWS_HELD, curves: bool = False
+) -> Fold:
     """Everything that is in the run's directory now, or was when attempt `attempt` ended."""
-    fold, reader = Fold(rows_held, curves=False), EventReader(run, last_attempt=attempt)
+    fold, reader = Fold(rows_held, curves=curves), EventReader(run, last_attempt=attempt)
     for batch in batches(reader):
         fold.apply(batch)
     return fold

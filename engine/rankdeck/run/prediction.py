@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from rankdeck.base import files
+from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import RunDir
@@ -23,3 +24,15 @@ def read_prediction(run: RunDir) -> PlanLine | None:
         return plan_lines.decode(files.read_bytes(prediction_file(run)))
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def to_predict(run: RunDir) -> RunConfig | None:
+    """The configuration that a prediction would plan, which executes what it names; None where the line is
+    known or the run never began.
+
+    Raises: ConfigError when it cannot be read.
+    """
+    if read_prediction(run) is not None:
+        return None
+    config = run.config()
+    return config if run.environment().get("devices") else None

@@ -87,7 +87,8 @@ class RunRows:
         """The row of a run or a race, made anew where the run's files are others than they were."""
         stamp, youngest = stamp_of(run.path)
         known = self._remembered(run.path, stamp)
-        if known is None:
+        # What somebody put together may be both.
+        if known is None or (known.race is not None) != isinstance(run, RaceDir):
             known = race_info(run) if isinstance(run, RaceDir) else read_info(run)
             self._remember(known, stamp, youngest)
         if isinstance(run, RaceDir) or known.outcome not in _WITHOUT_LAST_WORD:

@@ -22,6 +22,7 @@ from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.left_out import training_data
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
+from rankdeck.run.scaling import scaled
 from rankdeck.run.script_summary import script_facts
 from rankdeck.rundir import RunDir, read_labels
 
@@ -49,6 +50,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "steps": fold.step or 0,
         "attempts": fold.num_attempts,
         "loss": {"first": fold.first_loss(), "last": last_loss},
+        "loss_scaling": _loss_scaling(fold),
         "evaluation": _evaluation(fold.evaluation),
         "samples_per_s": fold.samples_per_s(),
         "step_s": fold.step_times(),
@@ -61,14 +63,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "pipeline": _pipeline(fold),
         "anatomy": _anatomy(fold),
         "pace": fold.started.pace if fold.started else None,
-        "problems": [
-            {
-                **msgspec.structs.asdict(problem),
-                "last_lines": list(problem.last_lines),
-                "evidence": msgspec.to_builtins(problem.evidence),
-            }
-            for problem in problems_of(run, fold, outcome)
-        ],
+        "problems": [*map(problem_facts, problems_of(run, fold, outcome))],
         "steps_measured": fold.num_steps_measured,
         "steps_planned": planned,
         "data": training_data(fold),
@@ -81,6 +76,14 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "unreadable": fold.counts.unreadable + fold.refused,
         "newer_events": fold.counts.newer,
         **script_facts(run, fold),
+    }
+
+
+def problem_facts(problem: Problem) -> dict[str, Any]:
+    return {
+        **msgspec.structs.asdict(problem),
+        "last_lines": list(problem.last_lines),
+        "evidence": msgspec.to_builtins(problem.evidence),
     }
 
 
@@ -142,6 +145,12 @@ def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
         "step": evaluation.step,
         "samples": evaluation.samples,
     }
+
+
+def _loss_scaling(fold: Fold) -> dict[str, Any] | None:
+    """Of fp16: what the loss is multiplied by, and how many steps were left out for it."""
+    found = scaled(fold.attempts.values())
+    return None if found is None else found._asdict()
 
 
 def _first_step_s(fold: Fold) -> float | None:

@@ -29,6 +29,14 @@ class LossScaling:
         scaled: Tensor = self._scaler.scale(torch.full((), factor, device=self._device))
         return scaled
 
+    @property
+    def scale(self) -> Tensor | None:
+        """The factor of this step, on the device: nothing waits for it. None where nothing is scaled."""
+        if not self.is_on:
+            return None
+        scale: Tensor = self._scaler.scale(torch.ones((), device=self._device))
+        return scale
+
     def unscale(self, optimizer: Optimizer) -> None:
         """Gradients as they would be without scaling; before they are clipped."""
         if self.is_on:

@@ -37,6 +37,7 @@ class StepFacts:
     step_s: float
     ended: float
     grad_norm: Any = None
+    loss_scale: Any = None
 
 
 class _Columns:
@@ -49,6 +50,7 @@ class _Columns:
         self._totals = self._to_host([total for total, _ in losses])
         self._counts = self._to_host([count for _, count in losses])
         self._norms = self._to_host([facts.grad_norm for facts in steps if facts.grad_norm is not None])
+        self._scales = self._to_host([facts.loss_scale for facts in steps if facts.loss_scale is not None])
 
     def _to_host(self, values: list[Any]) -> Any:
         if not values:
@@ -81,6 +83,10 @@ class _Columns:
             grad_norm=_numbers(self._norms),
         )
 
+    def loss_scales(self) -> list[float]:
+        """What the loss of each step was multiplied by; none where nothing is scaled. They have arrived."""
+        return _numbers(self._scales) or []
+
 
 def _numbers(column: Any) -> Any:
     if isinstance(column, Tensor):
@@ -101,6 +107,7 @@ class StepReporter:
         self._on_gpu = device.type == "cuda"
         self._steps: list[StepFacts] = []
         self._travelling: _Columns | None = None
+        self._loss_scale: float | None = None
         self._sent_s = time.monotonic()
         self._every_s = FLUSH_S / 2 if self._on_gpu else FLUSH_S
 
@@ -132,6 +139,10 @@ class StepReporter:
         self._travelling = None
         event = columns.event(self._rank)
         self._writer.write(event)
+        for step, scale in enumerate(columns.loss_scales(), start=event.first):
+            if scale != self._loss_scale and self._rank == 0:
+                self._writer.write(events.LossScale(rank=0, step=step, scale=scale))
+            self._loss_scale = scale
         totals = enumerate(event.loss_sum or (), start=event.first)
         bad = ((step, total) for step, total in totals if total is not None and not math.isfinite(total))
         return next(bad, None)

@@ -72,6 +72,7 @@ class OptimizerStep:
         train, strategy = self._train, self._strategy
         if not strategy.steps_itself:
             self._optimizer.zero_grad(set_to_none=True)
+        loss_scale = self._scaling.scale
         total: Any = None
         count: Any = 0
         of_step = self._epochs.samples_of(step - 1)
@@ -94,8 +95,8 @@ class OptimizerStep:
             self._set_rate(factor)
             with strategy.stepping():
                 self._scaling.step(self._optimizer)
-        loss = (total, count) if strategy.reports_loss() else None
-        return StepFacts(step, loss, self._base_rates[0] * factor, sum(own_samples), 0.0, time.time(), norm)
+        loss, rate = (total, count) if strategy.reports_loss() else None, self._base_rates[0] * factor
+        return StepFacts(step, loss, rate, sum(own_samples), 0.0, time.time(), norm, loss_scale)
 
     def _own_samples(self, of_step: int) -> list[int]:
         """How many of a step's samples this rank has in each part."""

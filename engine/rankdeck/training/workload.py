@@ -183,8 +183,8 @@ def _steps(config: RunConfig, num_samples: int) -> int:
     if num_samples < train.global_batch:
         raise DataError(
             phrase(
-                "The training data has {num_samples} samples, fewer than train.global_batch = "
-                "{global_batch}.",
+                "train.global_batch = {global_batch} is more samples than the training data has: "
+                "{num_samples}.",
                 num_samples=num_samples,
                 global_batch=train.global_batch,
             ),

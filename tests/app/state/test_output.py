@@ -147,3 +147,19 @@ def test_a_script_speaks_for_itself_and_its_progress_bar_is_no_flood(tmp_path: P
     finally:
         tail.stop()
         written.lose()
+
+
+def test_what_comes_together_stands_in_the_order_of_its_times(run: RunDir) -> None:
+    tail = OutputTail(run.path)
+    tail.start()
+    writer = run.writer("rank-0")
+    writer.write(steps(1))
+    wait_until(lambda: tail.lines)
+    for at in range(40):
+        with (run.logs_folder / "rank-0.0.out").open("a") as log:
+            log.write(f"print {at}\n")
+        writer.write(events.Phase(rank=0, phase=f"phase {at}"))
+    wait_until(lambda: len(tail.lines) == 81)
+    tail.stop()
+    whole = [line for line in tail.lines if line.text.startswith(("print", "phase"))]
+    assert whole == sorted(whole, key=lambda line: line.t or 0.0)

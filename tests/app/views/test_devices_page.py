@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 
 import pytest
@@ -141,7 +142,7 @@ def test_only_devices_that_somebody_uses_together_are_compared(app: App) -> None
 def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) -> None:
     page = opened(app)
     users = [
-        ProcessUse(7, "python", 4 * GIB),
+        ProcessUse(7, "python", 4 * GIB, user="anna", command="python train.py <b>", host_bytes=3 * GIB),
         ProcessUse(8, None, 2 * GIB, foreign=True),
         ProcessUse(9, None, GIB, foreign=True),
     ]
@@ -152,6 +153,10 @@ def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) 
     found = {holder.name: holder.num_bytes for holder in figure.holders}
     assert found["python"] == 4 * GIB and found["other, outside this namespace"] == 3 * GIB
     assert found["in use, not told by whom"] == 10 * GIB
+    (python,) = (holder for holder in figure.holders if holder.name == "python")
+    assert python.note == "pid 7, anna, 3.0 GiB on the host, python train.py <b>"
+    lines = [page._holders.tooltip_at(5, y) for y in range(0, 200, 6)]
+    assert f"python  {html.escape(python.note)}" in lines
     assert sum(size for size in found.values() if size is not None) == figure.total_bytes == 80 * GIB
     assert page.cards["tracks"].title == "GPU 0"
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rankdeck import events
-from rankdeck.base.errors import Problem
+from rankdeck.base.errors import Evidence, Problem
 from rankdeck.cli import console
 from rankdeck.cli.lines import PlainLines
 from rankdeck.cli.live import bar, device_bars
@@ -287,3 +287,15 @@ def test_words_from_anywhere_do_not_act_on_a_terminal(capsys: pytest.CaptureFixt
     PlainLines().say(hostile)
     told = "".join(capsys.readouterr())
     assert told.count("?]0;title") == 6 and not set("\x1b\x07\x9b\u202e\r") & set(told)
+
+
+def test_a_problem_says_where_it_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    last, seen = "ValueError: no", Evidence("3 of 4 ranks agree", "events/rank-0.0.jsonl")
+    quoted = Evidence(last, "logs/rank-1.0.err", 12)
+    console.problem(Problem("x", "It failed.", last_lines=(last,), evidence=(quoted, seen)))
+    assert capsys.readouterr().err.splitlines() == [
+        "It failed.",
+        "  | ValueError: no",
+        "  (logs/rank-1.0.err:12)",
+        "  3 of 4 ranks agree  (events/rank-0.0.jsonl)",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -220,3 +221,12 @@ def test_a_strangers_script_is_run_again_only_when_that_is_said(tmp_path: Path) 
     again = rankdeck_here("resume", written.path, "--trust", "--detach", code=0).out.strip()
     wait_until_gone(RunDir(Path(again)))
     assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("asking", [("show", "RUN", "--plan"), ("plan", "--accuracy")])
+def test_nobody_waits_for_torch_to_be_asked(run: RunDir, asking: tuple[str, ...]) -> None:
+    arguments = [str(run.path) if one == "RUN" else one for one in asking]
+    code = (
+        f"import sys; from rankdeck.cli.app import run; run({arguments!r}); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, stdin=subprocess.DEVNULL)

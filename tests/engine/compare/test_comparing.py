@@ -20,6 +20,7 @@ from rankdeck.compare.reading import ReadRun, read
 from rankdeck.compare.table import Comparison, FigureRow, compare
 from rankdeck.compare.words import difference_in_words, shortened, step_time
 from rankdeck.run.summary import summarise
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
@@ -354,3 +355,22 @@ def test_labels_are_parted_and_stay_inside() -> None:
     assert all(b - a >= LABEL_HEIGHT for a, b in pairwise(sorted(heights))), "of the last two as well"
     assert ticks(0, 60, 6) == [0, 10, 20, 30, 40, 50, 60] and ticks(1.0, 1.0, 5) == [1.0]
     assert len(set(DASHES)) == len(DASHES) == MOST_RUNS and set(BY) == {"step", "time", "samples"}
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_times_beyond_all_numbers_have_no_axis(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(1)
+    for step, ended in ((1, -1.7e308), (2, 1.7e308)):
+        run.writer("rank-0").write(
+            events.Steps(rank=0, first=step, loss_sum=[1.0], count=[1.0], ended=[ended], step_s=[0.1])
+        )
+    run.lose()
+    fold = read(RunAt(run.path)).fold
+    assert step_axis(fold, "time").end is None and step_axis(fold, "step").end is not None
+    rankdeck_here("report", run.path, "--html", tmp_path / "page.html", "--by", "time", code=0)
+
+
+def test_what_is_beyond_all_numbers_times_as_much_is_not_told() -> None:
+    tiny, huge = Figure(5e-324), Figure(1e308)
+    assert difference_in_words("bytes", huge, tiny) == ""

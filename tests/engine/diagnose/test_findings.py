@@ -445,6 +445,28 @@ def test_a_scaler_that_skips_many_steps(script: Any) -> None:
     assert found(usual) == {}
 
 
+def test_fp16_that_leaves_out_many_steps(configured: Any) -> None:
+    run, usual = (configured(train={"precision": "fp16"}, devices={"use": "gpu:0,1"}) for _ in range(2))
+    for one, every in ((run, 10), (usual, 100)):
+        trained(one, falling(400))
+        scale, writer = 2.0**16, one.writer("rank-0")
+        writer.write(events.LossScale(rank=0, step=1, scale=scale))
+        for step in range(every, 400, every):
+            scale /= 2
+            writer.write(events.LossScale(rank=0, step=step + 1, scale=scale))
+        writer.write(events.LossScale(rank=0, step=400, scale=2 * scale))
+    problem = found(run)["gradient-overflow"]
+    assert problem.message == "The gradient scaler skips 10 % of the steps."
+    assert "39 steps skipped" in problem.evidence[0].text and "361 taken" in problem.evidence[0].text
+    assert problem.cure == {"train.precision": "bf16"}
+    assert found(usual) == {}
+    facts = rankdeck_here("show", run.path, "--json", code=0).json
+    assert facts["loss_scaling"] == {"scale": 2.0**-22, "num_left_out": 39}
+    assert [told["code"] for told in facts["findings"]] == ["gradient-overflow"]
+    report = rankdeck_here("show", run.path, code=0)
+    assert "steps left out: 39" in report.out and problem.message in report.err
+
+
 def test_a_learning_rate_of_zero(configured: Any, script: Any) -> None:
     run, decays, groups = configured({"use": "single"}), configured({"use": "single"}), script()
     trained(run, falling(1000), [1e-3] * 800 + [0.0] * 200)

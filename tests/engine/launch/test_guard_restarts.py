@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from rankdeck import events
 from rankdeck.launch.control import request_stop
+from rankdeck.launch.descendants import SUSPENDED, state_and_parent
 from rankdeck.rundir import EventReader, RunDir
 from tests.helpers import killing, launching
 from tests.helpers.launching import all_events, launch, problems, supervisor_pid
@@ -96,3 +98,20 @@ def test_a_script_begins_again_with_its_streams(tmp_path: Path) -> None:
     kill_supervisor(run)
     assert launching.ended(run).outcome == "completed"
     assert (run.logs_folder / "rank-0.1.out").read_bytes() == b"attempt 1\n"
+
+
+def test_a_supervisor_that_somebody_suspends_is_told_each_time_and_can_be_stopped(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs", {"launch": _LAUNCH})
+    wait_for_attempt(run, 0)
+    pid = supervisor_pid(run)
+    assert pid is not None
+    for num_told in (1, 2):
+        os.kill(pid, signal.SIGSTOP)
+        told = wait_until(lambda n=num_told: len(found := problems(run, "warning")) == n and found)
+        assert told[-1].code == "supervisor-suspended" and f"kill -CONT {pid}" in (told[-1].advice or "")
+        if num_told == 1:
+            os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: state_and_parent(pid)[0] != SUSPENDED)
+            time.sleep(1.5)  # the guard looks once a second
+    request_stop(run)
+    assert launching.ended(run).outcome == "stopped"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.patience import STEP_S
+from rankdeck.diagnose.patience import OTHER_S, STEP_S
 from rankdeck.launch.control import request_stop
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
@@ -62,3 +62,23 @@ def test_a_script_that_tells_nothing_is_not_suspected(tmp_path: Path, ranks: int
     run = launch_script(tmp_path, "print('hello')", ranks=ranks)
     assert finished(run)[0].outcome == "completed"
     assert not launching.problems(run, "warning")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_suspended_before_it_has_begun_is_told(tmp_path: Path) -> None:
+    """It has imported nothing yet that could be observed."""
+    early = "import os, signal\nif os.environ.get('RANK') == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    alone = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+    beats = "import torch\nfrom torch.optim import SGD\nimport time\ntime.sleep(1000)\n"
+    runs = [
+        launch_script(tmp_path / "two", early + beats, ranks=2),
+        launch_script(tmp_path / "one", alone, ranks=1),
+    ]
+    for run in runs:
+        (told,) = wait_until(
+            lambda run=run: launching.problems(run, "warning"), deadline_s=OTHER_S + 20, what="a warning"
+        )
+        assert told.code == "rank-suspended" and "at its very start, suspended" in told.message
+        request_stop(run)
+    for run in runs:
+        assert finished(run)[0].outcome == "stopped"

@@ -172,6 +172,19 @@ def test_whoever_computes_alone_may_be_slow(watched: Callable[..., Watched]) -> 
     assert warning.advice is not None and warning.advice.startswith("It computes")
 
 
+def test_a_rank_that_has_never_beaten_is_told_unless_it_tells_events(watched: Callable[..., Watched]) -> None:
+    both = watched(num_ranks=2)
+    both.hearts[0].beat(0, "joining the other ranks")
+    both.wait(90)
+    (warning,) = both.told
+    assert (warning.code, warning.rank) == ("hang-suspected", 1)
+    assert "it stands at its very start, while the others wait" in warning.message
+    unheard = watched(num_ranks=2)
+    for rank in range(2):
+        unheard.run.writer(f"rank-{rank}").write(events.Phase(rank=rank, phase="training"))
+    assert not unheard.wait(600) and not unheard.told, "at work, without a page"
+
+
 def test_several_are_ended_whether_or_not_they_compute_once_they_have_begun(
     watched: Callable[..., Watched],
 ) -> None:

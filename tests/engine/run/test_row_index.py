@@ -18,7 +18,7 @@ from rankdeck.run.row import RunFigures, RunInfo, read_info
 from rankdeck.run.row_figures import FollowedFigures, figures_of
 from rankdeck.run.row_index import RunRows, index_file, read_index, stamp_of
 from rankdeck.run.summary import summarise
-from rankdeck.rundir import RunDir, labels_stamp, list_folder, read_labels, write_labels
+from rankdeck.rundir import RaceDir, RunDir, labels_stamp, list_folder, read_labels, write_labels
 from tests.helpers.many_runs import write_many
 from tests.helpers.written_run import WrittenRun
 
@@ -248,3 +248,14 @@ def test_every_fact_of_a_row_survives_being_kept(runs: Path) -> None:
     assert (again.reason, again.started, again.path) == (odd.reason, odd.started, odd.path)
     with pytest.raises(msgspec.MsgspecError):
         row_index._decode(row_index._encode(odd)[:-3])
+
+
+def test_a_folder_that_is_both_a_run_and_a_race_is_listed_as_either(runs: Path) -> None:
+    run = list_folder(runs)[0]
+    (run.path / "race.json").write_text("{}")
+    (run.path / "entries").mkdir()
+    rows = RunRows()
+    for _ in range(2):
+        assert rows.info(run).race is None
+        assert rows.info(RaceDir(run.path)).race is not None
+        rows.save()

@@ -219,5 +219,5 @@ def test_a_plan_refuses_what_a_run_would() -> None:
 
 
 def test_an_epoch_that_is_shorter_than_a_step_is_refused() -> None:
-    with pytest.raises(DataError, match="has 15 samples, fewer than"):
+    with pytest.raises(DataError, match="more samples than the training data has: 15"):
         here(configuration("mlp", 15, '{ use = "single" }', 1))

@@ -57,3 +57,12 @@ def test_fp16_is_for_gpus_and_whole_gradients() -> None:
         configured("fp16", "ddp", "cpu:2")
     with pytest.raises(ConfigError, match="gradient scaler"):
         configured("fp16", "fsdp", "gpu:0,1")
+
+
+def test_the_factor_is_that_of_the_step_and_nobody_has_one_without_fp16() -> None:
+    scaling = LossScaling(CPU, is_on=True)
+    before = scaling.scale
+    one_step(scaling, overflow=True)
+    assert before is not None and scaling.scale is not None
+    assert float(scaling.scale) == float(before) / 2
+    assert LossScaling(CPU, is_on=False).scale is None

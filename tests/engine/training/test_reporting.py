@@ -91,3 +91,20 @@ def test_how_busy_threads_are_is_told_now_and_then(tmp_path: Path) -> None:
     assert not meter.due()
     meter._last -= reporting.SAMPLE_S
     assert meter.due()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_tells_when_the_factor_of_the_loss_changes(tmp_path: Path, rank: int) -> None:
+    run = RunDir(tmp_path)
+    reporter = StepReporter(run.writer(f"rank-{rank}"), rank, CPU)
+    for step, scale in enumerate((4.0, 4.0, 2.0, 2.0, 4.0), start=3):
+        one = facts(step, 1.0)
+        one.loss_scale = torch.tensor(scale)
+        reporter.add(one)
+        if step == 4:
+            reporter.flush()
+    reporter.flush()
+    told = [event for _, event in EventReader(run).read() if isinstance(event, events.LossScale)]
+    assert [(event.step, event.scale) for event in told] == (
+        [(3, 4.0), (5, 2.0), (7, 4.0)] if not rank else []
+    )

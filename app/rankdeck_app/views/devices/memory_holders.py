@@ -8,7 +8,7 @@ import msgspec
 
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
-from rankdeck.events import DeviceMemory
+from rankdeck.events import DeviceMemory, ProcessUse
 from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
 from rankdeck_app.language import tr
@@ -43,7 +43,7 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
         return HoldersFigure(tuple(_by_kind(gpu, device, memory)), gpu.total_bytes, _facts(gpus, gpu))
     kind = "run" if gpu.run is not None else "others"
     listed = [
-        Holder(kind, item.name or "?", item.used_bytes, _note(item.pid, item.type))
+        Holder(kind, item.name or "?", item.used_bytes, _note(item))
         for item in gpu.processes or ()
         if not item.foreign
     ]
@@ -75,8 +75,13 @@ def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Ho
             yield Holder(_SEGMENT_KINDS.get(name, name), tr(words.get(name, name)), segments[name])
 
 
-def _note(pid: int, kind: str) -> str:
-    return tr("pid {pid}", pid=pid) if kind == "compute" else tr("pid {pid}, graphics", pid=pid)
+def _note(item: ProcessUse) -> str:
+    """What there is room for first: whose it is, then what it runs."""
+    pid = tr("pid {pid}", pid=item.pid)
+    pid = pid if item.type == "compute" else tr("pid {pid}, graphics", pid=item.pid)
+    host = item.host_bytes
+    on_host = None if host is None else tr("{size} on the host", size=format_bytes(host))
+    return ", ".join(filter(None, (pid, item.user, on_host, item.command)))
 
 
 def _rest(gpu: GpuState, device: Device, attributed_bytes: int) -> list[Holder]:

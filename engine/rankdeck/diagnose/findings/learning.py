@@ -6,12 +6,14 @@ Losses are read from the curves, in bins: a fold without curves says nothing her
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_loss
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding, percent
+from rankdeck.run.scaling import scaled
 
 if TYPE_CHECKING:
     from rankdeck.run.series import Curve, Window
@@ -199,14 +201,11 @@ def no_gradient(seen: SeenRun) -> Problem | None:
 
 
 def gradient_overflow(seen: SeenRun) -> Problem | None:
-    """Of a script: a configured run's scaler tells nobody what it skips."""
     found = None
-    for rank, told in seen.fold.script.seen.items():
-        steps = seen.fold.script.steps_by_rank.get(rank)
-        taken = 0 if steps is None else steps.num_steps
-        share = told.skipped / max(1, told.skipped + taken)
-        if told.skipped >= LEAST_SKIPPED and share >= SKIPPED_SHARE and (found is None or share > found[1]):
-            found = rank, share, told.skipped, taken
+    for rank, skipped, taken in _skipped_and_taken(seen):
+        share = skipped / max(1, skipped + taken)
+        if skipped >= LEAST_SKIPPED and share >= SKIPPED_SHARE and (found is None or share > found[1]):
+            found = rank, share, skipped, taken
     if found is None:
         return None
     rank, share, skipped, taken = found
@@ -224,8 +223,25 @@ def gradient_overflow(seen: SeenRun) -> Problem | None:
         advice=phrase(
             "Train in bf16, which has the range of fp32 and needs no scaler; or lower the learning rate and "
             "bound the gradients after scaler.unscale_(optimizer)."
+        )
+        if seen.config is None
+        else phrase(
+            "Train in bf16, which has the range of fp32 and needs no scaler; or lower "
+            "train.optimizer.lr and set train.clip_norm = 1.0."
         ),
+        cure={} if seen.config is None else {"train.precision": "bf16"},
     )
+
+
+def _skipped_and_taken(seen: SeenRun) -> Iterator[tuple[int, int, int]]:
+    """(rank, steps skipped, steps taken). All ranks of a configured run do the same, and count both as
+    steps."""
+    attempts = seen.fold.attempts.values()
+    if (found := scaled(attempts)) is not None:
+        yield 0, found.num_left_out, max(0, sum(len(one.table) for one in attempts) - found.num_left_out)
+    for rank, told in seen.fold.script.seen.items():
+        steps = seen.fold.script.steps_by_rank.get(rank)
+        yield rank, told.skipped, 0 if steps is None else steps.num_steps
 
 
 def learning_rate_zero(seen: SeenRun) -> Problem | None:
