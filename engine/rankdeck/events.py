@@ -474,7 +474,7 @@ class CheckpointSaved(Event, tag="checkpoint"):
 
 
 class Dropped(Event, tag="dropped"):
-    """Lines that could not be written (a full disk): how many, and why."""
+    """Lines that could not be written: how many, and why in the words of the system (a full disk)."""
 
     lines: int
     reason: str

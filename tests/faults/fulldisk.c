@@ -1,5 +1,6 @@
 /* A disk without room: LD_PRELOAD this, and no call writes to a file below $FULLDISK_FOLDER while the file
- * $FULLDISK_SIGN is there. What lies there already may be written over. Only glibc's functions are caught.
+ * $FULLDISK_SIGN is there. What lies there already may be written over. With $FULLDISK_ERROR the disk has
+ * another fault, of that number (errno.h), and room enough. Only glibc's functions are caught.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,6 +19,11 @@ static int is_full(void) {
     return sign != NULL && access(sign, F_OK) == 0;
 }
 
+static int error_number(void) {
+    const char *number = getenv("FULLDISK_ERROR");
+    return number == NULL ? ENOSPC : atoi(number);
+}
+
 static int has_no_room(int fd) {
     int before = errno;
     if (!is_full()) {
@@ -32,7 +38,7 @@ static int has_no_room(int fd) {
     if (length <= 0 || folder == NULL) return 0;
     path[length] = 0;
     if (strncmp(path, folder, strlen(folder)) != 0) return 0;
-    errno = ENOSPC;
+    errno = error_number();
     return 1;
 }
 
@@ -61,7 +67,7 @@ ssize_t writev(int fd, const struct iovec *parts, int count) {
 
 static int is_below(const char *path) {
     const char *folder = getenv("FULLDISK_FOLDER");
-    return folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
+    return error_number() == ENOSPC && folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
 }
 
 int statvfs(const char *path, struct statvfs *told) {

@@ -105,6 +105,11 @@ def _damaged(act: str) -> Kind:
     return Kind(f"{act} at a restart", act, told, classes=OURS, moments=("late",), more=restarts)
 
 
+def _bad_disk(act: str, words: str) -> Kind:
+    told = Told((), (words,), rank="any", severity="reason", exit_codes=(1, 3))
+    return Kind(f"{act} from a step on", act, told, classes=OURS, moments=("middle",), loses_events=True)
+
+
 SIGNALS = (
     _signal("SIGKILL", "rank-killed"),
     _signal("SIGSEGV"),
@@ -273,6 +278,13 @@ HANGS = (
     _hang("deadlock on a lock, alone", "deadlock", ALONE_STILL, where=COMPUTES, classes=ALONE),
     _hang("waits for a pipe", "read a pipe", classes=SEVERAL),
     _hang(
+        "import hangs",
+        "sleep",
+        where=("import",),
+        classes=("ddp", "fsdp", "script, ddp"),
+        moments=("first",),
+    ),
+    _hang(
         "waits for a message that nobody sends",
         "receive",
         Told(("hang",), ("every rank waits", "recv"), rank="any"),
@@ -354,6 +366,21 @@ HANGS = (
     ),
 )
 MACHINE = (
+    Kind(
+        "supervisor suspended",
+        "nothing",
+        Told(
+            ("supervisor-suspended",),
+            ("suspended", "SIGSTOP"),
+            rank="none",
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+        outside="suspend supervisor",
+        hangs=True,
+        moments=("middle",),
+    ),
     Kind(
         "supervisor killed",
         "nothing",
@@ -452,6 +479,8 @@ DISK = (
         moments=("middle",),
         loses_events=True,
     ),
+    _bad_disk("disk read-only", "ead-only file system"),
+    _bad_disk("disk broken", "nput/output error"),
     Kind(
         "disk full for a moment",
         "disk full for a while",

@@ -25,6 +25,8 @@ def act(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:
             os.kill(_pid(folder, ranks[0]), signal.SIGTERM)
         case "suspend rank":
             os.kill(_pid(folder, ranks[0]), signal.SIGSTOP)
+        case "suspend supervisor":
+            os.kill(launching.supervisor_pid(run) or 0, signal.SIGSTOP)
         case "kill supervisor":
             _kill(launching.supervisor_pid(run))
         case "kill guard":
@@ -45,9 +47,10 @@ def act(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:
             raise ValueError(what)
 
 
-def go_on(run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:
+def go_on(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:
     """End a suspension."""
-    os.kill(_pid(folder, ranks[0]), signal.SIGCONT)
+    pid = launching.supervisor_pid(run) if what == "suspend supervisor" else _pid(folder, ranks[0])
+    os.kill(pid or 0, signal.SIGCONT)
 
 
 def _pid(folder: Path, rank: int) -> int:

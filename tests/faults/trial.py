@@ -4,6 +4,7 @@ right.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -31,6 +32,8 @@ LEFT_S = 5.0
 """How long after the fault, or after a hang has been told, anything of the run may still live."""
 HIT_S = 90.0
 END_S = 120.0
+_DISK_ERRORS = {"disk read-only": errno.EROFS, "disk broken": errno.EIO}
+_STILL = {"hang-suspected", "rank-suspended", "rank-left", "supervisor-suspended"}
 HEARD_S = 80.0
 """How long a hang may take to be told: 15 s in a script's steps, 60 s where a rank saves meanwhile."""
 
@@ -96,7 +99,7 @@ def run_drawn(seed: int, drawn: Drawn, folder: Path) -> Record:
 def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float | None]:
     job = CLASSES[drawn.job]
     ranks = tuple(range(job.processes)) if kind.everywhere else (drawn.rank,)
-    act, waits = kind.act, bool(kind.outside) and kind.outside != "suspend rank"
+    act, waits = kind.act, bool(kind.outside) and not kind.outside.startswith("suspend")
     plan = Plan(act, drawn.where, drawn.step, ranks, workers=kind.workers, waits=waits, steps=drawn.steps)
     with _preloaded(folder, act):
         run = begin(job, plan, folder / "job", **kind.more)
@@ -135,12 +138,12 @@ def _wait_for_hang(
 
     def heard() -> bool:
         codes = {problem.code for problem in launching.problems(run, "warning")}
-        return bool(codes & {"hang-suspected", "rank-suspended", "rank-left"}) or _is_over(run)
+        return bool(codes & _STILL) or _is_over(run)
 
     wait_until(heard, deadline_s=HEARD_S, every_s=0.2, what="a word about the hang")
     heard_s = round(time.monotonic() - began_s, 1)
-    if kind.outside == "suspend rank":
-        outside.go_on(run, folder / "job", ranks)
+    if kind.outside.startswith("suspend"):
+        outside.go_on(kind.outside, run, folder / "job", ranks)
     elif "stopped" in told.outcome and not _is_over(run):
         request_stop(run)
     return heard_s
@@ -273,7 +276,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def _preloaded(folder: Path, act: str) -> Iterator[None]:
     """A disk that may become full, for those that need one."""
-    if not act.startswith("disk full"):
+    if not act.startswith("disk "):
         yield
         return
     library = build_library(Path(__file__).with_name("fulldisk.c"), folder / "fulldisk.so")
@@ -283,5 +286,7 @@ def _preloaded(folder: Path, act: str) -> Iterator[None]:
         "FULLDISK_FOLDER": str(job / "runs"),
         "FULLDISK_SIGN": str(job / "disk-is-full"),
     }
+    if act in _DISK_ERRORS:
+        preload["FULLDISK_ERROR"] = str(_DISK_ERRORS[act])
     with environment(preload):
         yield

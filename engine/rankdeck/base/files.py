@@ -6,12 +6,15 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
+
+_PAGE_BYTES = 4096
 
 
 def write_whole(
@@ -35,6 +38,20 @@ def write_whole(
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     write_own(path, contents)
+
+
+def refusal(folder: Path) -> str:
+    """Why nothing can be written in a folder, in the system's words ("No space left on device", "Read-only
+    file system"); "" where something can, or where the folder is gone.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PAGE_BYTES))
+            file.flush()
+    except OSError as error:
+        is_elsewhere = error.errno in (errno.ENOENT, errno.EMFILE, errno.ENFILE)
+        return "" if is_elsewhere else error.strerror or str(error)
+    return ""
 
 
 def write_own(path: Path, contents: str | bytes | Callable[[Path], object], *, sync: bool = False) -> None:

@@ -24,7 +24,7 @@ from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, differing
 from rankdeck.diagnose.exceptions import is_timeout
-from rankdeck.diagnose.failures import is_communication, name
+from rankdeck.diagnose.failures import is_communication, name, name_disk
 from rankdeck.diagnose.hang import Standing, called, find_laggard, hang, place
 from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed
@@ -69,10 +69,9 @@ class Cause:
     exit_code: int
 
 
-def find_cause(
-    ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0, *, disk_is_full: bool = False
-) -> Cause:
-    """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory."""
+def find_cause(ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0, *, disk: str = "") -> Cause:
+    """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory; `disk`: why
+    the run's disk takes nothing, in the words of the system."""
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
         # Of several the one that was furthest behind went first.
@@ -85,7 +84,7 @@ def find_cause(
     ]
     if wordless:
         first = next((rank for rank in wordless if rank.was_asked_to_stop), wordless[0])
-        return _wordless_cause(first, disk_is_full=disk_is_full)
+        return _wordless_cause(first, disk)
     return _at_odds_cause(ranks) or _hang_cause(ranks, now_s) or _communication_cause(ranks)
 
 
@@ -166,13 +165,13 @@ def _text(problem: Problem) -> tuple[str, str]:
     return problem.code, problem.message
 
 
-def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
+def _wordless_cause(rank: RankEvidence, disk: str) -> Cause:
     code = rank.exit_code or 0
     runs_code = code if code in (1, 2, 3) else 1
-    if disk_is_full:
-        message = _disk_full(code, rank.beat)
-        advice = phrase("Free space on the disk, then run again.")
-        return Cause(Problem("disk-full", message, advice=advice, rank=rank.rank), runs_code)
+    if disk:
+        message, fault = _lost_words(disk, code, rank.beat), name_disk(disk)
+        advice = fault.advice(of_script=False)
+        return Cause(Problem(fault.code, message, advice=advice, rank=rank.rank), runs_code)
     message = _wordless(code, rank.beat, rank.last_lines)
     if code == 0:
         message = _left(rank.beat)
@@ -198,13 +197,14 @@ def _left(beat: Beat | None) -> Phrase:
     )
 
 
-def _disk_full(code: int, beat: Beat | None) -> Phrase:
+def _lost_words(disk: str, code: int, beat: Beat | None) -> Phrase:
     if beat is None:
         return phrase(
-            "No space left on the disk: the process exited with {code}, and what it said is lost.", code=code
+            "{disk}: the process exited with {code}, and what it said is lost.", disk=disk, code=code
         )
     return phrase(
-        "No space left on the disk: the process exited with {code} {place}, and what it said is lost.",
+        "{disk}: the process exited with {code} {place}, and what it said is lost.",
+        disk=disk,
         code=code,
         place=place(beat),
     )

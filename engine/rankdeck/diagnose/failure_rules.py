@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rankdeck.base.phrases import marked
 
+DISK = "disk-error"
 COMMUNICATION = "communication"
 """The code of an error that only says that other ranks have gone or not arrived."""
 
@@ -102,7 +103,7 @@ RULES: tuple[Rule, ...] = (
         advice=marked("Raise the limit (ulimit -f), or choose a folder on another file system with --runs."),
     ),
     Rule(
-        "disk-error",
+        DISK,
         r"Input/output error|Read-only file system|Stale file handle|Structure needs cleaning"
         r"|Transport endpoint is not connected",
         says=marked("The disk, or the connection to it, has failed."),

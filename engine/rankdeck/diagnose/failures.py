@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.failure_rules import COMMUNICATION, RULES, Rule
+from rankdeck.diagnose.failure_rules import COMMUNICATION, DISK, RULES, Rule
 
 UNNAMED = "rank-exception"
 """The code of an error that no rule knows."""
@@ -48,6 +48,11 @@ def name(kind: str, text: str) -> Named | None:
             groups = {key: said[:_LONGEST].strip() for key, said in found.groupdict().items() if said}
             return Named(rule, groups)
     return None
+
+
+def name_disk(text: str) -> Named:
+    """What the system says of a disk that takes nothing."""
+    return name("", text) or Named(next(rule for rule in RULES if rule.code == DISK), {})
 
 
 def is_communication(text: str) -> bool:

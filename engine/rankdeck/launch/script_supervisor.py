@@ -154,8 +154,8 @@ class ScriptSupervisor(supervising.Supervising):
             codes.insert(0, self._ranks[self._caused_by].exit_code or 0)
         return script_status(next((code for code in codes if code), 0)) if codes else None
 
-    def cause(self, oom_kills: int, *, disk_is_full: bool) -> Cause:
-        problem = super().cause(oom_kills, disk_is_full=disk_is_full).problem
+    def cause(self, oom_kills: int, disk: str) -> Cause:
+        problem = super().cause(oom_kills, disk).problem
         if problem.code in ("communication", "hang"):
             problem = self._watch.who_left() or problem
         self._caused_by = problem.rank

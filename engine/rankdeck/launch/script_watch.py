@@ -240,11 +240,3 @@ class ScriptWatch(Watch):
             rank=first,
             last_lines=read_last_lines(self.log(first, "err")),
         )
-
-    def dropped_lines(self) -> int:
-        return sum(
-            event.lines
-            for path in self._run.events_folder.glob(f"rank-*.{self._attempt}.jsonl")
-            for event in self._tail_of(path)
-            if isinstance(event, events.Dropped)
-        )

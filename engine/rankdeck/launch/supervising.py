@@ -26,18 +26,18 @@ from typing import NoReturn
 import msgspec
 
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import is_out_of_memory, limited_memory, quoted
+from rankdeck.diagnose.failures import name_disk
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
 from rankdeck.launch.watch import Watch
 from rankdeck.observer import title
 from rankdeck.rundir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
-
-_PAGE_BYTES = 4096
 
 
 class StopAsked(BaseException):
@@ -106,9 +106,9 @@ class Supervising(abc.ABC):
     def next_words(self) -> Phrase:
         """Where the next attempt begins: a sentence that is yet to end."""
 
-    def cause(self, oom_kills: int, *, disk_is_full: bool) -> Cause:
-        """Why the ranks have failed."""
-        return find_cause(self.watch.evidence(), time.monotonic(), oom_kills, disk_is_full=disk_is_full)
+    def cause(self, oom_kills: int, disk: str) -> Cause:
+        """Why the ranks have failed; `disk` as in `find_cause`."""
+        return find_cause(self.watch.evidence(), time.monotonic(), oom_kills, disk=disk)
 
     def may_restart(self, cause: Cause) -> bool:
         """Whether trying again could help; bad input stays bad."""
@@ -198,8 +198,7 @@ class Supervising(abc.ABC):
         """Raise the one problem behind the failure; the run's exit code."""
         self._ending = True
         kills = max(0, _count_oom_kills() - oom_kills)
-        full = _is_full(self._run.path)
-        cause = self._with_evidence(self.cause(kills, disk_is_full=full))
+        cause = self._with_evidence(self.cause(kills, files.refusal(self._run.path)))
         self._failed = _signature(cause.problem, self.watch.evidence())
         if self._failed and self._failed == self._arguments.failed:
             message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
@@ -238,9 +237,11 @@ class Supervising(abc.ABC):
         return exit_code
 
     def _write_end(self, code: int) -> None:
-        dropped = self.watch.dropped_lines()
-        if dropped or _is_full(self._run.path):
-            self.raise_problem(_disk_problem(dropped))
+        dropped, disk = self.watch.dropped(), files.refusal(self._run.path)
+        num_lines = sum(event.lines for event in dropped)
+        disk = disk or next((event.reason for event in dropped), "")
+        if disk:
+            self.raise_problem(_disk_problem(disk, num_lines))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
         end = events.RunEnded(
             outcome=outcome,
@@ -251,7 +252,7 @@ class Supervising(abc.ABC):
         self._writer.write(end, sync=True)
         if self._writer.dropped:
             # Events cannot say it: the guard has room for one last word.
-            words = _disk_problem(self._writer.dropped + dropped).message
+            words = _disk_problem(self._writer.drop_reason, self._writer.dropped + num_lines).message
             self._reason = f"{self._reason} {words}" if self._reason else words
         self.watch.close()
         if self._arguments.words is not None and self._reason is not None:
@@ -291,23 +292,18 @@ def _sentence(problem: Problem) -> str:
     return said if said.endswith(".") else phrase("{words}.", words=said)
 
 
-def _is_full(folder: Path) -> bool:
-    """Whether the disk has no room for another page of events."""
-    try:
-        usage = os.statvfs(folder)
-    except OSError:
-        return False
-    return usage.f_bavail * usage.f_frsize < _PAGE_BYTES
-
-
-def _disk_problem(dropped: int) -> Problem:
-    message = phrase("No space was left on the disk: some of its events could not be written.")
-    if dropped:
+def _disk_problem(disk: str, num_lines: int) -> Problem:
+    """`disk`: why it takes nothing, or did not for a while."""
+    message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
+    if num_lines:
         message = phrase(
-            "No space was left on the disk: {n} lines of its events could not be written.", n=dropped
+            "{disk}: {n} lines of the run's events could not be written.", disk=disk, n=num_lines
         )
-    advice = phrase("Free space on the disk; curves of this run have gaps.")
-    return Problem("disk-full", message, advice=advice, severity="warning")
+    advice = phrase("Curves of this run have gaps.")
+    named = name_disk(disk)
+    if (next_step := named.advice(of_script=False)) is not None:
+        advice = phrase("{next_step} Curves of this run have gaps.", next_step=next_step)
+    return Problem(named.code, message, advice=advice, severity="warning")
 
 
 def _count_oom_kills() -> int:

@@ -314,14 +314,11 @@ class Watch:
         failures = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
         return failures[0] if failures else None
 
-    def dropped_lines(self) -> int:
-        """Lines that ranks could not write, as far as their last events tell."""
-        return sum(
-            event.lines
-            for rank in self.ranks
-            for event in self._tail(rank.rank)
-            if isinstance(event, events.Dropped)
-        )
+    def dropped(self) -> list[events.Dropped]:
+        """What ranks could not write, as far as their last events tell."""
+        folder = self._run.events_folder
+        tails = map(self._tail_of, folder.glob(f"rank-*.{self._attempt}.jsonl"))
+        return [event for tail in tails for event in tail if isinstance(event, events.Dropped)]
 
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""

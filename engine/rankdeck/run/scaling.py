@@ -8,12 +8,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rankdeck import events
-
-if TYPE_CHECKING:
-    from rankdeck.run.attempt import Attempt
 
 _MOST_STEPS = 1 << 16
 
@@ -46,9 +43,9 @@ class Scaled(NamedTuple):
     num_left_out: int
 
 
-def scaled(attempts: Iterable[Attempt]) -> Scaled | None:
+def scaled(attempts: Iterable[Scaling]) -> Scaled | None:
     """Of attempts in their order; None where nobody scales."""
-    told = [one.scaling for one in attempts if one.scaling.scale is not None]
+    told = [one for one in attempts if one.scale is not None]
     if not told:
         return None
     return Scaled(told[-1].scale or 0.0, sum(len(one.left_out) for one in told))

@@ -149,7 +149,7 @@ def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
 
 def _loss_scaling(fold: Fold) -> dict[str, Any] | None:
     """Of fp16: what the loss is multiplied by, and how many steps were left out for it."""
-    found = scaled(fold.attempts.values())
+    found = scaled(one.scaling for one in fold.attempts.values())
     return None if found is None else found._asdict()
 
 

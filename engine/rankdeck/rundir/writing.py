@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -56,7 +57,7 @@ class EventWriter:
         if written < len(line):
             # The disk filled up in the middle of the line: take the torn part back, so that no reader sees
             # half a fact.
-            self._reason = "no space left on the disk"
+            self._reason = os.strerror(errno.ENOSPC)
             try:
                 os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
             except OSError:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rankdeck.base.files import LARGEST_TOML_BYTES, read_toml, write_own, write_whole
+from rankdeck.base.files import LARGEST_TOML_BYTES, read_toml, refusal, write_own, write_whole
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -123,3 +126,15 @@ def test_bytes_are_on_the_disk_before_the_rename_where_that_is_asked_for(
     )
     write_own(tmp_path / "c.toml", "one", sync=sync)
     assert names == ([f".c.toml.{os.getpid()}.new"] if sync else [])
+
+
+def test_a_folder_says_why_nothing_can_be_written_there(tmp_path: Path) -> None:
+    assert [refusal(tmp_path), refusal(tmp_path / "gone")] == ["", ""]
+    assert not list(tmp_path.iterdir())
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from rankdeck.base.files import refusal; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); "
+        "print(refusal(Path(sys.argv[1])))"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True)
+    assert told.stdout.decode().strip() == os.strerror(errno.EFBIG)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from dataclasses import replace
 from itertools import permutations
@@ -171,13 +173,19 @@ def test_time_on_a_cpu_that_is_used_up_is_nobodys_signal() -> None:
     assert problem.code == "rank-killed" and "ulimit -t" in (problem.advice or "")
 
 
-def test_an_exit_without_a_word_on_a_full_disk_is_the_disks() -> None:
+@pytest.mark.parametrize(
+    ("disk", "code"),
+    [
+        (os.strerror(errno.ENOSPC), "disk-full"),
+        (os.strerror(errno.EROFS), "disk-error"),
+        ("What no rule knows", "disk-error"),
+    ],
+)
+def test_an_exit_without_a_word_is_the_disks_where_it_takes_nothing(disk: str, code: str) -> None:
     ranks = [survivor(0), RankEvidence(1, 1, beat=Beat(50, "saving weights", 100.0))]
-    problem = find_cause(ranks, 130.0, disk_is_full=True).problem
-    assert (problem.code, problem.rank) == (
-        "disk-full",
-        1,
-    ) and '"saving weights" of step 50' in problem.message
+    problem = find_cause(ranks, 130.0, disk=disk).problem
+    assert (problem.code, problem.rank) == (code, 1) and problem.advice
+    assert problem.message.startswith(disk) and '"saving weights" of step 50' in problem.message
 
 
 def test_what_all_ranks_say_alike_is_one_problem_of_no_rank() -> None:

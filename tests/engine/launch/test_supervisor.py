@@ -14,7 +14,6 @@ import pytest
 
 from rankdeck import events
 from rankdeck.diagnose.stacks import parse_stack
-from rankdeck.launch import supervising
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
@@ -247,7 +246,3 @@ def test_a_living_run_is_its_processes_which_tell_where_they_stand_and_stop(
     request_stop(run)
     assert launching.ended(run, 6).outcome == "stopped"
     assert time.monotonic() - began < within_grace(2)
-
-
-def test_a_folder_that_is_gone_is_no_full_disk(tmp_path: Path) -> None:
-    assert [supervising._is_full(tmp_path), supervising._is_full(tmp_path / "gone")] == [False, False]

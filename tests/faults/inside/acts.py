@@ -455,6 +455,8 @@ ACTS = {
     "damaged checkpoint": damage_and_die,
     "cut checkpoint": cut_and_die,
     "disk full": disk_full,
+    "disk read-only": disk_full,
+    "disk broken": disk_full,
     "disk full for a while": disk_full_for_a_while,
     "breakpoint": breakpoint_for_a_while,
     "let trace": let_trace,

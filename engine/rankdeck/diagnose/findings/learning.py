@@ -237,7 +237,7 @@ def _skipped_and_taken(seen: SeenRun) -> Iterator[tuple[int, int, int]]:
     """(rank, steps skipped, steps taken). All ranks of a configured run do the same, and count both as
     steps."""
     attempts = seen.fold.attempts.values()
-    if (found := scaled(attempts)) is not None:
+    if (found := scaled(one.scaling for one in attempts)) is not None:
         yield 0, found.num_left_out, max(0, sum(len(one.table) for one in attempts) - found.num_left_out)
     for rank, told in seen.fold.script.seen.items():
         steps = seen.fold.script.steps_by_rank.get(rank)
