@@ -154,7 +154,7 @@ def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) 
     assert found["python"] == 4 * GIB and found["other, outside this namespace"] == 3 * GIB
     assert found["in use, not told by whom"] == 10 * GIB
     (python,) = (holder for holder in figure.holders if holder.name == "python")
-    assert python.note == "pid 7, anna, 3.0 GiB on the host, python train.py <b>"
+    assert python.note == "pid 7, anna, train.py <b>, 3.0 GiB on the host"
     lines = [page._holders.tooltip_at(5, y) for y in range(0, 200, 6)]
     assert f"python  {html.escape(python.note)}" in lines
     assert sum(size for size in found.values() if size is not None) == figure.total_bytes == 80 * GIB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 
 import msgspec
 
@@ -76,12 +77,14 @@ def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Ho
 
 
 def _note(item: ProcessUse) -> str:
-    """What there is room for first: whose it is, then what it runs."""
+    """What there may be room for first: whose it is, then what it runs where its name does not say that."""
     pid = tr("pid {pid}", pid=item.pid)
     pid = pid if item.type == "compute" else tr("pid {pid}, graphics", pid=item.pid)
     host = item.host_bytes
     on_host = None if host is None else tr("{size} on the host", size=format_bytes(host))
-    return ", ".join(filter(None, (pid, item.user, on_host, item.command)))
+    program, _, arguments = (item.command or "").partition(" ")
+    runs = arguments if PurePath(program).name == item.name else item.command
+    return ", ".join(filter(None, (pid, item.user, runs, on_host)))
 
 
 def _rest(gpu: GpuState, device: Device, attributed_bytes: int) -> list[Holder]:
