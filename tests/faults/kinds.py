@@ -280,6 +280,7 @@ HANGS = (
     _hang(
         "import hangs",
         "sleep",
+        Told(("hang",), ("without progress", "sleep")),
         where=("import",),
         classes=("ddp", "fsdp", "script, ddp"),
         moments=("first",),

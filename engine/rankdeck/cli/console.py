@@ -70,9 +70,10 @@ def problem(raised: Problem, file: str | None = None) -> None:
 
 
 def seen_lines(raised: Problem) -> Iterable[str]:
-    """What was seen, and where; of a line that stands among the rank's own last ones only where."""
+    """What was seen, and where; of what the message or the rank's own last lines say only where."""
+    told = [raised.message, *raised.last_lines]
     for seen in raised.evidence:
-        text = "" if seen.text in (line.strip() for line in raised.last_lines) else seen.text
+        text = "" if any(seen.text in one for one in told) else seen.text
         yield "  " + "  ".join(filter(None, (text, f"({seen.place})" if seen.place else "")))
 
 

@@ -2,10 +2,10 @@
 
 While a run works, every rank beats. When nobody has beaten for a while, one rank has not arrived and the
 others wait for it. It is the one that has not come to a collective where the others are; without such records
-the one that is behind: in an earlier step, or in the same step in a phase that the others have left. Whoever
-says that it is inside a collective waits for whoever is in none. Where all are in the same phase, stacks
-tell: a rank that waits for others is inside a collective, the one that they wait for is not. Or nobody is
-missing, but they are in different collectives. One rank alone waits for nobody: it is told where it stands.
+the one that is behind: in an earlier step, or in the same step the only one whose stack waits for nobody, or
+in a phase that the others have left. Whoever says that it is inside a collective waits for whoever is in
+none. Or nobody is missing, but they are in different collectives. One rank alone waits for nobody: it is told
+where it stands.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def find_laggard(standing: Standing) -> int | None:
     first_step = min(beat.step for beat in beats.values())
     behind = [rank for rank, beat in beats.items() if beat.step == first_step]
     behind = [rank for rank in behind if not beats[rank].phase.startswith(_INSIDE)] or behind
+    late = [rank for rank in behind if rank in away]
+    if len(late) == 1 and all(rank in stacks for rank in behind):
+        return late[0]
     if len(behind) > 1:
         phases = {beats[rank].phase for rank in behind}
         if len(phases) > 1 or len(behind) < len(beats):

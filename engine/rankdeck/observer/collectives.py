@@ -5,7 +5,7 @@ Functions of torch.distributed are wrapped under the names that scripts call the
 seen. The functions themselves stay what they are inside torch, where some are compared with each other: so
 `isend` and `irecv`, which point-to-point lists are checked against, are not wrapped. torch.compile knows
 collectives by identity; the wrappers are entered beside the originals once that table is imported, and step
-aside while it traces. While a rank is inside one, its heartbeat says so.
+aside while it traces. While a rank is inside one, or joins the others, its heartbeat says so.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def install(torch: ModuleType, session: RankSession) -> None:
         original = getattr(distributed, name, None)
         if original is not None:
             setattr(distributed, name, _counted(original, name, passed, calls, session))
+    distributed.init_process_group = _joining(distributed.init_process_group, session)
     told_at = [0.0]
 
     def flush() -> None:
@@ -114,6 +115,23 @@ def install(torch: ModuleType, session: RankSession) -> None:
 
     session.on_tick.append(session.guarded(PART, flush))
     session.on_fork.append(calls.forget)
+
+
+def _joining(original: Callable[..., Any], session: RankSession) -> Callable[..., Any]:
+    """Where a rank waits until all have come."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session.beat("joining the other ranks")
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
+        finally:
+            session.beat("script")
+
+    return call
 
 
 def let_compile(table: ModuleType, session: RankSession) -> None:

@@ -44,6 +44,13 @@ def test_in_the_same_phase_stacks_tell_who_waits() -> None:
     assert find_laggard(Standing(beats, {0: AWAY, 1: AWAY, 2: WAITING})) is None
 
 
+def test_phases_begin_at_odd_times_and_stacks_know_better() -> None:
+    beats = {0: Beat(0, "building", 1.0), 1: Beat(0, "loading", 1.1), 2: Beat(0, "building", 1.2)}
+    assert find_laggard(Standing(beats)) is None, "the oldest of two that are alike"
+    assert find_laggard(Standing(beats, {0: WAITING, 1: AWAY, 2: WAITING})) == 1
+    assert find_laggard(Standing(beats, {0: WAITING, 1: AWAY})) is None, "of one nothing is known"
+
+
 def test_a_suspended_rank_is_the_laggard() -> None:
     standing = Standing(BOTH, suspended=[1])
     assert find_laggard(standing) == 1
