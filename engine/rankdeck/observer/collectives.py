@@ -54,6 +54,7 @@ _WHAT_IS_PASSED = {
 }
 """Each function, and which argument holds what this rank passes: None where that is no tensor."""
 PART = "collectives"
+_JOIN = "init_process_group"
 _GATHERED_S = 1.0
 
 
@@ -101,7 +102,8 @@ def install(torch: ModuleType, session: RankSession) -> None:
         original = getattr(distributed, name, None)
         if original is not None:
             setattr(distributed, name, _counted(original, name, passed, calls, session))
-    distributed.init_process_group = _joining(distributed.init_process_group, session)
+    if (join := getattr(distributed, _JOIN, None)) is not None:
+        setattr(distributed, _JOIN, _joining(join, session))
     told_at = [0.0]
 
     def flush() -> None:
