@@ -74,6 +74,7 @@ bench: setup ## training beside hand-written loops, watched scripts, syncs, the 
 	@$(BIN)/python -m tests.bench.devices
 	@$(BIN)/python -m tests.bench.planning
 	@$(BIN)/python -m tests.bench.observing
+	@$(BIN)/python -m tests.bench.remote
 
 # No setup: a machine with a GPU may have no network, and its own Python has the torch that fits its driver.
 gpu: ## what only a GPU can tell, in 20 minutes, written to docs/gpu.md; PYTHON=... has torch, ARGS="--dry-run"

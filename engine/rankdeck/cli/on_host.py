@@ -50,7 +50,7 @@ def split(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
         host, folder = (value, folder) if name == _HOST else (host, value)
     if not host:
         return None
-    if not rest or rest[0].startswith("-"):
+    if not rest or (rest[0].startswith("-") and rest[0] != "--version"):
         raise ConfigError(
             phrase("Name a command for {host}.", host=host),
             code="usage",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ _KEEP_ALIVE = ("ServerAliveInterval=5", "ServerAliveCountMax=2")
 _SHARED_S = 30
 """So long a connection is kept that others may share; it ends by itself then."""
 _FORGET_S = 2.0
+_LONGEST_FOLDER = 50
+"""%C has 40 bytes, and ssh adds 17 while it makes the socket."""
 # A login's PATH is not that of a command that ssh starts: a virtual environment is looked for where one is
 # likely to be.
 _SERVE = """\
@@ -50,10 +53,11 @@ def command(host: str) -> list[str]:
     if (control := _control_path()) is not None:
         options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_SHARED_S}"]
     words = [word for option in options for word in ("-o", option)]
-    return [*_program(), "-T", *words, check_name(host), f"exec sh -c {shlex.quote(_SERVE)}"]
+    return [*program(), "-T", *words, check_name(host), f"exec sh -c {shlex.quote(_SERVE)}"]
 
 
-def _program() -> list[str]:
+def program() -> list[str]:
+    """ssh, or what stands in its place."""
     return shlex.split(os.environ.get(PROGRAM, "")) or ["ssh"]
 
 
@@ -64,7 +68,7 @@ def forget_shared(host: str) -> None:
         return
     try:
         subprocess.run(
-            [*_program(), "-o", f"ControlPath={control}", "-O", "exit", host],
+            [*program(), "-o", f"ControlPath={control}", "-O", "exit", host],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_FORGET_S,
@@ -76,14 +80,21 @@ def forget_shared(host: str) -> None:
 
 def _control_path() -> str | None:
     """For the socket of a connection that others may share; a path of sockets has 107 bytes at most."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"rankdeck-ssh-{os.getuid()}"
+    for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")):
+        folder = Path(parent) / f"rankdeck-ssh-{os.getuid()}"
+        if len(os.fsencode(folder)) < _LONGEST_FOLDER and _is_ours(folder):
+            return f"{folder}/%C"
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Made where it is not there; nobody else may look into it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError:
-        return None
-    is_ours = found.st_uid == os.getuid() and not found.st_mode & 0o077 and not folder.is_symlink()
-    return f"{folder}/%C" if is_ours and len(str(folder)) < 50 else None
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import threading
@@ -18,10 +17,9 @@ from rankdeck.remote import ssh
 from rankdeck.remote.following import RemoteRun
 from rankdeck.remote.link import Clock, Link
 from rankdeck.remote.serving import Serving
-from rankdeck.rundir import RunDir
 from tests.helpers.far_host import FarHost
-from tests.helpers.waiting import wait_until
-from tests.helpers.written_run import WrittenRun
+from tests.helpers.remote_runs import Writing, lags_s, steps_in
+from tests.helpers.waiting import wait_until, with_load
 
 
 @pytest.fixture
@@ -116,41 +114,11 @@ def test_the_clock_of_a_host_is_known_by_its_quickest_answer() -> None:
     assert clock.offset_s == pytest.approx(69.95), "what is older than half a minute counts no more"
 
 
-class Writing:
-    """A run that a thread writes to, a thousand events a second."""
-
-    def __init__(self, runs: Path) -> None:
-        self.run = WrittenRun(runs)
-        self.run.begin()
-        self._over = threading.Event()
-        self.num_steps = 0
-        self._thread = threading.Thread(target=self._write)
-        self._thread.start()
-
-    def _write(self) -> None:
-        while not self._over.wait(0.01):
-            for _ in range(10):
-                self.num_steps += 1
-                self.run.steps(0, self.num_steps, [1.0])
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
-        self.run.end()
-
-
 @pytest.fixture
 def writing(host: FarHost) -> Iterator[Writing]:
     made = Writing(host.runs)
     yield made
     made.end()
-
-
-def steps_in(run: RunDir) -> list[int]:
-    """As they stand in the file, whole lines."""
-    file = run.events_folder / "rank-0.0.jsonl"
-    data = file.read_bytes() if file.exists() else b""
-    return [json.loads(line)["first"] for line in data.split(b"\n")[:-1]]
 
 
 def test_a_thousand_events_a_second_through_a_cut_and_an_end_are_all_here_once_and_in_order(
@@ -233,3 +201,18 @@ def test_a_second_who_watches_the_same_run_has_a_copy_of_its_own(host: FarHost, 
         assert one.path != other.path
         wait_until(lambda: len(steps_in(one)) > 50 and len(steps_in(other)) > 50)
     assert [one.path.exists(), other.path.exists()].count(True) == 1, "the one in its usual place"
+
+
+def test_over_a_slow_connection_a_run_is_followed_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = reached(FarHost(tmp_path, delay_s=0.05), monkeypatch)
+    writing = Writing(host.runs)
+    try:
+        with RemoteRun(host.name, "last") as followed:
+            copy = followed.copy()
+            wait_until(lambda: len(steps_in(copy)) > 100)
+            seen = lags_s(copy, seconds=1.0)
+            assert min(seen) > 0.05 and sorted(seen)[len(seen) // 2] < with_load(1.0)
+    finally:
+        writing.end()

@@ -1,0 +1,227 @@
+"""Hosts on one machine: each has a network, a name, processes, a home and an sshd of its own, and they are
+joined by a switch. As root only, with iproute2, util-linux and openssh-server.
+
+A host is *killed* (all of it dies at once, and the kernel closes its connections) or *cut off* (nothing is
+closed, nobody is told). Nothing has a name outside, and everything ends with the process that made it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from rankdeck.remote import ssh
+from tests.helpers.tree import PRODUCT
+from tests.helpers.waiting import wait_until
+
+_NET = "10.77.0"
+_UNSHARE = ("unshare", "--kill-child", "--fork", "--net")
+_OF_A_HOST = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc")
+_NEEDED = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+_SSHD = """\
+ListenAddress {address}
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/authorized
+UsePAM no
+UseDNS no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+PidFile none
+StrictModes no
+"""
+_INIT = """\
+set -e
+hostname {name}
+mount --bind {folder}/passwd /etc/passwd
+mount --bind {switch}/hosts /etc/hosts
+mount -t tmpfs tmpfs /dev/shm
+mkdir -p {folder}/run/sshd
+mount --bind {folder}/run /run
+until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
+ip link set lo up
+ip addr add {address}/24 dev eth0
+ip link set eth0 up
+cd {folder}/home
+exec /usr/sbin/sshd -D -e -f {folder}/sshd_config
+"""
+_CLIENT = """\
+Host *
+ User root
+ IdentityFile {folder}/key
+ IdentitiesOnly yes
+ UserKnownHostsFile {folder}/known_hosts
+ StrictHostKeyChecking yes
+"""
+
+
+def why_not() -> str:
+    """Why there can be no hosts here; "" where there can."""
+    if os.geteuid():
+        return "only root may make namespaces"
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    if missing:
+        return f"{', '.join(missing)} is missing"
+    tried = subprocess.run([*_UNSHARE, *_OF_A_HOST, "true"], capture_output=True, text=True, check=False)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+class Host:
+    """One of them. `environment` is what a command here needs to reach it by its name."""
+
+    def __init__(self, network: HostNetwork, name: str, address: str) -> None:
+        self.name, self.address = name, address
+        self._network = network
+        self.folder = network.folder / name
+        self.home = self.folder / "home"
+        self.program = self.home / ".local" / "bin" / "rankdeck"
+        self.program.parent.mkdir(parents=True)
+        self.program.write_text(
+            f'#!/bin/sh\nPYTHONPATH={PRODUCT} exec {sys.executable} -P -m rankdeck "$@"\n'
+        )
+        self.program.chmod(0o755)
+        _make_key(self.folder / "key", name)
+        shutil.copy(network.folder / "key.pub", self.folder / "authorized")
+        lines = Path("/etc/passwd").read_text().splitlines()
+        root = f"root:x:0:0:root:{self.home}:/bin/sh"
+        known = [root if line.startswith("root:") else line for line in lines]
+        (self.folder / "passwd").write_text("\n".join(known) + "\n")
+        facts = {"name": name, "address": address, "folder": self.folder, "switch": network.folder}
+        (self.folder / "sshd_config").write_text(_SSHD.format(**facts))
+        (self.folder / "init.sh").write_text(_INIT.format(**facts))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def runs(self) -> Path:
+        return self.home / "runs"
+
+    @property
+    def pid(self) -> int:
+        """Of its first process, as it is seen from here."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid).children()[0].pid
+
+    def boot(self) -> None:
+        with (self.folder / "sshd.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*_UNSHARE, *_OF_A_HOST, "sh", str(self.folder / "init.sh")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
+            )
+        wait_until(lambda: psutil.Process(self._process.pid).children(), what=f"{self.name} to begin")
+        self._network.plug_in(self)
+        wait_until(
+            lambda: b"Server listening" in (self.folder / "sshd.log").read_bytes(), what=f"{self.name}'s sshd"
+        )
+
+    def kill(self) -> None:
+        """Its power goes."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+    def cut_off(self) -> None:
+        """Its cable is pulled."""
+        self._network.at_switch("ip", "link", "set", self.name, "down")
+
+    def plug_back(self) -> None:
+        self._network.at_switch("ip", "link", "set", self.name, "up")
+
+    def execute(self, *command: str) -> str:
+        """What a command prints there."""
+        enter = ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", "-p", "env", f"HOME={self.home}"]
+        return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
+
+
+class HostNetwork:
+    """Hosts by name. A command here reaches them with `environment`, from an address of its own."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        _make_key(folder / "key", "desk")
+        self._switch = subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL)
+        self._desk: subprocess.Popen[bytes] | None = None
+        addresses = {name: f"{_NET}.{place}" for place, name in enumerate(names, 2)}
+        (folder / "hosts").write_text(
+            "".join(f"{address} {name}\n" for name, address in addresses.items()) + "127.0.0.1 localhost\n"
+        )
+        self.hosts = {name: Host(self, name, address) for name, address in addresses.items()}
+        (folder / "known_hosts").write_text("".join(map(_known, self.hosts.values())))
+        config = _CLIENT.format(folder=folder)
+        config = (
+            "".join(f"Host {one.name}\n HostName {one.address}\n" for one in self.hosts.values()) + config
+        )
+        (folder / "ssh_config").write_text(config)
+
+    def up(self) -> None:
+        wait_until(lambda: psutil.Process(self._switch.pid).children())
+        self.at_switch("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
+        self.at_switch("ip", "link", "set", "br0", "up")
+        self._desk = subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL)
+        wait_until(lambda: psutil.Process(self._desk.pid).children())
+        self._join("desk", self._desk_pid)
+        for words in (("link", "set", "lo", "up"), ("addr", "add", f"{_NET}.1/24", "dev", "eth0")):
+            self._at_desk("ip", *words)
+        self._at_desk("ip", "link", "set", "eth0", "up")
+        for host in self.hosts.values():
+            host.boot()
+
+    @property
+    def _desk_pid(self) -> int:
+        assert self._desk is not None
+        return psutil.Process(self._desk.pid).children()[0].pid
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Only ssh itself is at the desk."""
+        return {ssh.PROGRAM: f"nsenter -t {self._desk_pid} -n ssh -F {self.folder}/ssh_config"}
+
+    def plug_in(self, host: Host) -> None:
+        self._join(host.name, host.pid)
+
+    def _join(self, name: str, pid: int) -> None:
+        self.at_switch("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        self.at_switch("ip", "link", "set", name, "master", "br0")
+        self.at_switch("ip", "link", "set", name, "up")
+
+    def at_switch(self, *command: str) -> None:
+        switch = psutil.Process(self._switch.pid).children()[0].pid
+        subprocess.run(["nsenter", "-t", str(switch), "-n", *command], check=True, capture_output=True)
+
+    def _at_desk(self, *command: str) -> None:
+        subprocess.run(["nsenter", "-t", str(self._desk_pid), "-n", *command], check=True)
+
+    def down(self) -> None:
+        for host in self.hosts.values():
+            ssh.forget_shared(host.name)
+            host.kill()
+        for process in (self._desk, self._switch):
+            if process is not None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The first process of its namespaces, which takes all others with it; `unshare` waits for that."""
+    for child in psutil.Process(process.pid).children():
+        child.kill()
+    process.wait()
+
+
+def _make_key(path: Path, comment: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path), "-C", comment], check=True
+    )
+
+
+def _known(host: Host) -> str:
+    kind, key = (host.folder / "key.pub").read_text().split()[:2]
+    return f"{host.name},{host.address} {kind} {key}\n"

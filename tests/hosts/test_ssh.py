@@ -1,0 +1,112 @@
+"""The transport over real connections: what a person does with another host, and what cuts do to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rankdeck.base.errors import MachineError
+from rankdeck.remote.following import RemoteRun
+from rankdeck.remote.link import Link
+from tests.helpers.cli import rankdeck
+from tests.helpers.host_network import HostNetwork
+from tests.helpers.remote_runs import Writing, steps_in
+from tests.helpers.waiting import wait_until
+
+_SHORT = ("train", "digits-mlp", "--set", "train.steps=20", "--devices", "cpu:1")
+
+
+def test_a_run_trains_there_and_is_shown_here(network: HostNetwork) -> None:
+    box = network.hosts["box1"]
+    trained = rankdeck("--host", "box1", *_SHORT, "--json", code=0).json
+    assert trained["outcome"] == "completed" and trained["steps"] == 20
+    (run,) = box.runs.iterdir()
+    assert run.name == trained["run"] and (run / "weights.safetensors").exists()
+    shown = rankdeck("--host", "box1", "show", "last", "--json", code=0).json
+    assert shown["loss"] == trained["loss"] and shown["path"] == str(run)
+    assert "There is no run yet" in rankdeck("--host", "box2", "runs", code=0).err
+    assert rankdeck("--host", "box2", "--version", code=0).out.startswith("rankdeck ")
+
+
+@pytest.mark.parametrize(
+    "cut_s", [1.0, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (6.0, 20.0, 60.0))]
+)
+def test_a_cut_of_the_cable_loses_and_doubles_nothing(network: HostNetwork, cut_s: float) -> None:
+    box = network.hosts["box1"]
+    writing = Writing(box.runs)
+    try:
+        with RemoteRun("box1", "last") as followed:
+            copy = followed.copy()
+            wait_until(lambda: len(steps_in(copy)) > 500)
+            box.cut_off()
+            began_s = time.monotonic()
+            wait_until(lambda: time.monotonic() - began_s > cut_s, deadline_s=cut_s + 5, every_s=0.1)
+            seen = len(steps_in(copy))
+            assert followed.link.age_s() > cut_s - 1.5 and seen < writing.num_steps
+            box.plug_back()
+            wait_until(lambda: len(steps_in(copy)) > seen + 1000 and followed.link.age_s() < 3, deadline_s=60)
+            writing.end()
+            wait_until(lambda: copy.outcome() == "completed", deadline_s=30)
+            assert steps_in(copy) == list(range(1, writing.num_steps + 1))
+    finally:
+        writing.end()
+
+
+def refusal(name: str) -> MachineError:
+    with pytest.raises(MachineError) as caught, Link(name, lambda *_: None) as link:
+        _poll_until(link, lambda: link.is_up, deadline_s=40)
+    return caught.value
+
+
+def _poll_until(link: Link, condition: Callable[[], object], deadline_s: float = 10) -> None:
+    def polled() -> object:
+        link.poll(0.05)
+        return condition()
+
+    wait_until(polled, deadline_s=deadline_s)
+
+
+def test_what_ssh_says_of_a_host_that_it_does_not_reach_is_told_in_words(network: HostNetwork) -> None:
+    one, other = network.hosts["box1"], network.hosts["box2"]
+    assert "no host called nowhere" in refusal("nowhere").message
+    one.program.unlink()
+    assert refusal("box1").message == "There is no rankdeck on box1."
+    (one.folder / "authorized").write_text("")
+    _forget(one.name)
+    assert "does not let you in" in refusal("box1").message
+    known = network.folder / "known_hosts"
+    known.write_text("".join(line for line in known.read_text().splitlines(True) if "box2" not in line))
+    assert "is not known here" in refusal("box2").message
+    other.kill()
+    network_is_gone = refusal("box2").message
+    assert "box2 cannot be reached" in network_is_gone
+
+
+def _forget(name: str) -> None:
+    from rankdeck.remote import ssh
+
+    ssh.forget_shared(name)
+
+
+def test_connections_share_one_and_the_far_end_leaves_with_them(network: HostNetwork) -> None:
+    box = network.hosts["box1"]
+    links = []
+    try:
+        for _ in range(3):
+            links.append(Link("box1", lambda *_: None))
+            _poll_until(links[-1], lambda: links[-1].is_up)
+    except BaseException:
+        for link in links:
+            link.close()
+        raise
+    assert _processes(box.execute("ps", "-eo", "args"), "serve --stdio") == 3
+    assert (box.folder / "sshd.log").read_text().count("Accepted publickey") == 1
+    for link in links:
+        link.close()
+    wait_until(lambda: not _processes(box.execute("ps", "-eo", "args"), "serve --stdio"))
+
+
+def _processes(listed: str, words: str) -> int:
+    return sum(words in line for line in listed.splitlines())
