@@ -136,7 +136,8 @@ class Host:
 
     def execute(self, *command: str) -> str:
         """What a command prints there."""
-        enter = ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", "-p", "env", f"HOME={self.home}"]
+        clean = ["env", "-i", f"HOME={self.home}", f"PATH={os.environ['PATH']}"]
+        enter = ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", "-p", *clean]
         return subprocess.run([*enter, *command], check=True, capture_output=True, text=True).stdout
 
 
@@ -147,7 +148,9 @@ class HostNetwork:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         _make_key(folder / "key", "desk")
-        self._switch = subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL)
+        self._switch = subprocess.Popen(
+            [*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         self._desk: subprocess.Popen[bytes] | None = None
         addresses = {name: f"{_NET}.{place}" for place, name in enumerate(names, 2)}
         (folder / "hosts").write_text(
@@ -165,7 +168,9 @@ class HostNetwork:
         wait_until(lambda: psutil.Process(self._switch.pid).children())
         self.at_switch("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
         self.at_switch("ip", "link", "set", "br0", "up")
-        self._desk = subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL)
+        self._desk = subprocess.Popen(
+            [*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_until(lambda: psutil.Process(self._desk.pid).children())
         self._join("desk", self._desk_pid)
         for words in (("link", "set", "lo", "up"), ("addr", "add", f"{_NET}.1/24", "dev", "eth0")):
@@ -206,6 +211,11 @@ class HostNetwork:
         for process in (self._desk, self._switch):
             if process is not None:
                 _end(process)
+
+
+def _empty_network() -> subprocess.Popen[bytes]:
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=nothing, stderr=nothing)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

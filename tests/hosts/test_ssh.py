@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import rankdeck as rankdeck_here
 from rankdeck.base.errors import MachineError
 from rankdeck.remote.following import RemoteRun
 from rankdeck.remote.link import Link
@@ -110,3 +113,25 @@ def test_connections_share_one_and_the_far_end_leaves_with_them(network: HostNet
 
 def _processes(listed: str, words: str) -> int:
     return sum(words in line for line in listed.splitlines())
+
+
+@pytest.mark.slow
+def test_one_command_installs_it_there_beside_libraries_that_are_there(network: HostNetwork) -> None:
+    """The host's environment sees this one's libraries: nothing is downloaded."""
+    box = network.hosts["box1"]
+    box.program.unlink()
+    own = box.home / ".local" / "share" / "rankdeck"
+    box.execute(sys.executable, "-m", "venv", str(own))
+    (here,) = {path for path in map(Path, sys.path) if path.name == "site-packages"}
+    (their,) = own.glob("lib/python*/site-packages")
+    box.execute(str(own / "bin" / "python"), "-m", "pip", "uninstall", "--yes", "setuptools")  # an older one
+    (their / "libraries.pth").write_text(f"{here}\n")
+    asked = rankdeck("--host", "box1", "runs", code=3)
+    assert "There is no rankdeck on box1." in asked.err and "rankdeck --host box1 install" in asked.err
+    done = rankdeck("--host", "box1", "install", "--no-index", code=0)
+    assert done.err.splitlines()[-1] == f"box1 has rankdeck {rankdeck_here.__version__} now."
+    told = box.execute(str(own / "bin" / "python"), "-P", "-c", "import rankdeck; print(rankdeck.__file__)")
+    assert Path(told.strip()).is_relative_to(their)
+    assert rankdeck("--host", "box1", *_SHORT, "--json", code=0).json["outcome"] == "completed"
+    refused = rankdeck("--host", "box1", "install", "--python", "/nowhere/python", code=3)
+    assert "could not be installed on box1" in refused.err

@@ -66,6 +66,8 @@ def run(host: str, folder: str, argv: Sequence[str]) -> int:
         MachineError: there is no connection, or it broke on the way.
     """
     command, *rest = argv
+    if command == "install":
+        return _install(host, rest)
     options = {word.partition("=")[0] for word in rest if word.startswith("-")}
     if not options & {"-h", "--help", "--detach"}:
         as_json = "--json" in options
@@ -157,6 +159,24 @@ class _Command:
             code="connection-lost",
             advice=phrase("Runs there go on: rankdeck --host {host} runs", host=host),
         )
+
+
+def _install(host: str, rest: Sequence[str]) -> int:
+    """Put this rankdeck there, and see that it answers."""
+    from rankdeck.remote.installing import install
+    from rankdeck.remote.link import Link
+
+    python, more = "", list(rest)
+    if "--python" in more[:-1]:
+        at = more.index("--python")
+        python = more[at + 1]
+        del more[at : at + 2]
+    install(host, python=python, more=more)
+    with Link(host, lambda *_: None) as link:
+        while not link.is_up:
+            link.poll(_TURN_S)
+        console.err().print(phrase("{host} has rankdeck {version} now.", host=host, version=link.version))
+    return 0
 
 
 def _only_name(rest: Sequence[str]) -> str:

@@ -29,10 +29,10 @@ _SHARED_S = 30
 _FORGET_S = 2.0
 _LONGEST_FOLDER = 50
 """%C has 40 bytes, and ssh adds 17 while it makes the socket."""
-# A login's PATH is not that of a command that ssh starts: a virtual environment is looked for where one is
-# likely to be.
+# A login's PATH is not that of a command that ssh starts: it is looked for where one is likely to be, first
+# where `install` (installing.py) puts it.
 _SERVE = """\
-for r in "$RANKDECK" rankdeck "$HOME/.local/bin/rankdeck" "$HOME/.local/share/rankdeck/bin/rankdeck"; do
+for r in "$RANKDECK" "$HOME/.local/share/rankdeck/bin/rankdeck" rankdeck "$HOME/.local/bin/rankdeck"; do
 [ -n "$r" ] && command -v "$r" >/dev/null 2>&1 && exec "$r" serve --stdio; done; exit 127"""
 
 
@@ -49,11 +49,22 @@ def check_name(host: str) -> str:
 
 def command(host: str) -> list[str]:
     """What starts the far end of the pipe."""
+    return shell(host, _SERVE)
+
+
+def shell(host: str, script: str, *arguments: str) -> list[str]:
+    """What runs a script of the plainest shell there; $1 is the first of the arguments."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_S}", *_KEEP_ALIVE]
     if (control := _control_path()) is not None:
         options += ["ControlMaster=auto", f"ControlPath={control}", f"ControlPersist={_SHARED_S}"]
     words = [word for option in options for word in ("-o", option)]
-    return [*program(), "-T", *words, check_name(host), f"exec sh -c {shlex.quote(_SERVE)}"]
+    return [
+        *program(),
+        "-T",
+        *words,
+        check_name(host),
+        shlex.join(["exec", "sh", "-c", script, "rankdeck", *arguments]),
+    ]
 
 
 def program() -> list[str]:
@@ -135,10 +146,5 @@ def no_rankdeck(host: str, version: str | None = None) -> MachineError:
             there=version[:40],
             here=rankdeck.__version__,
         )
-    advice = phrase(
-        "Install {here} there as here, in an environment that is on the PATH of ssh or called "
-        "~/.local/share/rankdeck, until this tells it: ssh {host} rankdeck --version",
-        here=rankdeck.__version__,
-        host=host,
-    )
+    advice = phrase("Install it there: rankdeck --host {host} install", host=host)
     return MachineError(message, code="no-rankdeck", advice=advice)

@@ -80,7 +80,7 @@ def test_a_host_without_rankdeck_and_one_with_another_are_told_with_a_command(
 ) -> None:
     host = reached(FarHost(tmp_path, version="0.0.9"), monkeypatch)
     error = refusal(host)
-    assert "box1 has rankdeck 0.0.9" in error.message and "ssh box1" in str(error.advice)
+    assert "box1 has rankdeck 0.0.9" in error.message and "rankdeck --host box1 install" in str(error.advice)
     (host.home / "bin" / "rankdeck").write_text("#!/bin/sh\nexit 127\n")
     assert refusal(host).message == "There is no rankdeck on box1."
 
