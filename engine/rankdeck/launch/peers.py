@@ -1,0 +1,284 @@
+"""The guards of one run's hosts hold on to each other: who is there, who goes, and what all of them do then.
+
+The head's guard listens on one address, at a port that is free, for as long as the run lasts. Each other
+guard connects, says the run's secret and what its host has, and hears of all hosts when the last one has
+come. From then on both sides say something each half second; whoever is silent for five seconds is gone,
+whatever its connection looks like: a cable that was pulled closes nothing, and torch's own store then blocks
+whoever asks it. JSON lines, an empty one is the beat.
+
+Standard library only, as all of the guard.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+BEAT_S = 0.5
+LAPSE_S = 5.0
+MAX_LINE_BYTES = 65_536
+_MAX_HELLO_BYTES = 8_192
+_MOST_WAITING_BYTES = 1 << 23
+_LEAVE_S = 2.0
+_MOST_STRANGERS = 32
+"""Connections that have not said the secret yet; one more takes the place of the first."""
+SILENT, CLOSED, LEFT = "silent", "closed", "left"
+"""How a host goes: nothing comes, its connection is closed, or it has said that it is done."""
+Word = dict[str, Any]
+
+
+class Peer:
+    """One connection to another guard. `on_word` gets each line, `on_gone` how it went, once."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        end: socket.socket,
+        on_word: Callable[[Peer, Word], None],
+        on_gone: Callable[[Peer, str], None],
+    ) -> None:
+        self.name = ""
+        self.address: str = end.getpeername()[0]
+        self.most_bytes = _MAX_HELLO_BYTES
+        self._selector, self._end = selector, end
+        self._on_word, self._on_gone = on_word, on_gone
+        self._received, self._waiting = bytearray(), bytearray()
+        self._heard_s = self._beaten_s = time.monotonic()
+        self._is_done = False
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(end, selectors.EVENT_READ, lambda _: self._on_bytes())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._waiting) and not self._is_done
+
+    def say(self, word: Word) -> None:
+        """Lost where the connection is."""
+        self._waiting += json.dumps(word).encode() + b"\n"
+        self._flush()
+
+    def look(self, now_s: float) -> None:
+        """Beat, and see whether it does."""
+        if now_s - self._beaten_s >= BEAT_S:
+            self._beaten_s = now_s
+            self._waiting += b"\n"
+        self._flush()
+        if now_s - self._heard_s > LAPSE_S:
+            self.close(SILENT)
+
+    def excuse(self, now_s: float) -> None:
+        """Nobody here has listened for a while: this process was suspended."""
+        self._heard_s = now_s
+
+    def _flush(self) -> None:
+        if self._is_done or not self._waiting:
+            return
+        try:
+            del self._waiting[: self._end.send(self._waiting)]
+        except BlockingIOError:
+            if len(self._waiting) > _MOST_WAITING_BYTES:
+                self.close(SILENT)
+        except OSError:
+            self.close(CLOSED)
+
+    def _on_bytes(self) -> None:
+        try:
+            chunk = self._end.recv(MAX_LINE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.close(CLOSED)
+            return
+        self._heard_s = time.monotonic()
+        self._received += chunk
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received[:] = rest
+        if max(map(len, (*lines, rest))) > self.most_bytes:
+            self.close(CLOSED)
+        for line in filter(None, lines):
+            if self._is_done:
+                return
+            try:
+                word = json.loads(line)
+            except (ValueError, RecursionError):
+                word = None
+            if not isinstance(word, dict):
+                self.close(CLOSED)
+                return
+            if word.get("word") == LEFT:
+                self.close(LEFT)
+            else:
+                self._on_word(self, word)
+
+    def close(self, how: str = "") -> None:
+        """`how` is what `on_gone` is told; nothing where nobody has to know."""
+        if self._is_done:
+            return
+        self._is_done = True
+        self._selector.unregister(self._end)
+        self._end.close()
+        if how:
+            self._on_gone(self, how)
+
+    def leave(self) -> None:
+        """Its last word: this host is done. What the other side has said meanwhile is read to its end: for
+        bytes that nobody reads the kernel throws away what is on its way there.
+        """
+        if self._is_done:
+            return
+        self._is_done = True
+        self._selector.unregister(self._end)
+        self._waiting += json.dumps({"word": LEFT}).encode() + b"\n"
+        until_s = time.monotonic() + _LEAVE_S
+        try:
+            self._end.settimeout(_LEAVE_S)
+            self._end.sendall(self._waiting)
+            self._end.shutdown(socket.SHUT_WR)
+            while time.monotonic() < until_s and self._end.recv(MAX_LINE_BYTES):
+                pass
+        except OSError:
+            pass
+        self._end.close()
+
+
+class Gathering:
+    """The head's end: `server` listens. `hosts` are those that have come, in their order; `on_word(name,
+    word)` gets what they say, `on_gone(name, how)` that one has gone.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        server: socket.socket,
+        secret: str,
+        num_others: int,
+        on_word: Callable[[str, Word], None],
+        on_gone: Callable[[str, str], None],
+    ) -> None:
+        self._selector, self._secret, self._num_others = selector, secret, num_others
+        self._on_word, self._on_gone = on_word, on_gone
+        self._server = server
+        server.setblocking(False)
+        self.hosts: dict[str, Word] = {}
+        self._peers: dict[str, Peer] = {}
+        self._strangers: list[Peer] = []
+        self._has_met = False
+        self._looked_s = time.monotonic()
+        selector.register(self._server, selectors.EVENT_READ, lambda _: self._on_caller())
+
+    @property
+    def num_there(self) -> int:
+        return len(self._peers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have come; from then on nobody else does."""
+        self._has_met = self._has_met or self.num_there == self._num_others
+        return self._has_met
+
+    def _on_caller(self) -> None:
+        try:
+            end, _ = self._server.accept()
+        except OSError:
+            return
+        if len(self._strangers) == _MOST_STRANGERS:
+            self._strangers.pop(0).close()
+        try:
+            self._strangers.append(Peer(self._selector, end, self._hear, self._lose))
+        except OSError:
+            end.close()  # it has gone already
+
+    def _hear(self, peer: Peer, word: Word) -> None:
+        if peer.name:
+            self._on_word(peer.name, word)
+            return
+        name, secret = word.get("name"), word.get("secret")
+        if not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret.encode()):
+            self._strangers.remove(peer)
+            peer.close()
+            return
+        self._strangers.remove(peer)
+        if not isinstance(name, str) or not name or name in self.hosts or self.is_complete:
+            peer.say({"word": "refused", "name": name if isinstance(name, str) else ""})
+            peer.close()
+            return
+        peer.name, peer.most_bytes = name, MAX_LINE_BYTES
+        self.hosts[name] = {**word, "address": peer.address, "secret": ""}
+        self._peers[name] = peer
+
+    def _lose(self, peer: Peer, how: str) -> None:
+        if peer in self._strangers:
+            self._strangers.remove(peer)
+        elif self._peers.get(peer.name) is peer:
+            if not self.is_complete:
+                del self.hosts[peer.name]  # it may come again
+            del self._peers[peer.name]
+            self._on_gone(peer.name, how)
+
+    def tell(self, word: Word) -> None:
+        """All hosts that are there."""
+        for peer in list(self._peers.values()):
+            peer.say(word)
+
+    def look(self, now_s: float) -> None:
+        """Again and again, at least each half second."""
+        was_away = now_s - self._looked_s > LAPSE_S / 2
+        self._looked_s = now_s
+        for peer in [*self._peers.values(), *self._strangers]:
+            if was_away:
+                peer.excuse(now_s)
+            peer.look(now_s)
+
+    def close(self) -> None:
+        self._selector.unregister(self._server)
+        self._server.close()
+        for peer in [*self._peers.values(), *self._strangers]:
+            peer.leave()
+
+
+class Membership:
+    """The other hosts' end. `on_word(word)` gets what the head says, `on_gone(how)` that it has gone.
+
+    Raises: OSError, the head is not there.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        head: tuple[str, int],
+        hello: Word,
+        on_word: Callable[[Word], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        end = socket.create_connection(head, LAPSE_S)
+        self.address: str = end.getsockname()[0]
+        self._peer = Peer(selector, end, lambda _, word: on_word(word), lambda _, how: on_gone(how))
+        self._peer.most_bytes = MAX_LINE_BYTES
+        self._looked_s = time.monotonic()
+        self._peer.say(hello)
+
+    @property
+    def is_behind(self) -> bool:
+        return self._peer.is_behind
+
+    def say(self, word: Word) -> None:
+        self._peer.say(word)
+
+    def look(self, now_s: float) -> None:
+        """As `Gathering.look`."""
+        if now_s - self._looked_s > LAPSE_S / 2:
+            self._peer.excuse(now_s)
+        self._looked_s = now_s
+        self._peer.look(now_s)
+
+    def close(self) -> None:
+        self._peer.leave()

@@ -1,0 +1,218 @@
+"""Guards that hold on to each other: who comes, who goes and how, and what strangers may not do."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankdeck.launch import peers
+from rankdeck.launch.peers import CLOSED, LEFT, MAX_LINE_BYTES, SILENT, Gathering, Membership, Word
+from tests.helpers.waiting import wait_until
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Head:
+    """The head's guard as far as it listens."""
+
+    def __init__(self, num_others: int) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.heard: list[tuple[str, Word]] = []
+        self.gone: list[tuple[str, str]] = []
+        self.others: list[Other] = []
+        server = socket.create_server((_LOOPBACK, 0), backlog=64)
+        self.port = server.getsockname()[1]
+        self.meeting = Gathering(
+            self.selector,
+            server,
+            "secret",
+            num_others,
+            lambda name, word: self.heard.append((name, word)),
+            lambda name, how: self.gone.append((name, how)),
+        )
+
+    def turn(self) -> None:
+        for key, _ in self.selector.select(0.01):
+            key.data(key.fileobj)
+        self.meeting.look(time.monotonic())
+
+    def until(self, condition: Callable[[], object], *others: Other) -> None:
+        def turned() -> object:
+            self.turn()
+            for other in others:
+                other.turn()
+            return condition()
+
+        wait_until(turned, every_s=0.001)
+
+
+class Other:
+    """Another guard."""
+
+    def __init__(self, head: Head, name: str, secret: str = "secret") -> None:
+        head.others.append(self)
+        self.selector = selectors.DefaultSelector()
+        self.heard: list[Word] = []
+        self.gone: list[str] = []
+        self.end = Membership(
+            self.selector,
+            (_LOOPBACK, head.port),
+            {"name": name, "secret": secret, "ranks": 2},
+            self.heard.append,
+            self.gone.append,
+        )
+
+    def turn(self) -> None:
+        for key, _ in self.selector.select(0):
+            key.data(key.fileobj)
+        self.end.look(time.monotonic())
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    made = Head(2)
+    yield made
+    made.meeting.close()
+    for other in made.others:
+        other.end.close()
+        other.selector.close()
+    made.selector.close()
+
+
+def test_all_hear_of_each_other_and_what_is_said(head: Head) -> None:
+    one, two = Other(head, "box1"), Other(head, "box2")
+    head.until(lambda: head.meeting.is_complete, one, two)
+    assert {name: host["ranks"] for name, host in head.meeting.hosts.items()} == {"box1": 2, "box2": 2}
+    assert all(host["address"] == _LOOPBACK and not host["secret"] for host in head.meeting.hosts.values())
+    head.meeting.tell({"word": "begin", "hosts": ["a" * 10_000]})
+    one.end.say({"word": "failed", "code": 1})
+    head.until(lambda: one.heard and two.heard and head.heard, one, two)
+    assert one.heard == two.heard == [{"word": "begin", "hosts": ["a" * 10_000]}]
+    assert head.heard == [("box1", {"word": "failed", "code": 1})]
+    late = Other(head, "box3")
+    head.until(lambda: late.heard and late.gone, one, two, late)
+    assert late.heard[0]["word"] == "refused" and not head.gone
+    two.end.close()
+    head.until(lambda: head.gone, one)
+    assert head.gone == [("box2", LEFT)]
+    late = Other(head, "box3")
+    head.until(lambda: late.gone, one, late)
+    assert set(head.meeting.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
+
+
+def test_one_that_goes_before_all_are_there_may_come_again(head: Head) -> None:
+    first = Other(head, "box1")
+    head.until(lambda: head.meeting.hosts, first)
+    first.end.close()
+    head.until(lambda: head.gone)
+    assert not head.meeting.hosts
+    again, two = Other(head, "box1"), Other(head, "box2")
+    head.until(lambda: head.meeting.is_complete, again, two)
+
+
+def test_one_of_a_name_that_is_there_is_refused(head: Head) -> None:
+    one = Other(head, "box1")
+    head.until(lambda: head.meeting.hosts, one)
+    same = Other(head, "box1")
+    head.until(lambda: same.gone, one, same)
+    assert same.heard == [{"word": "refused", "name": "box1"}] and list(head.meeting.hosts) == ["box1"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'{"name": "box1", "secret": "other"}\n',
+        b'{"name": "box1"}\n',
+        b'{"name": "box1", "secret": 7}\n',
+        b"nonsense\n",
+        b"[" * 5000 + b"\n",
+        b"[]\n",
+        b"x" * 9000,
+        b'{"name": "", "secret": "secret"}\n',
+    ],
+)
+def test_who_does_not_know_the_secret_is_shown_the_door(head: Head, sent: bytes) -> None:
+    with socket.create_connection((_LOOPBACK, head.port)) as stranger:
+        stranger.sendall(sent)
+        stranger.setblocking(False)
+
+        def is_closed() -> bool:
+            try:
+                return stranger.recv(4096) == b""
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+
+        head.until(is_closed)
+    assert not head.meeting.hosts and not head.gone
+
+
+def test_strangers_who_only_hold_the_line_keep_nobody_away(head: Head) -> None:
+    lines = [socket.create_connection((_LOOPBACK, head.port)) for _ in range(60)]
+    one, two = Other(head, "box1"), Other(head, "box2")
+    head.until(lambda: head.meeting.is_complete, one, two)
+    for line in lines:
+        line.close()
+    head.until(lambda: True, one, two)
+    assert not head.gone
+
+
+def test_a_line_without_an_end_ends_the_connection(head: Head) -> None:
+    one = Other(head, "box1")
+    head.until(lambda: head.meeting.hosts, one)
+    one.end._peer._waiting += b"x" * (MAX_LINE_BYTES + 1)
+    head.until(lambda: head.gone, one)
+    assert head.gone == [("box1", CLOSED)]
+
+
+_FAR = """
+import selectors, sys, time
+from rankdeck.launch.peers import Membership
+selector = selectors.DefaultSelector()
+end = Membership(selector, ("127.0.0.1", int(sys.argv[1])), {"name": "far", "secret": "secret"}, print, print)
+while True:
+    for key, _ in selector.select(0.1):
+        key.data(key.fileobj)
+    end.look(time.monotonic())
+"""
+
+
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, CLOSED), (signal.SIGSTOP, SILENT)])
+def test_who_is_killed_has_closed_and_who_is_stopped_is_silent(
+    head: Head, monkeypatch: pytest.MonkeyPatch, number: int, how: str
+) -> None:
+    monkeypatch.setattr(peers, "LAPSE_S", 1.5)
+    near = Other(head, "near")
+    far = subprocess.Popen([sys.executable, "-c", _FAR, str(head.port)])
+    try:
+        head.until(lambda: head.meeting.is_complete, near)
+        os.kill(far.pid, number)
+        began_s = time.monotonic()
+        head.until(lambda: head.gone, near)
+        assert head.gone == [("far", how)] and not near.gone
+        assert (time.monotonic() - began_s > 1.0) == (how == SILENT)
+    finally:
+        far.kill()
+        far.wait()
+
+
+def test_who_was_suspended_itself_blames_nobody_for_it(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "LAPSE_S", 0.6)
+    one = Other(head, "box1")
+    head.until(lambda: head.meeting.hosts, one)
+    time.sleep(0.8)  # neither of them looked
+    head.meeting.look(time.monotonic())
+    one.end.look(time.monotonic())
+    assert not head.gone and not one.gone
+    began_s = time.monotonic()
+    head.until(lambda: head.gone)
+    assert head.gone == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
