@@ -85,10 +85,14 @@ class _Written:
 
 
 class CheckpointStore:
-    """Writes the checkpoints of a run, by all ranks together, and keeps the newest `keep` of them."""
+    """Writes the checkpoints of a run, by all ranks together, and keeps the newest `keep` of them. On each
+    host one rank `leads`: it makes and removes folders, and commits what is there."""
 
-    def __init__(self, folder: Path, *, rank: int, world_size: int, layout: str, keep: int) -> None:
+    def __init__(
+        self, folder: Path, *, rank: int, world_size: int, layout: str, keep: int, leads: bool | None = None
+    ) -> None:
         self.folder = folder
+        self._leads = rank == 0 if leads is None else leads
         self._rank = rank
         self._world_size = world_size
         self._layout = layout
@@ -113,7 +117,7 @@ class CheckpointStore:
         """
         target = self.folder / ".dry"
         _, lost = self._save(target, step, state, extra, dry=True)
-        if self._rank == 0:
+        if self._leads:
             remove(target)
         return lost
 
@@ -139,7 +143,7 @@ class CheckpointStore:
             files, progress = self._put_together(step, written)
             self._together(asked, lambda: self._commit(target, files, progress))
         except CheckpointError:
-            if self._rank == 0:
+            if self._leads:
                 remove(target)
             raise
         return sum(entry[0] for entry in files.values()), progress.lost
@@ -174,7 +178,7 @@ class CheckpointStore:
         )
 
     def _begin(self, target: Path) -> None:
-        if self._rank == 0:
+        if self._leads:
             self.folder.mkdir(exist_ok=True)  # the run's own folder, if it is gone, stays gone
             remove(target)
             if target.is_symlink():
@@ -182,10 +186,10 @@ class CheckpointStore:
             target.mkdir(exist_ok=True)
 
     def _check_room(self, sizes: Sequence[dict[str, int]]) -> None:
-        """Raises: OSError, on rank 0, where the disk has no room for one checkpoint."""
+        """Raises: OSError, on ranks that lead, where the disk has no room for one checkpoint."""
         needed = sum({name: size for part in sizes for name, size in part.items()}.values())
         free = shutil.disk_usage(self.folder).free
-        if self._rank == 0 and needed > free:
+        if self._leads and needed > free:
             words = phrase(
                 "it needs {needed}, and the disk has {free} free",
                 needed=format_bytes(needed),
@@ -214,14 +218,14 @@ class CheckpointStore:
         return _Written(files, saved.values, saved.elsewhere, saved.lost)
 
     def _commit(self, target: Path, files: _Files, progress: Progress) -> None:
-        """Rank 0 writes progress and COMMIT."""
-        if self._rank == 0:
+        """Progress and COMMIT, which lists what is on other hosts too."""
+        if self._leads:
             file = target / PROGRESS
             write_own(file, msgspec.json.encode(progress), sync=True)
             write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
 
     def _prune(self) -> None:
-        if self._rank == 0:
+        if self._leads:
             for old in list_checkpoints(self.folder)[self._keep :]:
                 remove(old.path)
 

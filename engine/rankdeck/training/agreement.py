@@ -13,7 +13,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SAVE = "save"
@@ -24,6 +24,8 @@ _STEPS = struct.Struct("<qq")
 """The step for each of `_KINDS`; 0 is none."""
 _LOOK_S = 0.05
 """Seconds between two looks for a person's request."""
+_MEET_S, _LONGEST_GAP = 0.5, 10_000
+"""Between two meetings of ranks of several hosts: seconds, and steps at most."""
 
 
 class Agreement:
@@ -101,3 +103,38 @@ class Agreement:
         with contextlib.suppress(OSError):
             (self._folder / f"{what}.request").unlink()
         self._put(self._steps() | {what: 0})
+
+
+class AgreementOfHosts(Agreement):
+    """Ranks of several hosts have no folder in common: now and then they meet, and what any of them wants is
+    done by all right then. `meet` gives the largest of what all ranks give; each meeting says at which step
+    the next one is, about half a second later.
+    """
+
+    def __init__(self, folder: Path, rank: int, meet: Callable[[list[int]], list[int]]) -> None:
+        super().__init__(folder, rank, lead=0)
+        self._meet = meet
+        self._wanted: set[str] = set()
+        self._next, self._gap, self._met_s = 1, 1, time.monotonic()
+
+    def propose(self, what: str, step: int) -> None:
+        self._wanted.add(what)
+
+    def request(self, what: str) -> None:
+        self._wanted.add(what)
+
+    def reached(self, step: int) -> set[str]:
+        if step < self._next:
+            return set()
+        now_s = time.monotonic()
+        gap = self._gap * _MEET_S / max(now_s - self._met_s, 1e-6)
+        gap = min(max(1, round(gap)), 2 * self._gap, _LONGEST_GAP) if self._rank == 0 else 0
+        told = self._meet([*(int(what in self._wanted) for what in _KINDS), gap])
+        self._gap, self._met_s = max(1, told[-1]), time.monotonic()
+        self._next = step + self._gap
+        return {what for what, wanted in zip(_KINDS, told, strict=False) if wanted}
+
+    def done(self, what: str) -> None:
+        self._wanted.discard(what)
+        with contextlib.suppress(OSError):
+            (self._folder / f"{what}.request").unlink()

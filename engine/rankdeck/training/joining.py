@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rankdeck.torch_compat.groups import set_timeouts
 from rankdeck.training import calls_on_demand
+from rankdeck.training.agreement import Agreement, AgreementOfHosts
 
 _WATCHED_S = 86_400.0
 
@@ -36,3 +39,18 @@ def join(device: torch.device, world_size: int, timeout_s: float | None) -> None
 def let_wait() -> None:
     """Groups that strategies have made for watched ranks wait as long as the group of all."""
     set_timeouts(_WATCHED_S)
+
+
+def agreement_of(folder: Path, rank: int, world_size: int) -> Agreement:
+    """How all ranks do the same at the same step: through a folder, where they are on one host."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) == world_size:
+        return Agreement(folder, rank, lead=0 if world_size == 1 else 1)
+    group = dist.new_group(backend="gloo")
+
+    def meet(values: list[int]) -> list[int]:
+        told = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+        found: list[int] = told.tolist()
+        return found
+
+    return AgreementOfHosts(folder, rank, meet)

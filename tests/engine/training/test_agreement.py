@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rankdeck.training import agreement
-from rankdeck.training.agreement import SAVE, STOP, Agreement
+from rankdeck.training.agreement import SAVE, STOP, Agreement, AgreementOfHosts
 
 
 def test_every_rank_reads_the_step_that_rank_0_has_fixed(tmp_path: Path) -> None:
@@ -63,3 +68,44 @@ def test_while_rank_0_writes_there_is_a_sign_of_it(tmp_path: Path) -> None:
     with first.saving():
         assert (tmp_path / agreement.SAVING).exists()
     assert not (tmp_path / agreement.SAVING).exists()
+
+
+class Meetings:
+    """Two ranks that meet, in threads of their own."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=10)
+        self._given: dict[int, list[int]] = {}
+
+    def of(self, rank: int) -> Callable[[list[int]], list[int]]:
+        def meet(values: list[int]) -> list[int]:
+            self._given[rank] = values
+            self._barrier.wait()
+            told = [max(pair) for pair in zip(*self._given.values(), strict=True)]
+            self._barrier.wait()
+            return told
+
+        return meet
+
+
+@pytest.mark.parametrize(("asking", "what"), [(0, SAVE), (0, STOP), (1, STOP)])
+def test_ranks_of_several_hosts_do_it_after_the_same_step(tmp_path: Path, asking: int, what: str) -> None:
+    meetings = Meetings()
+    done: dict[int, list[int]] = {0: [], 1: []}
+
+    def train(rank: int) -> None:
+        agreement = AgreementOfHosts(tmp_path / str(rank), rank, meetings.of(rank))
+        for step in range(1, 400):
+            if rank == asking and step == 37:
+                (agreement.propose(what, step) if rank == 0 else agreement.request(what))
+            if what in agreement.reached(step):
+                done[rank].append(step)
+                agreement.done(what)
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done[0] == done[1] and len(done[0]) == 1 and done[0][0] >= 37
