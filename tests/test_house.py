@@ -30,6 +30,8 @@ PARSES_BY_ITSELF = (
     "base/parsing.py",
     "launch/guard.py",
     "launch/callers.py",
+    "launch/peers.py",
+    "launch/relay.py",
     "launch/attached.py",
     "launch/under_guard.py",
     "launch/rank_processes.py",

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.base.errors import RankdeckError
+from rankdeck.base.errors import ConfigError, RankdeckError
+from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
+    from rankdeck.launch.several import Several
     from rankdeck.run.fold import Fold
     from rankdeck.rundir import RunDir
 
@@ -42,6 +44,15 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
+    hosts: Annotated[
+        int | None, typer.Option(metavar="N", help="It is one run of so many hosts; started on each of them.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="This host's, for the others: on the first one.")
+    ] = None,
+    join: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="What the first host has said: on the others.")
+    ] = None,
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
@@ -52,14 +63,41 @@ def train(
     from rankdeck.launch.start import start
 
     folder = rundir.runs_folder(runs)
+    several = _several(hosts, listen, join)
     run = start(
         chosen,
         runs=folder,
         detach=detach,
         command_line=["rankdeck", *sys.argv[1:]],
         started=command_started(),
+        several=several,
     )
     return leave_or_stay(run, detach=detach, as_json=as_json)
+
+
+def _several(hosts: int | None, listen: str | None, join: str | None) -> Several | None:
+    """Raises: ConfigError, these do not go together."""
+    if hosts is None and listen is None and join is None:
+        return None
+    if hosts is None or (listen is None) == (join is None):
+        raise ConfigError(
+            phrase("A run of several hosts is told how many, and either where to listen or where to join."),
+            code="usage",
+            advice=phrase(
+                "On the first: --hosts 2 --listen ADDRESS; on the others --hosts 2 --join and what the first "
+                "says."
+            ),
+        )
+    from rankdeck.launch.several import Several
+
+    if join is not None:
+        return Several.as_member(hosts, join)
+    several = Several.as_head(hosts, listen or "")
+    console.err().print(
+        phrase("On each of the others: --hosts {n} --join {place}", n=hosts, place=several.place),
+        soft_wrap=True,
+    )
+    return several
 
 
 def command_started() -> float:

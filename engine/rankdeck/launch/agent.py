@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rankdeck.launch.children import GRACE_S, Child, end_ranks
 from rankdeck.launch.rank_processes import RankProcess
-from rankdeck.torch_compat.elastic import OneHostAgent
+from rankdeck.torch_compat.elastic import HostAgent, Rendezvous
 
 MONITOR_S = 0.05
 
 
-class RankAgent(OneHostAgent):
+class RankAgent(HostAgent):
     """Runs ranks that wait to be released.
 
     `release` is called for each with torch's part of its environment; `watch` at every poll, and ends the run
@@ -27,7 +27,7 @@ class RankAgent(OneHostAgent):
 
     def __init__(
         self,
-        run: str,
+        rendezvous: Rendezvous,
         ranks: Sequence[RankProcess],
         release: Callable[[RankProcess, Mapping[str, str]], None],
         watch: Callable[[], bool],
@@ -35,7 +35,7 @@ class RankAgent(OneHostAgent):
         has_finished: Callable[[Child], bool],
         is_saving: Callable[[], bool],
     ) -> None:
-        super().__init__(run, len(ranks), poll_every_s=MONITOR_S)
+        super().__init__(rendezvous, len(ranks), poll_every_s=MONITOR_S)
         self._ranks = ranks
         self._release = release
         self._watch = watch

@@ -19,11 +19,11 @@ import selectors
 import signal
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 from rankdeck.launch.descendants import SuspendedChild, descendants
-from rankdeck.launch.last_word import LastWord, how_it_was_killed, phrase
+from rankdeck.launch.last_word import LastWord, Sentence, how_it_was_killed, phrase
 from rankdeck.launch.saves import SaveWatch, was_cut_off
 from rankdeck.launch.whereabouts import Whereabouts
 from rankdeck.observer import title
@@ -49,19 +49,6 @@ class Alive(Exception):  # noqa: N818 - as above
     """The run cannot be resumed: another guard holds its lock."""
 
 
-def daemonise() -> None:
-    """Leave the caller's session and terminal for good."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    null = os.open(os.devnull, os.O_RDWR)
-    for handle in (0, 1, 2):
-        os.dup2(null, handle)
-    os.close(null)
-
-
 def lock(path: str, holder: str) -> int:
     """Take a lock for as long as this process lives, and write who holds it into the file.
 
@@ -84,6 +71,8 @@ def lock(path: str, holder: str) -> int:
 
 class Guard:
     """One run's guard from its lock to its last word."""
+
+    look_s = LOOK_S
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
@@ -140,6 +129,13 @@ class Guard:
             signal.signal(number, lambda *_: None)
         self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
 
+    def begin(self) -> None:
+        """What there is to do once everything is held. Raises: OSError."""
+        self.start_supervisor()
+
+    def look(self, now_s: float) -> None:
+        """Called again and again."""
+
     def start_supervisor(self, *more: str) -> None:
         """Raises: OSError."""
         me = os.getpid()
@@ -187,7 +183,7 @@ class Guard:
         """Until the supervisor has ended, and nothing of it is left."""
         self._reap()
         while self._status is None:
-            timeout_s = LOOK_S
+            timeout_s = self.look_s
             if self._kill_at is not None:
                 timeout_s = min(timeout_s, max(0.0, self._kill_at - time.monotonic()))
             for key, _ in self._selector.select(timeout_s):
@@ -197,6 +193,7 @@ class Guard:
                 self.stop(now=True)
             self.whereabouts.follow()
             now_s = time.monotonic()
+            self.look(now_s)
             if self._suspended.look(self._supervisor, now_s):
                 self._word.tell_suspended(self._supervisor)
             if self._kill_at is not None and now_s >= self._kill_at:
@@ -313,6 +310,10 @@ class Guard:
         self._status = None
         return True
 
+    def how_it_was_killed(self, number: int) -> Sentence:
+        """Of the supervisor."""
+        return how_it_was_killed(number)
+
     def end(self) -> None:
         """Say the last word: the supervisor's exit code tells how the run ended."""
         self.tell_lost_save()
@@ -325,7 +326,7 @@ class Guard:
         elif status == EXIT_STOPPED:
             outcome, code = "stopped", EXIT_STOPPED
         elif status < 0:
-            outcome, code, reason = "failed", 1, how_it_was_killed(-status)
+            outcome, code, reason = "failed", 1, self.how_it_was_killed(-status)
             self._word.tell_problem("supervisor-lost", reason, _NO_MEMORY)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
@@ -357,39 +358,3 @@ class Guard:
                 phrase("Earlier checkpoints are whole. To wait for a save, stop the run once, and not now."),
                 severity="warning",
             )
-
-
-def main(spec: dict[str, Any]) -> NoReturn:
-    """`spec`: hidden, final, command, leases, attempt, max_restarts, and the descriptors ready_fd and
-    tether_fd. A script has also: signals (whether they are passed on), stop_s (what it has from TERM to KILL)
-    and the descriptors passed, which are the supervisor's alone. An entry of a race has the race's locks as
-    descriptors held, which are free once its guard, too, has ended.
-    """
-    daemonise()
-    ready: int = spec["ready_fd"]
-    for handle in (ready, spec["tether_fd"], *spec.get("held", ())):
-        if handle is not None:
-            os.set_inheritable(handle, False)
-    guard = Guard(spec)
-    answer: dict[str, Any] = {"ready": os.getpid()}
-    try:
-        guard.prepare()
-        guard.start_supervisor()
-    except Alive:
-        answer = {"alive": True}
-    except Refused as refusal:
-        answer = {"refused": str(refusal)}
-    except OSError as error:
-        answer = {"failed": f"{error.filename or spec['final']}: {error.strerror}"}
-    os.write(ready, json.dumps(answer).encode())
-    if "ready" not in answer:
-        os._exit(1)
-    os.close(ready)
-    guard.watch()
-    while guard.restart():
-        guard.watch()
-    if not guard.whereabouts.is_deleted:
-        guard.end()
-    os.close(guard.held[0])
-    guard.whereabouts.leave()
-    os._exit(0)

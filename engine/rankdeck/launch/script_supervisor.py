@@ -111,13 +111,13 @@ class ScriptSupervisor(supervising.Supervising):
         )
 
     def run_ranks(self) -> bool:
-        self.write_phase(marked("starting"), self._config.script.ranks)
+        self.write_phase(marked("starting"), range(self._config.script.ranks))
         self._start_ranks()
         self._start_sampler()
         for rank in self._ranks:
             rank.streams.begin()
         self._listen_to_keyboard()
-        self.write_phase(marked("running"), self._config.script.ranks)
+        self.write_phase(marked("running"), range(self._config.script.ranks))
         asked_until_s: float | None = None
         while True:
             self._wait()

@@ -53,7 +53,7 @@ class ScriptWatch(Watch):
         self.is_paused = False
         self._started: dict[int, tuple[int, events.RankStarted]] = {}
 
-    def begin(self, ranks: Sequence[Child]) -> None:
+    def begin(self, ranks: Sequence[Child], world_size: int | None = None) -> None:
         self.ranks, self._started_s = ranks, time.monotonic()
 
     def prepare(self) -> str:

@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.resumable import check_over, check_resumable
+from rankdeck.launch.several import Several
 from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
 from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
@@ -53,23 +54,26 @@ def start(
     command_line: Sequence[str],
     started: float,
     worker: str | None = None,
+    several: Several | None = None,
 ) -> RunDir:
     """A run under guard, with its final name and its lock held.
 
     Not detached, the run stops when this process ends: it keeps one end of a pipe open, on purpose, for as
     long as it lives. `started` is when the person's command began (Unix seconds). `worker` is the module or
-    .py file that ranks run, rankdeck.training.worker where it is None.
+    .py file that ranks run, rankdeck.training.worker where it is None. With `several` it is this host's part
+    of a run.
 
     Raises:
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run, or called so.
         MachineError: no driver, or no process could be started.
     """
     checked_name(config.name)
-    config, choice = _check(config)
+    config, choice = _check(config, several)
     title = title_of(config, len(choice.devices))
     environment = environment_of(config, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)})
-    return _begin(hidden, choice, supervisor_of(worker), detach=detach)
+    hosts = None if several is None else several.spec(config, choice.devices)
+    return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts)
 
 
 def resume(
@@ -134,10 +138,17 @@ def start_script(
     return _begin(hidden, choice, supervised, detach=detach)
 
 
-def _begin(hidden: RunDir, choice: choose.ChosenDevices, supervised: Supervised, *, detach: bool) -> RunDir:
+def _begin(
+    hidden: RunDir,
+    choice: choose.ChosenDevices,
+    supervised: Supervised,
+    *,
+    detach: bool,
+    hosts: Mapping[str, Any] | None = None,
+) -> RunDir:
     """The run under its guard; nothing of it is left where that fails."""
     try:
-        run = start_guard(hidden, choice.leases, supervised, detach=detach)
+        run = start_guard(hidden, choice.leases, supervised, detach=detach, hosts=hosts)
     except BaseException:
         shutil.rmtree(hidden.path, ignore_errors=True)
         raise
@@ -257,12 +268,15 @@ def supervisor_of(worker: str | None) -> Supervised:
     return Supervised("rankdeck.launch.supervisor", arguments)
 
 
-def _check(config: RunConfig) -> tuple[RunConfig, choose.ChosenDevices]:
-    """A run that can begin, and its devices. Leftovers of others are ended on the way."""
+def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig, choose.ChosenDevices]:
+    """A run that can begin, and its devices here. Leftovers of others are ended on the way."""
     check_paths(config)
+    if several is not None:
+        several.check(config)
     choice = choose.choose_devices(config)
     kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
-    config = on_devices(config, kind, len(choice.devices))
+    # Each host has as many; whether that is so they tell each other.
+    config = on_devices(config, kind, len(choice.devices) * (several.num_hosts if several is not None else 1))
     end_leftovers()
     return config, choice
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -167,8 +167,8 @@ class Supervising(abc.ABC):
         started = None if self._arguments.restarts else self._environment.get("started")
         return float(started) if started is not None else time.time()
 
-    def write_phase(self, phase: str, num_ranks: int) -> None:
-        for rank in range(num_ranks):
+    def write_phase(self, phase: str, ranks: Iterable[int]) -> None:
+        for rank in ranks:
             self._writer.write(events.Phase(rank=rank, phase=phase))
 
     def raise_problem(self, problem: Problem) -> None:

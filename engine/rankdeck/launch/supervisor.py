@@ -28,8 +28,10 @@ from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
 from rankdeck.config.cures import with_cure
 from rankdeck.diagnose.cause import Cause
+from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.launch import supervising
 from rankdeck.launch.children import GRACE_S, end_ranks
+from rankdeck.launch.layout import Layout, alone, layout_of
 from rankdeck.launch.rank_processes import RankProcess, can_fork_preloaded
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import FIRST_STEPS, RunDir
@@ -50,9 +52,12 @@ _PRELOADED = (
 
 @dataclasses.dataclass(frozen=True)
 class OwnArguments(supervising.Arguments):
-    """`worker` is the module or .py file that every rank runs."""
+    """`worker` is the module or .py file that every rank runs; `layout` says on which hosts they are, and
+    `store` is the head's socket where they meet."""
 
     worker: str = DEFAULT_WORKER
+    layout: Layout | None = None
+    store: int | None = None
 
 
 class Supervisor(supervising.Supervising):
@@ -63,7 +68,9 @@ class Supervisor(supervising.Supervising):
         self._worker = arguments.worker
         self._config: RunConfig = arguments.run.config()
         num_devices = max(1, len(self._devices))
-        self._world_size = 1 if self._config.strategy_card.one_process else num_devices
+        own = 1 if self._config.strategy_card.one_process else num_devices
+        self._layout = arguments.layout or alone(own, self._devices)
+        self._store = arguments.store
         self._watch = Watch(
             arguments.run,
             arguments.attempt,
@@ -73,7 +80,8 @@ class Supervisor(supervising.Supervising):
         )
         self._ranks: list[RankProcess] = []
         launch = self._config.launch
-        self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
+        if self._layout.is_alone:
+            self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     @property
@@ -91,8 +99,8 @@ class Supervisor(supervising.Supervising):
             attempt=self._arguments.attempt,
             strategy=config.strategy.use,
             options=config.strategy.options,
-            world_size=self._world_size,
-            devices=self._devices,
+            world_size=self._layout.world_size,
+            devices=self._layout.devices,
             steps=self._environment.get(FIRST_STEPS, config.train.known_steps),
             global_batch=config.train.global_batch,
             started=self.began(),
@@ -110,8 +118,9 @@ class Supervisor(supervising.Supervising):
 
     def _fork_ranks(self) -> None:
         """Import what ranks need, then fork them, while there is one thread."""
-        self.write_phase(marked("starting"), self._world_size)
-        _set_threads(self._world_size)
+        layout = self._layout
+        self.write_phase(marked("starting"), layout.own_ranks)
+        _set_threads(layout.own.ranks)
         uuids = [device.uuid for device in self._devices if device.uuid is not None]
         if uuids:
             os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -121,9 +130,9 @@ class Supervisor(supervising.Supervising):
             _preload(self._config, self._worker)
             self.heed_stop()
         fresh = bool(uuids) or not can_fork_preloaded()
-        for rank in range(self._world_size):
+        for rank in layout.own_ranks:
             self._ranks.append(RankProcess(rank, self._worker, fresh=fresh))
-        self._watch.begin(self._ranks)
+        self._watch.begin(self._ranks, layout.world_size)
         problem = version_problem()
         if problem is not None:
             self.raise_problem(problem)
@@ -132,19 +141,20 @@ class Supervisor(supervising.Supervising):
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
         from rankdeck.training import workload
 
-        self.write_phase(marked("preparing data"), self._world_size)
+        self.write_phase(marked("preparing data"), self._layout.own_ranks)
         workload.prepare(self._config)
 
     def _release_ranks(self) -> bool:
         from rankdeck.launch.agent import RankAgent
+        from rankdeck.launch.meeting import rendezvous_of
 
         # A rehearsal of one process tells itself how busy each of its devices is.
         one_process = self._config.strategy_card.one_process and len(self._devices) > 1
         if self._devices and not (one_process and self._devices[0].kind == "virtual"):
-            self.start_sampler()
+            self.start_sampler("--first", str(self._layout.own_ranks.start))
         watch = self._watch
         agent = RankAgent(
-            self._run.name,
+            rendezvous_of(self._run.name, self._layout, self._store),
             self._ranks,
             self._release,
             self.poll,
@@ -165,13 +175,16 @@ class Supervisor(supervising.Supervising):
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
             "RANKDECK_HEARTBEAT": self._watch.heartbeats,
             STACKS: str(self._watch.log(number, "stacks")),
-            # gloo listens on the interface that the host's name resolves to; ranks of one host need no other.
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            # gloo listens on the interface that the host's name resolves to, which may be any.
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._layout.interface() or "lo"),
         }
         rank.release(environment, self._watch.log(number, "out"), self._watch.log(number, "err"))
 
     def raise_problem(self, problem: Problem) -> None:
-        """With what would mend the configuration, where that is known."""
+        """With what would mend the configuration, where that is known. That others are gone is no cause where
+        these are on other hosts: what became of them is told there."""
+        if problem.code == COMMUNICATION and not self._layout.is_alone:
+            problem = problem.but(severity="warning")
         super().raise_problem(with_cure(problem, self._config))
 
     def may_restart(self, cause: Cause) -> bool:
@@ -215,10 +228,19 @@ def _make(argv: list[str]) -> Supervisor:
     parser.add_argument(
         "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
     )
+    parser.add_argument("--hosts", type=layout_of, help="who has which ranks, where there are several hosts")
+    parser.add_argument("--store", type=int, help="a socket for the ranks' store to listen at")
     given = parser.parse_args(argv)
     return Supervisor(
         OwnArguments(
-            RunDir(given.run), given.attempt, given.words, given.restarts, given.failed, given.worker
+            RunDir(given.run),
+            given.attempt,
+            given.words,
+            given.restarts,
+            given.failed,
+            given.worker,
+            given.hosts,
+            given.store,
         )
     )
 

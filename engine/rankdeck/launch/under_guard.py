@@ -31,7 +31,7 @@ _ENGINE = str(Path(rankdeck.__file__).parents[1])
 # Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
 _GUARD = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "import json; from rankdeck.launch.guard import main; main(json.loads(sys.argv[2]))"
+    "import json; from rankdeck.launch.guard_start import main; main(json.loads(sys.argv[2]))"
 )
 _READY_S = 30.0
 _SET_BY_RUNS = {  # what a run that this command happens to be part of has put into its environment
@@ -75,9 +75,10 @@ def start_guard(
     detach: bool,
     attempt: int = 0,
     held: Sequence[int] = (),
+    hosts: Mapping[str, Any] | None = None,
 ) -> RunDir:
     """A run under guard, with its final name and its lock held. `held` are descriptors of locks that the
-    guard is to hold as well as this process.
+    guard is to hold as well as this process; `hosts` is what a run of several is started with.
 
     Raises:
         DeviceError: a lease is held meanwhile.
@@ -106,10 +107,12 @@ def start_guard(
         "stop_s": supervised.stop_s,
         "passed": streams,
         "held": list(held),
+        "hosts": hosts,
     }
+    listener = [] if hosts is None or "listener" not in hosts else [hosts["listener"]]
     own_ends = [ready_end] if tether_end is None else [ready_end, tether_end]
     try:
-        first = _popen(run, spec, [*own_ends, *streams, *held])
+        first = _popen(run, spec, [*own_ends, *streams, *held, *listener])
     finally:
         for handle in [*own_ends, *streams]:
             os.close(handle)

@@ -73,9 +73,10 @@ class Watch:
         self._cpu: tuple[float, dict[int, float]] | None = None
         self._standing = Standing({})
 
-    def begin(self, ranks: Sequence[Child]) -> None:
+    def begin(self, ranks: Sequence[Child], world_size: int | None = None) -> None:
+        """`ranks` are those of this host, of `world_size` in all."""
         self.ranks, self._started_s = ranks, time.monotonic()
-        self._page = HeartbeatPage(len(ranks))
+        self._page = HeartbeatPage(world_size or len(ranks))
 
     @property
     def heartbeats(self) -> str:
@@ -215,7 +216,7 @@ class Watch:
         )
 
     def _pid(self, rank: int) -> int:
-        return self.ranks[rank].pid
+        return next(one.pid for one in self.ranks if one.rank == rank)
 
     def _cpu_of(self, beats: Mapping[int, Beat]) -> dict[int, float]:
         return {rank: cpu_s(self._pid(rank)) for rank in beats}

@@ -36,18 +36,19 @@ _KEPT = frozenset(events.DeviceSample.__struct_fields__)
 
 
 class RunSink:
-    """Writes for one attempt, from where a sampler before it has ended; `pids` are the ranks."""
+    """Writes for one attempt, from where a sampler before it has ended; `pids` are the ranks. `first` is the
+    number of this host's first device, and rank, among those of all hosts of the run."""
 
-    def __init__(self, run: Path, attempt: int, pids: Sequence[int]) -> None:
+    def __init__(self, run: Path, attempt: int, pids: Sequence[int], first: int = 0) -> None:
         directory = RunDir(run)
         devices = msgspec.convert(directory.environment().get("devices", []), list[events.DeviceInfo])
-        self._index = {device.uuid or virtual_uuid(device.index): device.index for device in devices}
-        self._names = {device.index: device.name for device in devices}
+        self._index = {device.uuid or virtual_uuid(device.index): first + device.index for device in devices}
+        self._names = {first + device.index: device.name for device in devices}
         self.uuids = list(self._index)
         self.kind = devices[0].kind if devices else "gpu"
         self._writer = directory.writer("sampler", attempt)
         self._raised_s: dict[tuple[str, int | None], float] = {}
-        self._ranks = {pid: rank for rank, pid in enumerate(pids)}
+        self._ranks = {pid: rank for rank, pid in enumerate(pids, first)}
         self._written: dict[str, tuple[float | int | None, float]] = {}
         self._missing: dict[str, dict[str, str]] = {}
         self._busy_s: dict[str, float] = {}

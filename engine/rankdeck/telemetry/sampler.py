@@ -291,6 +291,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--run", type=Path, help="write events into this run's directory")
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--ranks", default="", help="process ids of the ranks, in order")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first device and rank")
     parser.add_argument("--trees", action="store_true", help="what a rank has started counts as the rank")
     return parser.parse_args(argv)
 
@@ -311,7 +312,7 @@ def main(argv: Sequence[str]) -> int:
     if options.run is not None:
         from rankdeck.telemetry.run_sink import RunSink
 
-        write = sink = RunSink(options.run, options.attempt, pids)
+        write = sink = RunSink(options.run, options.attempt, pids, options.first)
         only, kind = sink.uuids, sink.kind
     try:
         if kind == "virtual":

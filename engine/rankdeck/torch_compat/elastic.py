@@ -54,20 +54,20 @@ PLACES = (
 )
 
 
-class OneHostAgent(SimpleElasticAgent, abc.ABC):
-    """Runs the ranks of one host, whatever they are: a subclass starts, polls and ends them."""
+class HostAgent(SimpleElasticAgent, abc.ABC):
+    """Runs the ranks of this host, whatever they are: a subclass starts, polls and ends them."""
 
-    def __init__(self, run: str, num_ranks: int, *, poll_every_s: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, num_ranks: int, *, poll_every_s: float) -> None:
         spec = WorkerSpec(
             role="rank",
             local_world_size=num_ranks,
-            rdzv_handler=OneHostRendezvous(run),
+            rdzv_handler=rendezvous,
             entrypoint="rank",
             max_restarts=0,
             monitor_interval=poll_every_s,
-            local_addr=LOOPBACK,
+            local_addr=rendezvous.address,
         )
-        super().__init__(spec, exit_barrier_timeout=1)
+        super().__init__(spec, exit_barrier_timeout=rendezvous.others_end_s)
 
     @abc.abstractmethod
     def start(self, rank: int, environment: Mapping[str, str]) -> int:
@@ -93,7 +93,7 @@ class OneHostAgent(SimpleElasticAgent, abc.ABC):
             return RunResult(state=WorkerState.HEALTHY)
         if not done:
             return RunResult(state=WorkerState.FAILED)
-        ranks = range(len(worker_group.workers))
+        ranks = [worker.global_rank for worker in worker_group.workers]
         return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -111,12 +111,11 @@ class OneHostAgent(SimpleElasticAgent, abc.ABC):
         return Event(state, source=source)
 
 
-def loopback_store() -> TCPStore:
-    """A store on a free port of 127.0.0.1. Left to itself, TCPStore listens on every address."""
-    listener = socket.create_server((LOOPBACK, 0), backlog=512)
-    port = listener.getsockname()[1]
+def listening_store(listener: socket.socket) -> TCPStore:
+    """A store at a socket that listens. Left to itself, TCPStore listens on every address."""
+    address, port = listener.getsockname()
     store = TCPStore(
-        LOOPBACK,
+        address,
         port,
         is_master=True,
         wait_for_workers=False,
@@ -127,15 +126,25 @@ def loopback_store() -> TCPStore:
     return store
 
 
-class OneHostRendezvous(RendezvousHandler):
-    """A rendezvous of this host alone. Ranks use the agent's store: nothing else listens.
+class Rendezvous(RendezvousHandler):
+    """Where the ranks of this host meet those of the others. Ranks use the agent's store: nothing else
+    listens.
 
-    Each round has a new store: ranks that start again find the keys of the last attempt in the old one.
+    Who is there is known before: `index` is this host's among `num_hosts`. Each round has a new store: ranks
+    that start again find the keys of the last attempt in the old one.
     """
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    others_end_s = 1.0
+    """How long hosts that are done wait for the others."""
+
+    def __init__(self, run: str, address: str = LOOPBACK, index: int = 0, num_hosts: int = 1) -> None:
+        self.address = address
+        self._run, self._index, self._num_hosts = run, index, num_hosts
         self._stores: list[TCPStore] = []
+
+    def store(self) -> TCPStore:
+        """Of one round."""
+        return listening_store(socket.create_server((LOOPBACK, 0), backlog=512))
 
     def get_backend(self) -> str:
         return "c10d"
@@ -148,9 +157,11 @@ class OneHostRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        store = loopback_store()
+        store = self.store()
         self._stores.append(store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, store.port))
+        return RendezvousInfo(
+            store, self._index, self._num_hosts, RendezvousStoreInfo(store.host, store.port)
+        )
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -163,6 +174,29 @@ class OneHostRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
+
+
+class RendezvousOfHosts(Rendezvous):
+    """At the head's store: `listener` is its socket there, None elsewhere."""
+
+    others_end_s = 30.0
+
+    def __init__(
+        self,
+        run: str,
+        address: str,
+        index: int,
+        num_hosts: int,
+        at: tuple[str, int],
+        listener: socket.socket | None,
+    ) -> None:
+        super().__init__(run, address, index, num_hosts)
+        self._at, self._listener = at, listener
+
+    def store(self) -> TCPStore:
+        if self._listener is not None:
+            return listening_store(self._listener)
+        return TCPStore(*self._at, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
 
 
 def _environment(worker: Worker, group: WorkerGroup) -> dict[str, str]:

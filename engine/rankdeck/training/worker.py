@@ -176,12 +176,15 @@ class Worker:
             from rankdeck.training.sampling import SamplingBudget
 
         config, environment = place.run.config(), place.run.environment()
-        run_devices = [_device_info(entry) for entry in environment["devices"]]
+        run_devices = environment["devices"]
         card = config.strategy_card
-        mine = list(range(len(run_devices))) if card.one_process else [place.rank]
+        # Of a run of several hosts these are this host's.
+        here = list(range(len(run_devices))) if card.one_process else [place.local_rank]
         if card.one_device:
-            mine = mine[:1]
-        devices = self._torch_devices(torch, [run_devices[index] for index in mine])
+            here = here[:1]
+        mine, num_devices = (here, len(run_devices)) if card.one_process else ([place.rank], place.world_size)
+        pairs = zip(here, mine, strict=True)
+        devices = self._torch_devices(torch, [_device_info(run_devices[at], index) for at, index in pairs])
         if not card.one_process:
             self._phase(marked("joining the other ranks"))
             join(devices[0], place.world_size, None if place.heartbeat else config.launch.timeout_s)
@@ -192,7 +195,7 @@ class Worker:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
         self._phase(marked("building the model"))
-        saver = self._saver(config, len(run_devices)) if first_steps is None else None
+        saver = self._saver(config, num_devices) if first_steps is None else None
         always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
             workload,
@@ -271,7 +274,7 @@ class Worker:
         """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the
         first."""
         from rankdeck.checkpoint.store import CheckpointStore
-        from rankdeck.training.agreement import Agreement
+        from rankdeck.training.joining import agreement_of
         from rankdeck.training.saving import Saver
 
         place = self._place
@@ -283,11 +286,11 @@ class Worker:
             world_size=place.world_size,
             layout=layout,
             keep=config.train.keep_checkpoints,
+            leads=place.local_rank == 0,
         )
-        lead = 0 if place.world_size == 1 else 1
         return Saver(
             store=store,
-            agreement=Agreement(place.run.requests_folder, place.rank, lead),
+            agreement=agreement_of(place.run.requests_folder, place.rank, place.world_size),
             writer=self._writer,
             rank=place.rank,
             every=config.train.checkpoint_every,
@@ -386,10 +389,11 @@ def _heart(place: Place) -> HeartbeatWriter | None:
     return HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
 
 
-def _device_info(entry: dict[str, Any]) -> events.DeviceInfo:
+def _device_info(entry: dict[str, Any], index: int) -> events.DeviceInfo:
+    """`index` is among all devices of the run."""
     import msgspec
 
-    return msgspec.convert(entry, events.DeviceInfo)
+    return msgspec.convert({**entry, "index": index}, events.DeviceInfo)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""Which ranks of a run are on which host. A run of one host has one, at no address."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+
+from rankdeck.base.parsing import json_of
+from rankdeck.events import DeviceInfo
+
+
+class HostPart(msgspec.Struct, frozen=True):
+    """One host of a run: its address for the other hosts, and its devices."""
+
+    name: str
+    address: str
+    ranks: int
+    devices: list[DeviceInfo]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """`index` is this host's among all; `store` (address, port) is where ranks meet, at the head."""
+
+    hosts: list[HostPart]
+    index: int = 0
+    store: tuple[str, int] = ("", 0)
+
+    @property
+    def own(self) -> HostPart:
+        return self.hosts[self.index]
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.hosts) == 1
+
+    @property
+    def world_size(self) -> int:
+        return sum(host.ranks for host in self.hosts)
+
+    @property
+    def own_ranks(self) -> range:
+        """Of this host."""
+        first = sum(host.ranks for host in self.hosts[: self.index])
+        return range(first, first + self.own.ranks)
+
+    @property
+    def devices(self) -> list[DeviceInfo]:
+        """Of all hosts, numbered through; on which host a device is, its name says."""
+        if self.is_alone:
+            return self.own.devices
+        every = [(host, device) for host in self.hosts for device in host.devices]
+        return [
+            msgspec.structs.replace(device, index=index, name=f"{host.name} {device.name}")
+            for index, (host, device) in enumerate(every)
+        ]
+
+    def interface(self) -> str | None:
+        """What this host's address belongs to; loopback of a run of one host, None where it is not known."""
+        if self.is_alone:
+            return "lo"
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(one.family == socket.AF_INET and one.address == self.own.address for one in addresses):
+                return name
+        return None
+
+
+def layout_of(text: str) -> Layout:
+    """What a guard says of the hosts. Raises: ValueError."""
+    return msgspec.convert(json_of(text), Layout)
+
+
+def alone(ranks: int, devices: Sequence[DeviceInfo]) -> Layout:
+    return Layout([HostPart("", "", ranks, list(devices))])

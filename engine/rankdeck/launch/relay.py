@@ -1,0 +1,101 @@
+"""What the ranks of other hosts write comes to the head, so that its directory tells of the whole run.
+
+Each guard follows its own ranks' events and sends what is new; the head's guard appends it to files of the
+same names. A rank's file is whole there; of what a supervisor, a guard and a sampler say, problems and
+readings come, under the host's name. What was on its way when a connection broke is on that host alone.
+Standard library only, as all of the guard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankdeck.launch.peers import Word
+
+_PIECE_BYTES = 16_384
+_MOST_AT_ONCE = 64
+"""Pieces that are sent at one look: a beat does not wait behind more than a megabyte."""
+_TRAVELS = re.compile(r"(rank-\d{1,6}|supervisor|guard|sampler)\.\d{1,6}\.jsonl", re.ASCII)
+_SIGNS = re.compile(r"[^\w-]", re.ASCII)
+
+
+class Sender:
+    """Of one host's directory."""
+
+    def __init__(self, run: str) -> None:
+        self._folder = Path(run, "events")
+        self._sent: dict[str, int] = {}
+
+    def news(self) -> Iterator[Word]:
+        """What was written since the last look; whole lines of what is not passed on as it is."""
+        left = _MOST_AT_ONCE
+        for name in sorted(self._names()):
+            while left > 0 and (word := self._piece(name)) is not None:
+                left -= 1
+                yield word
+
+    def _names(self) -> list[str]:
+        try:
+            return [file.name for file in self._folder.iterdir() if _TRAVELS.fullmatch(file.name)]
+        except OSError:
+            return []
+
+    def _piece(self, name: str) -> Word | None:
+        offset = self._sent.get(name, 0)
+        try:
+            with open(self._folder / name, "rb") as file:
+                data = os.pread(file.fileno(), _PIECE_BYTES, offset)
+        except OSError:
+            return None
+        if name.startswith(("supervisor", "guard")):
+            data = data[: data.rfind(b"\n") + 1]
+        if not data:
+            return None
+        self._sent[name] = offset + len(data)
+        return {"word": "events", "file": name, "data": data.decode("latin-1")}
+
+
+class Receiver:
+    """Into the head's directory. `ranks`: by host, those whose files may come from there."""
+
+    def __init__(self, run: str, ranks: dict[str, range]) -> None:
+        self._folder = Path(run, "events")
+        self._ranks = ranks
+
+    def take(self, host: str, word: Word) -> None:
+        """What is not that host's to tell is left out."""
+        name, data = word.get("file"), word.get("data")
+        if not isinstance(name, str) or not isinstance(data, str) or not _TRAVELS.fullmatch(name):
+            return
+        writer, attempt, _ = name.split(".")
+        told = data.encode("latin-1", "replace")
+        if writer.startswith("rank-"):
+            if int(writer[5:]) not in self._ranks.get(host, ()):
+                return
+        else:
+            writer = f"{writer}-{_SIGNS.sub('-', host)}"
+            told = told if writer.startswith("sampler") else b"".join(map(_problem, told.splitlines(True)))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            handle = os.open(self._folder / f"{writer}.{attempt}.jsonl", flags, 0o644)
+        except OSError:
+            return
+        try:
+            os.write(handle, told)
+        except OSError:
+            pass  # a full disk
+        finally:
+            os.close(handle)
+
+
+def _problem(line: bytes) -> bytes:
+    """The line where it is a problem: when the run began and ended, the head says."""
+    try:
+        is_problem = json.loads(line).get("kind") == "problem"
+    except (ValueError, AttributeError, RecursionError):
+        return b""
+    return line if is_problem else b""

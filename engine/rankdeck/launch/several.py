@@ -1,0 +1,129 @@
+"""What a run of several hosts is started with on each of them: as the head, where the others come to, or as
+one of these.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+import rankdeck
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
+from rankdeck.checkpoint_files import digest
+from rankdeck.config import RunConfig
+from rankdeck.events import DeviceInfo
+
+_PLACE = re.compile(r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Several:
+    """`num_hosts` in all. `listener` is the head's socket, `head` (address, port) the others' way to it."""
+
+    num_hosts: int
+    secret: str
+    listener: socket.socket | None = None
+    head: tuple[str, int] | None = None
+    name: str = field(default_factory=platform.node)
+    """What this host is called among them."""
+
+    @classmethod
+    def as_head(cls, num_hosts: int, address: str) -> Several:
+        """Raises: ConfigError, this host has no such address, or one host is not several."""
+        _check_number(num_hosts)
+        if address in ("", "0.0.0.0", "::"):
+            raise ConfigError(
+                phrase(
+                    "{address} is every address of this host, and the others come to one.", address=address
+                ),
+                code="address",
+                advice=phrase("Name the one that they reach; ip address lists them."),
+            )
+        try:
+            listener = socket.create_server((address, 0), backlog=64)
+        except OSError as error:
+            raise ConfigError(
+                phrase(
+                    "Nothing can listen at {address}: {why}.", address=address, why=error.strerror or error
+                ),
+                code="address",
+                advice=phrase("Name an address of this host that the others reach; ip address lists them."),
+            ) from None
+        return cls(num_hosts, secrets.token_urlsafe(24), listener)
+
+    @classmethod
+    def as_member(cls, num_hosts: int, place: str) -> Several:
+        """`place` is what the head said. Raises: ConfigError, it is none."""
+        _check_number(num_hosts)
+        found = _PLACE.fullmatch(place)
+        if found is None or int(found["port"]) > 65_535:
+            raise ConfigError(
+                phrase("{place} is no place to join.", place=repr(place[:100])),
+                code="place",
+                advice=phrase("Take it from what the first host says: ADDRESS:PORT/SECRET."),
+            )
+        return cls(num_hosts, found["secret"], head=(found["address"], int(found["port"])))
+
+    @property
+    def place(self) -> str:
+        """Where the others join."""
+        assert self.listener is not None
+        address, port = self.listener.getsockname()
+        return f"{address}:{port}/{self.secret}"
+
+    def check(self, config: RunConfig) -> None:
+        """Raises: ConfigError, the strategy is for one host."""
+        card = config.strategy_card
+        if card.one_process:
+            raise ConfigError(
+                phrase(
+                    "{strategy} is one process, and a process is on one host.", strategy=config.strategy.use
+                ),
+                path="strategy.use",
+                advice=phrase("Use ddp, fsdp, pipeline or hybrid over several hosts."),
+            )
+
+    def spec(self, config: RunConfig, devices: list[DeviceInfo]) -> dict[str, Any]:
+        """For the guard."""
+        own = {
+            "ranks": len(devices),
+            "devices": msgspec.to_builtins(devices),
+            "rankdeck": rankdeck.__version__,
+            "torch": importlib.metadata.version("torch").partition("+")[0],
+            "config": _digest(config),
+        }
+        given: dict[str, Any] = {"name": self.name, "secret": self.secret, "own": own}
+        if self.head is not None:
+            return given | {"head": list(self.head)}
+        assert self.listener is not None
+        return given | {
+            "listener": self.listener.fileno(),
+            "address": self.listener.getsockname()[0],
+            "others": self.num_hosts - 1,
+        }
+
+
+def _digest(config: RunConfig) -> str:
+    """Of what every host must be told alike; where things lie is each host's own."""
+    told = config.to_dict()
+    told.pop("folder", None)
+    told["data"].get("args", {}).pop("path", None)
+    return digest(json.dumps(told, sort_keys=True).encode())
+
+
+def _check_number(num_hosts: int) -> None:
+    if num_hosts < 2:
+        raise ConfigError(
+            phrase("--hosts {n} is not several.", n=num_hosts),
+            code="hosts",
+            advice=phrase("Leave it out for a run of this host alone."),
+        )

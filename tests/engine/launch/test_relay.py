@@ -1,0 +1,84 @@
+"""What other hosts' ranks write is whole at the head; what is not theirs to tell is left out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankdeck.launch.relay import Receiver, Sender
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("there", "here"):
+        (tmp_path / name / "events").mkdir(parents=True)
+    return tmp_path / "there", tmp_path / "here"
+
+
+def test_events_arrive_byte_for_byte_in_pieces_as_they_are_written(folders: tuple[Path, Path]) -> None:
+    there, here = folders
+    sender, receiver = Sender(str(there)), Receiver(str(here), {"box2": range(2, 4)})
+    file = there / "events" / "rank-3.0.jsonl"
+    for _ in range(3):
+        with file.open("ab") as events:
+            events.write(os.urandom(700_000) + b"\n")
+        while words := list(sender.news()):
+            for word in words:
+                receiver.take("box2", word)
+    assert (here / "events" / "rank-3.0.jsonl").read_bytes() == file.read_bytes()
+    assert not list(sender.news())
+
+
+def test_of_a_supervisor_and_a_guard_problems_come_under_the_hosts_name(folders: tuple[Path, Path]) -> None:
+    there, here = folders
+    sender, receiver = Sender(str(there)), Receiver(str(here), {"box 2": range(1)})
+    lines = [
+        b'{"kind":"run_started"}\n',
+        b'{"kind":"problem","problem":{}}\n',
+        b"nonsense\n",
+        b"[" * 9000 + b"\n",
+    ]
+    for name in ("supervisor", "guard"):
+        (there / "events" / f"{name}.1.jsonl").write_bytes(b"".join(lines) + b"half a line")
+    (there / "events" / "sampler.1.jsonl").write_bytes(b"readings")
+    for word in sender.news():
+        receiver.take("box 2", word)
+    found = {file.name: file.read_bytes() for file in (here / "events").iterdir()}
+    assert found == {
+        "supervisor-box-2.1.jsonl": lines[1],
+        "guard-box-2.1.jsonl": lines[1],
+        "sampler-box-2.1.jsonl": b"readings",
+    }
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"file": "rank-0.0.jsonl", "data": "x"},
+        {"file": "rank-4.0.jsonl", "data": "x"},
+        {"file": "../rank-2.0.jsonl", "data": "x"},
+        {"file": "rank-2.0.jsonl/../x", "data": "x"},
+        {"file": "config.toml", "data": "x"},
+        {"file": "rank-2.0.jsonl\n", "data": "x"},
+        {"file": 7, "data": "x"},
+        {"file": "rank-2.0.jsonl", "data": 7},
+        {},
+    ],
+)
+def test_what_is_no_file_of_that_hosts_ranks_is_not_written(
+    folders: tuple[Path, Path], word: dict[str, object]
+) -> None:
+    _, here = folders
+    Receiver(str(here), {"box2": range(2, 4)}).take("box2", word)
+    Receiver(str(here), {}).take("box3", {"file": "rank-2.0.jsonl", "data": "x"})
+    assert not list((here / "events").iterdir()) and not (here / "rank-2.0.jsonl").exists()
+
+
+def test_a_link_in_its_place_is_not_followed(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    _, here = folders
+    (tmp_path / "elsewhere").write_text("mine")
+    (here / "events" / "rank-2.0.jsonl").symlink_to(tmp_path / "elsewhere")
+    Receiver(str(here), {"box2": range(2, 4)}).take("box2", {"file": "rank-2.0.jsonl", "data": "x"})
+    assert (tmp_path / "elsewhere").read_text() == "mine"

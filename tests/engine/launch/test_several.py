@@ -1,0 +1,77 @@
+"""What a run of several hosts cannot be started with is said before anything begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import from_dict
+from rankdeck.events import DeviceInfo
+from rankdeck.launch.layout import HostPart, Layout, alone, layout_of
+from rankdeck.launch.several import Several
+from tests.helpers.cli import rankdeck_here
+
+_PLACE = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--hosts", "2"), "either where to listen or where to join"),
+        (("--listen", "127.0.0.1"), "is told how many"),
+        (("--hosts", "2", "--listen", "127.0.0.1", "--join", _PLACE), "either where to listen"),
+        (("--hosts", "1", "--listen", "127.0.0.1"), "--hosts 1 is not several"),
+        (("--hosts", "2", "--listen", "203.0.113.7"), "Nothing can listen at 203.0.113.7"),
+        (("--hosts", "2", "--listen", "0.0.0.0"), "every address of this host"),
+        (("--hosts", "2", "--listen", "no such host"), "Nothing can listen at"),
+        (("--hosts", "2", "--join", "box1"), "is no place to join"),
+        (("--hosts", "2", "--join", "127.0.0.1:99999/aaaaaaaaaaaaaaaaaaaa"), "is no place to join"),
+        (("--hosts", "2", "--join", _PLACE, "--strategy", "dp"), "dp is one process"),
+        (("--hosts", "2", "--join", _PLACE, "--set", "train.global_batch=1"), "global_batch"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    given = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
+    told = rankdeck_here(*given, *arguments, code=2)
+    assert words in told.err and "Traceback" not in told.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_head_that_is_not_there_is_said_with_its_place(tmp_path: Path) -> None:
+    given = ("train", "digits-mlp", "--devices", "cpu:1", "--strategy", "ddp", "--runs", tmp_path / "runs")
+    told = rankdeck_here(*given, "--hosts", "2", "--join", _PLACE, code=3)
+    assert "127.0.0.1:9: Connection refused" in told.err
+    assert not [path for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")]
+
+
+def test_what_the_first_says_is_what_the_others_join() -> None:
+    head = Several.as_head(3, "127.0.0.1")
+    assert head.listener is not None
+    with head.listener:
+        place, at = head.place, head.listener.getsockname()
+    member = Several.as_member(3, place)
+    assert member.head == at
+    assert member.secret == head.secret and len(head.secret) >= 32
+
+    def digest(folder: str, seed: int) -> str:
+        config = from_dict({"train": {"seed": seed}}, folder=Path(folder))
+        own = member.spec(config, [DeviceInfo(0, "Virtual 0", "virtual")])["own"]
+        return str(own["config"])
+
+    assert digest("/a", 3) == digest("/b", 3) != digest("/a", 4)
+
+
+def test_ranks_and_devices_are_numbered_through_all_hosts() -> None:
+    def part(name: str, ranks: int) -> HostPart:
+        devices = [DeviceInfo(index, f"GPU {index}", "gpu") for index in range(ranks)]
+        return HostPart(name, "127.0.0.1", ranks, devices)
+
+    layout = Layout([part("a", 2), part("b", 1), part("c", 3)], index=2)
+    assert (layout.world_size, layout.own_ranks, layout.is_alone) == (6, range(3, 6), False)
+    assert [device.index for device in layout.devices] == list(range(6))
+    assert layout.devices[2].name == "b GPU 0" and layout.interface() == "lo"
+    single = alone(2, part("", 2).devices)
+    assert single.is_alone and single.own_ranks == range(2) and single.devices[0].name == "GPU 0"
+    with pytest.raises(ValueError):
+        layout_of('{"hosts": [{"name": 1}]}')

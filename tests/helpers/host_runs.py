@@ -1,0 +1,75 @@
+"""One run of several hosts, started by hand on each of them as a person without ssh does."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankdeck.rundir import RunDir, list_folder
+from tests.helpers.host_network import Host
+from tests.helpers.tree import PRODUCT_AND_TESTS
+from tests.helpers.waiting import wait_until
+
+
+class HostRun:
+    """The first of the hosts is the head."""
+
+    def __init__(self, hosts: Sequence[Host], *arguments: str, others: Sequence[str] = ()) -> None:
+        self.hosts = hosts
+        self._before = {host.name: set(list_folder(host.runs)) for host in hosts}
+        asked = ["train", *arguments, "--hosts", str(len(hosts))]
+        self._logs = [host.folder / "command.log" for host in hosts]
+        self.commands = [_start(hosts[0], self._logs[0], *asked, "--listen", hosts[0].address)]
+        place = wait_until(lambda: re.search(r"--join (\S+)", self._logs[0].read_text()))
+        for host, log in zip(hosts[1:], self._logs[1:], strict=True):
+            self.commands.append(_start(host, log, *asked, *others, "--join", place[1]))
+
+    def part(self, index: int) -> RunDir:
+        """Of the run, on a host."""
+        host = self.hosts[index]
+        fresh = wait_until(
+            lambda: [run for run in list_folder(host.runs) if run not in self._before[host.name]]
+        )
+        return fresh[0]
+
+    def wait_for_steps(self, least: int = 5) -> None:
+        """Until every rank has taken some."""
+        for index in range(len(self.hosts)):
+            events = self.part(index).events_folder
+            wait_until(lambda events=events: _has_steps(events, least), deadline_s=60)
+
+    def codes(self, deadline_s: float = 30.0) -> list[int]:
+        """Of the commands, once they have ended."""
+        wait_until(lambda: all(one.poll() is not None for one in self.commands), deadline_s=deadline_s)
+        return [one.returncode for one in self.commands]
+
+    def said(self, index: int) -> str:
+        return self._logs[index].read_text()
+
+    def end(self) -> None:
+        for one in self.commands:
+            one.kill()
+            one.wait()
+
+
+def _has_steps(events: Path, least: int) -> bool:
+    return any(file.read_bytes().count(b'"kind":"steps"') >= least for file in events.glob("rank-*"))
+
+
+def _start(host: Host, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    clean = ["env", "-i", f"HOME={host.home}", f"PATH={os.environ['PATH']}"]
+    enter = ["nsenter", "-t", str(host.pid), "-n", "-m", "-u", "-i", "-p", f"--wd={host.home}"]
+    command = [*enter, *clean, f"PYTHONPATH={PRODUCT_AND_TESTS}", "OMP_NUM_THREADS=1"]
+    command += [sys.executable, "-P", "-m", "rankdeck", *arguments]
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def processes(host: Host) -> list[str]:
+    """What of Rankdeck lives there."""
+    listed = host.execute("ps", "-eo", "pid,args").splitlines()
+    return [line.strip() for line in listed if "rankdeck" in line]

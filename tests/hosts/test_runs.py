@@ -1,0 +1,169 @@
+"""One run over two hosts: it computes what one host does, and whatever goes is told and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from rankdeck.run.fold import read_fold
+from rankdeck.rundir import RunDir, list_folder
+from tests.helpers import launching
+from tests.helpers.cli import rankdeck_here
+from tests.helpers.host_network import Host, HostNetwork
+from tests.helpers.host_runs import HostRun, processes
+from tests.helpers.waiting import wait_until, with_load
+
+_JOB = ("digits-mlp", "--strategy", "ddp", "--set", "train.evaluate_every=0")
+_LONG = (*_JOB, "--devices", "cpu:1", "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0")
+_GONE_S = 15.0
+
+
+@pytest.fixture
+def begin(network: HostNetwork) -> Iterator[Callable[..., HostRun]]:
+    begun: list[HostRun] = []
+
+    def make(*arguments: str, **more: Any) -> HostRun:
+        begun.append(HostRun([*network.hosts.values()], *arguments, **more))
+        return begun[-1]
+
+    yield make
+    for run in begun:
+        run.end()
+
+
+def differences(run: RunDir, other: RunDir) -> tuple[float, float]:
+    """The largest of the weights and of the losses."""
+    one, two = load_file(run.weights), load_file(other.weights)
+    losses = [read_fold(each).column("loss") for each in (run, other)]
+    assert one.keys() == two.keys() and len(losses[0]) == len(losses[1]) == 30
+    return max(float(abs(one[name] - two[name]).max()) for name in one), float(
+        abs(losses[0] - losses[1]).max()
+    )
+
+
+def test_two_hosts_train_what_one_does_and_the_head_tells_all_of_it(
+    begin: Callable[..., HostRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ("--set", "train.steps=30", "--set", "train.checkpoint_every=10")
+    run = begin(*_JOB, "--devices", "cpu:1", *few)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, seed in (("same", 0), ("other", 1)):
+        rankdeck_here(
+            "train", *_JOB, "--devices", "cpu:2", *few, "--set", f"train.seed={seed}",
+            "--runs", tmp_path / name, code=0,
+        )  # fmt: skip
+    assert run.codes() == [0, 0], (run.said(0), run.said(1))
+    head = run.part(0)
+    (same,), (other,) = list_folder(tmp_path / "same"), list_folder(tmp_path / "other")
+    assert max(differences(head, same)) <= 2e-6
+    assert min(differences(head, other)) > 1e-3
+    fold = read_fold(head)
+    assert fold.step == 30 and not fold.counts.missing and not fold.counts.unreadable
+    assert [device.info.name for device in fold.devices.values() if device.info] == [
+        "box1 Virtual 0",
+        "box2 Virtual 0",
+    ]
+    assert all(device.peak_bytes for device in fold.devices.values())
+    assert not launching.problems(head) and not launching.problems(head, "warning")
+    shards = [
+        sorted(file.name for file in run.part(at).checkpoints_folder.glob("30/shard-*")) for at in (0, 1)
+    ]
+    assert [len(names) for names in shards] == [1, 1] and shards[0] != shards[1]
+    assert [processes(host) for host in run.hosts] == [[], []]
+
+
+def kill(words: str) -> Callable[[Host], None]:
+    def act(host: Host) -> None:
+        found = [line.split(None, 1) for line in processes(host)]
+        (pid,) = [pid for pid, title in found if words in title[:60]]
+        host.execute("kill", "-9", pid)
+
+    return act
+
+
+_FAULTS: dict[str, tuple[Callable[[Host], None], str, str]] = {
+    "its rank is killed": (kill("rankdeck rank"), "rank-killed", "rank 1: The process was ended by SIGKILL"),
+    "its supervisor is killed": (
+        kill("supervisor"),
+        "supervisor-lost",
+        "box2: The run's supervisor was ended",
+    ),
+    "its guard is killed": (
+        kill("rankdeck guard"),
+        "host-lost",
+        "box2 (10.77.0.3) has closed its connection",
+    ),
+    "its power goes": (Host.kill, "host-lost", "box2 (10.77.0.3) has closed"),
+    "its cable is pulled": (Host.cut_off, "host-lost", "box2 (10.77.0.3) has been silent for 5 s"),
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        name if name == "its cable is pulled" else pytest.param(name, marks=pytest.mark.slow)
+        for name in _FAULTS
+    ],
+)
+def test_a_host_that_goes_is_named_and_the_others_end(begin: Callable[..., HostRun], fault: str) -> None:
+    act, code, words = _FAULTS[fault]
+    run = begin(*_LONG)
+    run.wait_for_steps()
+    head, box2 = run.part(0), run.hosts[1]
+    began_s = time.monotonic()
+    act(box2)
+    wait_until(lambda: head.end() is not None, deadline_s=_GONE_S + 10)
+    assert time.monotonic() - began_s < with_load(_GONE_S)
+    (told,) = launching.problems(head)
+    assert told.code == code and told.headline().startswith(words)
+    assert run.commands[0].wait(30) == 1 and not processes(run.hosts[0])
+    if act is not Host.kill:
+        wait_until(lambda: not processes(box2), deadline_s=_GONE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["its guard is killed", "its cable is pulled"])
+def test_without_its_head_a_run_ends_everywhere(begin: Callable[..., HostRun], what: str) -> None:
+    run = begin(*_LONG)
+    run.wait_for_steps()
+    _FAULTS[what][0](run.hosts[0])
+    part = run.part(1)
+    wait_until(lambda: part.end() is not None, deadline_s=_GONE_S + 10)
+    (told,) = launching.problems(part)
+    assert told.code == "host-lost" and told.message.startswith("the head (10.77.0.2)")
+    for host in run.hosts:
+        wait_until(lambda host=host: not processes(host), deadline_s=_GONE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_stop_on_any_host_stops_all_at_the_same_step(begin: Callable[..., HostRun], at: int) -> None:
+    run = begin(*_LONG)
+    run.wait_for_steps()
+    os.kill(_python(run.commands[at].pid), signal.SIGINT)
+    assert run.codes() == [130, 130]
+    assert [run.part(index).outcome() for index in (0, 1)] == ["stopped", "stopped"]
+    saved = [sorted(file.name for file in run.part(index).checkpoints_folder.iterdir()) for index in (0, 1)]
+    assert saved[0] == saved[1] and len(saved[0]) == 1
+    assert not launching.problems(run.part(0))
+
+
+def _python(pid: int) -> int:
+    """nsenter forks where it enters the processes of another host."""
+    import psutil
+
+    return next((child.pid for child in psutil.Process(pid).children()), pid)
+
+
+def test_hosts_that_were_told_different_things_do_not_begin(begin: Callable[..., HostRun]) -> None:
+    run = begin(*_LONG, others=("--set", "train.seed=7"))
+    assert run.codes() == [1, 1]
+    assert "box2 was started with another configuration." in run.said(0)
+    assert not list(run.part(0).events_folder.glob("rank-*"))
