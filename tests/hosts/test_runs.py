@@ -20,8 +20,9 @@ from tests.helpers.host_network import Host, HostNetwork
 from tests.helpers.host_runs import HostRun, processes
 from tests.helpers.waiting import wait_until, with_load
 
-_JOB = ("digits-mlp", "--strategy", "ddp", "--set", "train.evaluate_every=0")
-_LONG = (*_JOB, "--devices", "cpu:1", "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0")
+_JOB = ("digits-mlp", "--set", "train.evaluate_every=0")
+_DDP = (*_JOB, "--strategy", "ddp")
+_LONG = (*_DDP, "--devices", "cpu:1", "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0")
 _GONE_S = 15.0
 
 
@@ -52,11 +53,11 @@ def test_two_hosts_train_what_one_does_and_the_head_tells_all_of_it(
     begin: Callable[..., HostRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("--set", "train.steps=30", "--set", "train.checkpoint_every=10")
-    run = begin(*_JOB, "--devices", "cpu:1", *few)
+    run = begin(*_DDP, "--devices", "cpu:1", *few)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, seed in (("same", 0), ("other", 1)):
         rankdeck_here(
-            "train", *_JOB, "--devices", "cpu:2", *few, "--set", f"train.seed={seed}",
+            "train", *_DDP, "--devices", "cpu:2", *few, "--set", f"train.seed={seed}",
             "--runs", tmp_path / name, code=0,
         )  # fmt: skip
     assert run.codes() == [0, 0], (run.said(0), run.said(1))
@@ -77,6 +78,19 @@ def test_two_hosts_train_what_one_does_and_the_head_tells_all_of_it(
     ]
     assert [len(names) for names in shards] == [1, 1] and shards[0] != shards[1]
     assert [processes(host) for host in run.hosts] == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor"])
+def test_other_strategies_train_the_same_over_hosts(
+    begin: Callable[..., HostRun], tmp_path: Path, strategy: str
+) -> None:
+    few = ("--strategy", strategy, "--set", "train.steps=30", "--set", "train.checkpoint_every=10")
+    run = begin(*_JOB, *few, "--devices", "cpu:1")
+    rankdeck_here("train", *_JOB, *few, "--devices", "cpu:2", "--runs", tmp_path / "one", code=0)
+    assert run.codes() == [0, 0], (run.said(0), run.said(1))
+    (one,) = list_folder(tmp_path / "one")
+    assert max(differences(run.part(0), one)) <= 2e-6
 
 
 def kill(words: str) -> Callable[[Host], None]:

@@ -16,12 +16,13 @@ from typing import Any
 import msgspec
 
 import rankdeck
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, one_of
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import digest
 from rankdeck.config import RunConfig
 from rankdeck.events import DeviceInfo
 
+_OVER_HOSTS = ("ddp", "fsdp", "tensor")
 _PLACE = re.compile(r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})", re.ASCII)
 
 
@@ -81,16 +82,18 @@ class Several:
         return f"{address}:{port}/{self.secret}"
 
     def check(self, config: RunConfig) -> None:
-        """Raises: ConfigError, the strategy is for one host."""
-        card = config.strategy_card
-        if card.one_process:
-            raise ConfigError(
-                phrase(
-                    "{strategy} is one process, and a process is on one host.", strategy=config.strategy.use
-                ),
-                path="strategy.use",
-                advice=phrase("Use ddp, fsdp, pipeline or hybrid over several hosts."),
-            )
+        """Raises: ConfigError, the strategy is not for several hosts."""
+        use = config.strategy.use
+        if use in _OVER_HOSTS:
+            return
+        message = phrase("{strategy} is not laid over several hosts yet.", strategy=use)
+        if config.strategy_card.one_process:
+            message = phrase("{strategy} is one process, and a process is on one host.", strategy=use)
+        raise ConfigError(
+            message,
+            path="strategy.use",
+            advice=phrase("Over several hosts use {ones}.", ones=one_of(_OVER_HOSTS)),
+        )
 
     def spec(self, config: RunConfig, devices: list[DeviceInfo]) -> dict[str, Any]:
         """For the guard."""

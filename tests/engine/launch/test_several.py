@@ -28,6 +28,7 @@ _PLACE = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
         (("--hosts", "2", "--join", "box1"), "is no place to join"),
         (("--hosts", "2", "--join", "127.0.0.1:99999/aaaaaaaaaaaaaaaaaaaa"), "is no place to join"),
         (("--hosts", "2", "--join", _PLACE, "--strategy", "dp"), "dp is one process"),
+        (("--hosts", "2", "--join", _PLACE, "--strategy", "pipeline", "--devices", "cpu:2"), "not laid over"),
         (("--hosts", "2", "--join", _PLACE, "--set", "train.global_batch=1"), "global_batch"),
     ],
 )
