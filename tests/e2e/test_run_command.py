@@ -6,6 +6,7 @@ The scripts need the standard library alone; what ranks of torch do is test_scri
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,8 +108,9 @@ def test_stdout_and_stderr_in_one_place_stay_in_order_and_are_read_for_the_cause
         subprocess.run([*RUN, name], cwd=project, stdout=log, stderr=log, check=False)
     told = (project / "log").read_text().splitlines()
     assert told[1 : 1 + len(alone)] == alone
-    assert told[-3].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
-    assert told[-2].startswith(f"It ran with {sys.executable} (Rankdeck's own): install it there, or name")
+    assert told[-4].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
+    assert told[-3].startswith(f"It ran with {sys.executable} (Rankdeck's own): install it there, or name")
+    assert re.fullmatch(r"  \(logs/rank-0\.0\.out:\d+\)", told[-2])
     with Terminal([*RUN, name], cwd=project) as terminal:
         assert terminal.wait() == 1
         assert terminal.shown.decode().split("\r\n")[1 : 1 + len(alone)] == alone

@@ -62,6 +62,7 @@ EXAMPLES: list[events.AnyEvent] = [
         rank=0, step=4, calls={"broadcast": 2}, num_bytes={"broadcast": 16}, seconds={"broadcast": 0.1}
     ),
     events.Restored(rank=0, step=3),
+    events.LossScale(rank=0, step=3, scale=65536.0),
     events.Evaluation(step=3, loss=0.5, samples=10, seconds=0.1, accuracy=0.9, final=True),
     events.ProblemRaised(problem=Problem("nan", "The loss is not a number.", rank=1)),
     events.RankFailed(rank=1, problem=Problem("oom", "No memory.", rank=1), is_communication=True),
@@ -99,6 +100,7 @@ KINDS_ON_DISK = [
     "metric",
     "collectives",
     "restored",
+    "loss_scale",
     "evaluation",
     "problem",
     "rank_failed",

@@ -111,7 +111,7 @@ def test_draws_carry_seed_and_epoch() -> None:
 
 
 def test_too_little_data_and_batches_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(DataError, match="10 samples, but"):
+    with pytest.raises(DataError, match="more samples than the training data has: 10"):
         StepBatches(10, 12, steps=1)
     with pytest.raises(ConfigError, match="cannot be cut") as caught:
         StepBatches(30, 12, accumulate=2, shard_count=4, steps=1)
