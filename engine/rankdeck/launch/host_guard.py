@@ -109,13 +109,20 @@ class HostGuard(Guard):
             for host in self._gathering.hosts.values()
         ]
         for host in others:
+            if not _is_sensible(host):
+                self._refuse(host, phrase("What {host} says of itself makes no sense.", host=host["name"]))
+                return
             if (odd := next((key for key in _ALIKE if host.get(key) != own[key]), None)) is not None:
-                self._fail(_odd(odd, host, own))
-                self._gathering.tell({"word": "end", "because": host["name"]})
+                self._refuse(host, _odd(odd, host, own))
                 return
         store = [self._given["address"], self._store.getsockname()[1]]
         self._layout = {"hosts": [own, *others], "store": store, "index": 0}
         self._gathering.tell({**self._layout, "word": "begin"})
+
+    def _refuse(self, host: Word, because: Sentence) -> None:
+        """Nobody begins, because of one of them."""
+        self._fail(because)
+        self._end_all(host["name"])
 
     def _store_argument(self) -> list[str]:
         return [] if self._store is None else ["--store", str(self._store.fileno())]
@@ -160,8 +167,11 @@ class HostGuard(Guard):
     def _heed(self, word: Word) -> None:
         match word.get("word"):
             case "begin":
-                names = [host["name"] for host in word["hosts"]]
-                self._layout = {**word, "index": names.index(self._name)}
+                try:
+                    names = list(_ranks_by_host(word))
+                    self._layout = {**word, "index": names.index(self._name)}
+                except (KeyError, TypeError, ValueError):
+                    self._fail(phrase("What the head says of the hosts makes no sense."))
             case "refused":
                 self._fail(
                     phrase("The run's head did not take {name}: one of that name is there.", name=self._name)
@@ -262,6 +272,11 @@ class HostGuard(Guard):
 
     def _reason(self) -> str | None:
         return self._because if self._because is not None else super()._reason()
+
+
+def _is_sensible(host: Word) -> bool:
+    ranks, devices = host.get("ranks"), host.get("devices")
+    return isinstance(ranks, int) and ranks > 0 and isinstance(devices, list) and len(devices) == ranks
 
 
 def _odd(key: str, host: Word, own: Word) -> Sentence:

@@ -22,7 +22,7 @@ from typing import Any
 BEAT_S = 0.5
 LAPSE_S = 5.0
 MAX_LINE_BYTES = 65_536
-_MAX_HELLO_BYTES = 8_192
+_MAX_HELLO_BYTES = 32_768
 _MOST_WAITING_BYTES = 1 << 23
 _LEAVE_S = 2.0
 _MOST_STRANGERS = 32
@@ -61,6 +61,8 @@ class Peer:
 
     def say(self, word: Word) -> None:
         """Lost where the connection is."""
+        if self._is_done:
+            return
         self._waiting += json.dumps(word).encode() + b"\n"
         self._flush()
 

@@ -1,0 +1,108 @@
+"""Whatever the other hosts of a run say, its guard says in words why the run does not begin, and ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.config import from_dict
+from rankdeck.launch.several import Several
+from rankdeck.launch.start import start
+from rankdeck.rundir import RunDir
+from tests.helpers import launching
+from tests.helpers.launching import FAKE_WORKER
+from tests.helpers.waiting import wait_until
+
+_TABLES = {"strategy": {"use": "ddp"}, "devices": {"use": "cpu:1"}, "data": {"use": "digits"}}
+
+
+def begun(tmp_path: Path, several: Several) -> RunDir:
+    config = from_dict({**_TABLES, "model": {"use": "mlp"}}, folder=tmp_path)
+    return start(
+        config,
+        runs=tmp_path / "runs",
+        detach=True,
+        command_line=["test"],
+        started=time.time(),
+        worker=str(FAKE_WORKER),
+        several=several,
+    )
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[tuple[RunDir, dict[str, Any], tuple[str, int]]]:
+    """A head that waits for one more; what that has to say, and where."""
+    several = Several.as_head(2, "127.0.0.1")
+    assert several.listener is not None
+    with several.listener as listener:
+        at = listener.getsockname()
+        run = begun(tmp_path, several)
+        own = several.spec(run.config(), [])["own"]
+    yield run, {"word": "hello", "name": "box2", "secret": several.secret, **own}, at
+    wait_until(lambda: not run.is_alive())
+
+
+def come(at: tuple[str, int], hello: dict[str, Any]) -> None:
+    """Say it, and leave when the head says that it is over."""
+    with socket.create_connection(at) as host, host.makefile() as lines:
+        host.sendall(json.dumps(hello).encode() + b"\n")
+        assert any('"end"' in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ranks": None},
+        {"ranks": "two"},
+        {"ranks": 0, "devices": []},
+        {"ranks": 2, "devices": [{}]},
+        {"ranks": 1, "devices": {}},
+    ],
+)
+def test_a_host_that_says_nonsense_of_itself_ends_the_start_in_words(
+    head: tuple[RunDir, dict[str, Any], tuple[str, int]], wrong: dict[str, Any]
+) -> None:
+    run, hello, at = head
+    come(at, {**hello, "ranks": 1, "devices": [{}], **wrong})
+    end = wait_until(run.end)
+    assert (end.outcome, end.exit_code) == ("failed", 1)
+    assert end.reason == "What box2 says of itself makes no sense."
+
+
+def test_a_host_with_another_torch_is_refused_with_both(
+    head: tuple[RunDir, dict[str, Any], tuple[str, int]],
+) -> None:
+    run, hello, at = head
+    come(at, {**hello, "ranks": 1, "devices": [{}], "torch": "1.0"})
+    end = wait_until(run.end)
+    assert (end.reason or "").startswith("box2 has torch 1.0, and this is ")
+    assert not launching.problems(run)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"word": "begin"},
+        {"word": "begin", "hosts": 7},
+        {"word": "begin", "hosts": [{}]},
+        {"word": "begin", "hosts": [{"name": "another", "ranks": 1}], "store": ["127.0.0.1", 1]},
+        {"word": "refused"},
+    ],
+)
+def test_a_head_that_says_nonsense_is_told_and_nothing_begins(tmp_path: Path, said: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run = begun(tmp_path, Several(2, "secret", head=server.getsockname()))
+        guard, _ = server.accept()
+        with guard:
+            assert json.loads(guard.makefile().readline())["ranks"] == 1
+            guard.sendall(json.dumps(said).encode() + b"\n")
+            end = wait_until(run.end)
+    assert end.outcome == "failed"
+    assert (end.reason or "").startswith(("What the head says", "The run's head did not take"))
+    wait_until(lambda: not run.is_alive())
