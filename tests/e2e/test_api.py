@@ -103,7 +103,8 @@ def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) 
         timeout=with_load(60),
     )
     run = rankdeck.open_run(done.stdout.strip())
-    wait_until(lambda: any(run.path.glob("logs/rank-0.0.out")) and run.logs(), deadline_s=30)
+    # Unbuffered, print writes the end of its line by itself.
+    wait_until(lambda: any(run.path.glob("logs/rank-0.0.out")) and run.logs().endswith("\n"), deadline_s=30)
     assert run.is_running and run.logs() == "['--lr', '0.1']\n"
     assert run.stop().outcome == "stopped" and run.stop() is run
     assert find_run("last", Path(os.environ["RANKDECK_RUNS"])).path == run.path
