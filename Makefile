@@ -90,7 +90,7 @@ fuzz: setup ## readers and commands on damaged runs (hours; goes on where it was
 	@$(BIN)/python -m tests.fuzz --cache .make/fuzz $(ARGS)
 
 faults: setup ## faults of every kind in real runs, and healthy ones, written to docs/reliability.md (hours; goes on where it was)
-	@$(BIN)/python -m tests.faults --trials 564 --healthy 200 --cache .make/faults --page docs/reliability.md $(ARGS)
+	@$(BIN)/python -m tests.faults --trials 588 --healthy 200 --cache .make/faults --page docs/reliability.md $(ARGS)
 
 storms: setup ## runs killed again and again, to the last bit, written to docs/reliability.md (an hour; goes on where it was)
 	@$(BIN)/python -m tests.faults --storms 100 --cache .make/faults --page docs/reliability.md $(ARGS)

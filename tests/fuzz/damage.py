@@ -313,7 +313,7 @@ class Foreign:
 
     def do(self, run: Path) -> None:
         try:
-            tables = tomllib.loads((run / "config.toml").read_text("utf-8"))
+            tables = tomllib.loads(files.read_text(run / "config.toml"))
             tables[self.section] = {"use": self.use}
             (run / "config.toml").write_text(tomlkit.dumps(tables), "utf-8")
         except (OSError, ValueError):
