@@ -113,6 +113,10 @@ def root(
         typer.echo(context.get_help())
 
 
+COMMAND: Any = typer.main.get_command(app)
+"""As click runs it."""
+
+
 def run(argv: Sequence[str]) -> int:
     """The exit code of `rankdeck ARGV`; every error that a person can cause is said in words."""
     for stream in (sys.stdout, sys.stderr):
@@ -128,13 +132,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _invoke(argv: Sequence[str]) -> int:
-    command: Any = typer.main.get_command(app)
-    as_json = "--json" in _own_words(command, argv)
+    as_json = "--json" in _own_words(argv)
     try:
         elsewhere = on_host.split(argv)
         if elsewhere is not None:
             return on_host.run(*elsewhere)
-        code = command.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
+        code = COMMAND.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
     except RankdeckError as error:
         _print_problems(error.problems, as_json, error.file)
         return error.exit_code
@@ -156,11 +159,11 @@ def _invoke(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _own_words(command: Any, argv: Sequence[str]) -> Sequence[str]:
+def _own_words(argv: Sequence[str]) -> Sequence[str]:
     """The words without those of a person's script, which may have a --json of its own."""
     if argv and argv[0].startswith("-C"):
         argv = argv[2:] if argv[0] == "-C" else argv[1:]
-    named = command.commands.get(argv[0]) if argv else None
+    named = COMMAND.commands.get(argv[0]) if argv else None
     return split(argv[1:], named.values())[0] if isinstance(named, ScriptCommand) else argv
 
 
