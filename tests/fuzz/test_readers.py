@@ -48,6 +48,10 @@ FOUND: dict[str, tuple[int, Damage]] = {
     ),
     "a kind that is no text": (SINGLE, Line(RANK, {"kind": {}, "seq": 0})),
     "columns of phases of several lengths": (SINGLE, Line(RANK, _spans(start_us=[0, 1]))),
+    "a step without a phase": (
+        SINGLE,
+        Line(RANK, _spans(names=[], name=[], device=[], start_us=[], duration_us=[])),
+    ),
     "a phase without a name": (SINGLE, Line(RANK, _spans(name=[7]))),
     "a phase that begins beyond all numbers": (SINGLE, Line(RANK, _spans(start_us=[10**400]))),
     "options nested very deep": (SCRIPT, Line(RANK, {**SEEN, "wrapper_options": {"a": DEEP}})),

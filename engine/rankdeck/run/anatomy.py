@@ -248,6 +248,8 @@ class Anatomies:
         if self.world_size is None or len(ranks) < self.world_size:
             return None
         whole = put_together(self._waiting.pop(step).values())
+        if not whole.rows:
+            return None  # no rank told of any span
         self._whole[whole.followed].append(whole)
         flushed, unflushed = whole.bubble(), whole.bubble(flushes=False)
         if flushed is not None and unflushed is not None:
