@@ -15,10 +15,18 @@ from tests.helpers.host_network import HostNetwork, why_not
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
     """Two hosts, which commands here reach by their names."""
+    yield from _made(tmp_path, monkeypatch, 2)
+
+
+@pytest.fixture
+def network_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
+    yield from _made(tmp_path, monkeypatch, 3)
+
+
+def _made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int) -> Iterator[HostNetwork]:
     if reason := why_not():
         pytest.skip(reason)
-    made = HostNetwork(tmp_path / "network", ["box1", "box2"])
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    made = HostNetwork(tmp_path / "network", [f"box{number}" for number in range(1, num_hosts + 1)])
     runtime = tempfile.mkdtemp(prefix="rd-", dir="/tmp")  # a short path, for sockets
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     try:

@@ -86,6 +86,7 @@ def test_other_strategies_train_the_same_over_hosts(
     begin: Callable[..., HostRun], tmp_path: Path, strategy: str
 ) -> None:
     few = ("--strategy", strategy, "--set", "train.steps=30", "--set", "train.checkpoint_every=10")
+    few = (*few, "--set", 'hosts.across=["tensor"]')
     run = begin(*_JOB, *few, "--devices", "cpu:1")
     rankdeck_here("train", *_JOB, *few, "--devices", "cpu:2", "--runs", tmp_path / "one", code=0)
     assert run.codes() == [0, 0], (run.said(0), run.said(1))

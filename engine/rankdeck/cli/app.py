@@ -40,7 +40,7 @@ from rankdeck.cli import (
 )
 from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
-from rankdeck.cli.train import INTERRUPTED
+from rankdeck.cli.until_end import INTERRUPTED
 
 BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
 

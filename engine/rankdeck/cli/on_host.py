@@ -18,7 +18,7 @@ from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.train import INTERRUPTED, Interrupts, finish
+from rankdeck.cli.until_end import INTERRUPTED, Interrupts, finish
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
@@ -212,7 +212,7 @@ def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int
         for problem in [] if as_json else problems:
             console.problem(problem)
         return code or 1
-    return _stay(host, path, as_json=as_json)
+    return stay(host, path, as_json=as_json)
 
 
 def _watch(host: str, name: str, *, as_json: bool) -> int:
@@ -231,7 +231,7 @@ def _watch(host: str, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def _stay(host: str, path: str, *, as_json: bool) -> int:
+def stay(host: str, path: str, *, as_json: bool) -> int:
     """As `stay` of a run here: Ctrl-C stops it there."""
     from rankdeck.cli.follow import choose, follow
     from rankdeck.remote.following import RemoteRun

@@ -23,7 +23,7 @@ from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
 from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
-from rankdeck.cli.train import INTERRUPTED, Interrupts
+from rankdeck.cli.until_end import INTERRUPTED, Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

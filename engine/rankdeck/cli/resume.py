@@ -17,8 +17,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run, is_script
-from rankdeck.cli.train import command_started, leave_or_stay
 from rankdeck.cli.trust import Trust, check_trust
+from rankdeck.cli.until_end import command_started, leave_or_stay
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig

@@ -19,7 +19,7 @@ from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach
-from rankdeck.cli.train import command_started
+from rankdeck.cli.until_end import command_started
 
 if TYPE_CHECKING:
     from rankdeck.config.interpreters import ChosenPython

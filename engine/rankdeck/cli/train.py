@@ -1,34 +1,24 @@
-"""`rankdeck train`: start a run, and stay with it until it has ended.
-
-Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stops it now; the third leaves.
-"""
+"""`rankdeck train`: start a run, here or on the hosts that its configuration names, and stay with it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.base.errors import ConfigError, RankdeckError
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
+from rankdeck.cli.until_end import command_started, leave_or_stay
 
 if TYPE_CHECKING:
-    from rankdeck.cli.display import Display
+    from rankdeck.config import RunConfig
     from rankdeck.launch.several import Several
-    from rankdeck.run.fold import Fold
     from rankdeck.rundir import RunDir
-
-INTERRUPTED = 130
 
 
 def train(
@@ -60,25 +50,34 @@ def train(
     chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=overrides or ())
 
     from rankdeck import rundir
+    from rankdeck.config.over_hosts import JOIN
     from rankdeck.launch.start import start
 
-    folder = rundir.runs_folder(runs)
-    several = _several(hosts, listen, join)
+    several = _several(chosen, hosts, listen, join or os.environ.get(JOIN))
+    if several is None and chosen.hosts.use:
+        from rankdeck.cli.parts import train_on_hosts
+
+        return train_on_hosts(chosen, runs, detach=detach, as_json=as_json)
     run = start(
         chosen,
-        runs=folder,
+        runs=rundir.runs_folder(runs),
         detach=detach,
         command_line=["rankdeck", *sys.argv[1:]],
         started=command_started(),
         several=several,
     )
+    if several is not None and several.listener is not None:
+        _tell_place(run, several, as_json=as_json and detach)
+        if as_json and detach:
+            return 0
     return leave_or_stay(run, detach=detach, as_json=as_json)
 
 
-def _several(hosts: int | None, listen: str | None, join: str | None) -> Several | None:
+def _several(config: RunConfig, hosts: int | None, listen: str | None, join: str | None) -> Several | None:
     """Raises: ConfigError, these do not go together."""
     if hosts is None and listen is None and join is None:
         return None
+    hosts = hosts or len(config.hosts.use) or None
     if hosts is None or (listen is None) == (join is None):
         raise ConfigError(
             phrase("A run of several hosts is told how many, and either where to listen or where to join."),
@@ -90,106 +89,15 @@ def _several(hosts: int | None, listen: str | None, join: str | None) -> Several
         )
     from rankdeck.launch.several import Several
 
-    if join is not None:
-        return Several.as_member(hosts, join)
-    several = Several.as_head(hosts, listen or "")
-    console.err().print(
-        phrase("On each of the others: --hosts {n} --join {place}", n=hosts, place=several.place),
-        soft_wrap=True,
-    )
-    return several
+    return Several.as_head(hosts, listen or "") if join is None else Several.as_member(hosts, join)
 
 
-def command_started() -> float:
-    """When this process began (Unix seconds): the time to the first step counts from there."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return time.time()
-    # psutil adds these to the boot time as /proc/stat has it, which is up to a second off.
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-
-
-def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:
-    """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
-    from rankdeck.cli.follow import choose
-
-    if not detach:
-        return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
+def _tell_place(run: RunDir, several: Several, *, as_json: bool) -> None:
+    """Where the others join."""
     if as_json:
-        console.as_json({"run": run.name, "path": str(run.path)})
+        console.as_json({"run": run.name, "path": str(run.path), "place": several.place})
     else:
-        typer.echo(run.path)
-    return 0
-
-
-def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
-    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
-    nobody sees it.
-    """
-    from rankdeck.cli.follow import follow
-    from rankdeck.launch.control import request_stop, wait_ended
-
-    def stop(now: bool) -> None:
-        try:
-            request_stop(run, now=now)
-        except RankdeckError:
-            if run.is_alive():
-                raise
-
-    interrupts = Interrupts(stop, display.say)
-    with interrupts.counted():
-        try:
-            fold = follow(run, display, interrupts.act, attempt)
-        except BrokenPipeError:
-            stop(False)
-            wait_ended(run, timeout_s=30.0)
-            raise
-        return finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
-
-
-def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
-    """Say how the run went; the command's exit code."""
-    from rankdeck.cli.summary import print_summary
-    from rankdeck.run.summary import summarise
-
-    facts = summarise(run, fold)
-    if as_json:
-        console.as_json(facts)
-    else:
-        print_summary(facts, num_shown=len(fold.problems))
-    if interrupted and facts["outcome"] != "completed":
-        return INTERRUPTED
-    end = run.end()
-    return end.exit_code if end is not None else 1
-
-
-class Interrupts:
-    """Counts Ctrl-C and SIGTERM; `act` does what they ask for, outside of the handler."""
-
-    def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:
-        self._stop = stop
-        self._say = say
-        self._done = 0
-        self.count = 0
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-
-    def act(self) -> bool:
-        """Do what the signals since the last call ask for; False once the person has asked three times."""
-        while self._done < min(self.count, 2):
-            self._done += 1
-            now = self._done == 2
-            self._say("stopping now" if now else "stopping; Ctrl-C again stops at once")
-            self._stop(now)
-        return self.count < 3
+        words = phrase(
+            "On each of the others: --hosts {n} --join {place}", n=several.num_hosts, place=several.place
+        )
+        console.err().print(words, soft_wrap=True)

@@ -155,7 +155,7 @@ def from_dict(
     for section in _SECTIONS:
         values[section] = _section(report, section, tables.get(section, {}))
     values["strategy"] = choice(report, ("strategy",), tables.get("strategy", {}), "single")
-    if is_filled_in and all(values[key] is not None for key in ("train", "strategy", "devices")):
+    if is_filled_in and all(values[key] is not None for key in ("train", "strategy", "devices", "hosts")):
         check_together(report, values)
     if report.problems:
         problems = sorted(report.problems, key=lambda problem: problem.line or 0)

@@ -45,7 +45,7 @@ def title_of(config: RunConfig, num_devices: int | None = None) -> str:
     if config.name:
         return config.name
     strategy = config.strategy_card.title
-    num_devices = 1 if config.strategy_card.one_device else num_devices or config.selection.known_count
+    num_devices = 1 if config.strategy_card.one_device else num_devices or config.known_count
     count = [str(num_devices)] if num_devices is not None and num_devices > 1 else []
     return BETWEEN.join([_model(config.model.use), strategy, *count])
 

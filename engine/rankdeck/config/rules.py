@@ -7,18 +7,25 @@ rules in mesh_sizes.py and microbatches.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem, one_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import parse_bytes
-from rankdeck.config import mesh_sizes, microbatches
+from rankdeck.config import mesh_sizes, microbatches, over_hosts
 from rankdeck.config.capabilities import Facts, refusals
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
-from rankdeck.config.schema import Choice, DevicesConfig, RehearsalConfig, RunConfig, TrainConfig
+from rankdeck.config.schema import (
+    Choice,
+    DevicesConfig,
+    HostsConfig,
+    RehearsalConfig,
+    RunConfig,
+    TrainConfig,
+)
 
 
 def _check_train(report: ProblemReport, train: TrainConfig) -> None:
@@ -55,39 +62,47 @@ def _check_rehearsal(report: ProblemReport, rehearsal: RehearsalConfig) -> None:
         report.add("wrong-value", ("rehearsal", "capacity"), message, phrase('Write it as "24GiB".'))
 
 
+def _check_hosts(report: ProblemReport, hosts: HostsConfig) -> None:
+    for problem in over_hosts.table_problems(hosts):
+        report.take(problem)
+
+
 TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
     "train": _check_train,
     "devices": _check_devices,
     "rehearsal": _check_rehearsal,
+    "hosts": _check_hosts,
 }
 
 
 def check_together(report: ProblemReport, values: dict[str, Any]) -> None:
     """What one table alone cannot tell."""
     selection = parse_devices(values["devices"].use)
-    _check_on(report, values, None if selection.kind == "auto" else selection.kind, selection.known_count)
+    counts = values["hosts"].counts(values["devices"])
+    _check_on(report, values, None if selection.kind == "auto" else selection.kind, counts)
 
 
-def on_devices(config: RunConfig, kind: str, num_devices: int) -> RunConfig:
-    """The configuration on the devices (cpu | gpu) that it has got: only the launch knows them where it names
-    none.
+def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
+    """The configuration on the devices (cpu | gpu) that it has got, so many on each host: only the launch
+    knows them where it names none.
 
     Raises:
         ConfigError: something in it does not go with them.
     """
     report = ProblemReport({}, [])
-    values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal")}
-    _check_on(report, values, kind, num_devices)
+    values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal", "hosts")}
+    _check_on(report, values, kind, counts)
     if report.problems:
         raise ConfigError(report.problems[0].said("message"), problems=report.problems)
     return config.model_copy(update={"strategy": values["strategy"]})
 
 
 def _check_on(
-    report: ProblemReport, values: dict[str, Any], kind: str | None, num_devices: int | None
+    report: ProblemReport, values: dict[str, Any], kind: str | None, counts: Sequence[int] | None
 ) -> None:
     """What does not go together on such devices; None for what is not known yet."""
     train: TrainConfig = values["train"]
+    num_devices = None if counts is None else sum(counts)
     if num_devices is not None:
         values["strategy"] = _with_mesh(values["strategy"], num_devices)
     model_args = values["model"].args if values["model"] else {}
@@ -101,6 +116,10 @@ def _check_on(
         message = phrase("rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs.")
         advice, cure = phrase('Use pace = "real", or devices.use = "cpu:4".'), {"rehearsal.pace": "real"}
         report.add("does-not-combine", ("rehearsal", "pace"), message, advice, cure)
+    hosts: HostsConfig = values["hosts"]
+    num_hosts = len(counts or hosts.use)
+    if odd := over_hosts.problem(values["strategy"], num_hosts, counts, hosts.across):
+        report.take(odd)
     if num_devices is not None:
         for problem in batch_problems(train, values["strategy"], num_devices):
             report.take(problem)

@@ -126,6 +126,25 @@ class LaunchConfig(Table):
     """How often a run goes on by itself after a rank failed, from its newest checkpoint."""
 
 
+class HostsConfig(Table):
+    use: list[str] = []
+    """Names that ssh knows, or localhost. The first one has the run; none: it is of this host alone."""
+    devices: dict[str, str] = {}
+    """By its name, what a host has in place of devices.use."""
+    address: str | None = None
+    """Where the others reach the first one, where that is another address than ssh's."""
+    across: list[Literal["shard", "tensor"]] = []
+    """Axes that may lie over hosts: what they send is much, and stays inside of one otherwise."""
+
+    def counts(self, devices: DevicesConfig) -> list[int] | None:
+        """Devices of each host, of this one alone where none is named; None where that depends on what there
+        is."""
+        uses = [self.devices.get(name, devices.use) for name in self.use] or [devices.use]
+        counts = [parse_devices(use).known_count for use in uses]
+        known = [count for count in counts if count is not None]
+        return known if len(known) == len(counts) else None
+
+
 class RunConfig(Table):
     """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
 
@@ -141,10 +160,17 @@ class RunConfig(Table):
     devices: DevicesConfig = DevicesConfig()
     rehearsal: RehearsalConfig = RehearsalConfig()
     launch: LaunchConfig = LaunchConfig()
+    hosts: HostsConfig = HostsConfig()
 
     @property
     def selection(self) -> DeviceSelection:
         return parse_devices(self.devices.use)
+
+    @property
+    def known_count(self) -> int | None:
+        """The number of devices where it does not depend on what a machine has."""
+        counts = self.hosts.counts(self.devices)
+        return None if counts is None else sum(counts)
 
     @property
     def strategy_card(self) -> StrategyCard:
@@ -184,7 +210,8 @@ class RunConfig(Table):
 
     def to_dict(self) -> dict[str, Any]:
         """The tables as a person writes them, without what is None."""
-        return self.model_dump(exclude_none=True)
+        told = self.model_dump(exclude_none=True)
+        return told if self.hosts != HostsConfig() else {name: told[name] for name in told if name != "hosts"}
 
     def to_toml(self) -> str:
         return tomlkit.dumps(self.to_dict())

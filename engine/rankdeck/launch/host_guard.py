@@ -27,7 +27,7 @@ _VICTIM_S = 5.0
 """How long a part that others have made fail may take to say so itself."""
 _LEAVE_S = STOP_S + _VICTIM_S + LAPSE_S
 """How long the head waits for the others' ends."""
-_ALIKE = ("rankdeck", "torch", "config")
+_ALIKE = ("rankdeck", "python", "torch", "config")
 """What has to be the same on all hosts."""
 _SEE_IT = phrase("See whether it is on and reachable, then go on from the newest checkpoint.")
 

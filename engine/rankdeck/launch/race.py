@@ -30,7 +30,7 @@ from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import check_paths, environment_of, supervisor_of
+from rankdeck.launch.start import check_here, check_paths, environment_of, supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races
@@ -69,6 +69,7 @@ class Racing:
         ConfigError, DataError, ModelError, MachineError: as for a run.
         """
         check_paths(asked.config)
+        check_here(asked.config)
         self._asked = asked
         self._choice = choose.named_devices(asked.config)
         end_leftovers()

@@ -6,23 +6,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 import rankdeck
-from rankdeck.base.errors import ConfigError, one_of
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import digest
-from rankdeck.config import RunConfig
+from rankdeck.config import DevicesConfig, RunConfig
+from rankdeck.config.over_hosts import NAME, portable
 from rankdeck.events import DeviceInfo
 
-_OVER_HOSTS = ("ddp", "fsdp", "tensor")
 _PLACE = re.compile(r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})", re.ASCII)
 
 
@@ -34,7 +36,7 @@ class Several:
     secret: str
     listener: socket.socket | None = None
     head: tuple[str, int] | None = None
-    name: str = field(default_factory=platform.node)
+    name: str = field(default_factory=lambda: os.environ.get(NAME, "") or platform.node())
     """What this host is called among them."""
 
     @classmethod
@@ -81,19 +83,34 @@ class Several:
         address, port = self.listener.getsockname()
         return f"{address}:{port}/{self.secret}"
 
-    def check(self, config: RunConfig) -> None:
-        """Raises: ConfigError, the strategy is not for several hosts."""
-        use = config.strategy.use
-        if use in _OVER_HOSTS:
-            return
-        message = phrase("{strategy} is not laid over several hosts yet.", strategy=use)
-        if config.strategy_card.one_process:
-            message = phrase("{strategy} is one process, and a process is on one host.", strategy=use)
-        raise ConfigError(
-            message,
-            path="strategy.use",
-            advice=phrase("Over several hosts use {ones}.", ones=one_of(_OVER_HOSTS)),
-        )
+    def of_this_host(self, config: RunConfig) -> RunConfig:
+        """With the devices that this one has in it. Raises: ConfigError, hosts.use knows no such host."""
+        named = config.hosts.use
+        if not named:
+            return config
+        if len(named) != self.num_hosts:
+            raise ConfigError(
+                phrase("hosts.use names {named} hosts, and --hosts {n}.", named=len(named), n=self.num_hosts),
+                path="hosts.use",
+                advice=phrase("Leave --hosts out."),
+            )
+        if self.name not in named:
+            raise ConfigError(
+                phrase("This host is called {name}, and hosts.use does not name it.", name=self.name),
+                path="hosts.use",
+                advice=phrase("Say which one it is: {variable}=NAME.", variable=NAME),
+            )
+        use = config.hosts.devices.get(self.name, config.devices.use)
+        return config.model_copy(update={"devices": DevicesConfig(use=use)})
+
+    def counts(self, config: RunConfig, own: int) -> list[int]:
+        """Devices of each host, as far as that is known here; whether it is so they tell each other."""
+        named = config.hosts.counts(config.devices) if config.hosts.use else None
+        return named or [own] * self.num_hosts
+
+    def harmless(self, argv: Sequence[str]) -> list[str]:
+        """A command line without the secret in it."""
+        return [word.replace(self.secret, "...") for word in argv]
 
     def spec(self, config: RunConfig, devices: list[DeviceInfo]) -> dict[str, Any]:
         """For the guard."""
@@ -101,6 +118,7 @@ class Several:
             "ranks": len(devices),
             "devices": msgspec.to_builtins(devices),
             "rankdeck": rankdeck.__version__,
+            "python": ".".join(platform.python_version_tuple()[:2]),
             "torch": importlib.metadata.version("torch").partition("+")[0],
             "config": _digest(config),
         }
@@ -117,8 +135,7 @@ class Several:
 
 def _digest(config: RunConfig) -> str:
     """Of what every host must be told alike; where things lie is each host's own."""
-    told = config.to_dict()
-    told.pop("folder", None)
+    told = portable(config)
     told["data"].get("args", {}).pop("path", None)
     return digest(json.dumps(told, sort_keys=True).encode())
 

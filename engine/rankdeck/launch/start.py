@@ -69,8 +69,9 @@ def start(
     """
     checked_name(config.name)
     config, choice = _check(config, several)
-    title = title_of(config, len(choice.devices))
-    environment = environment_of(config, choice, command_line, started)
+    title = title_of(config, len(choice.devices) if several is None else None)
+    said = command_line if several is None else several.harmless(command_line)
+    environment = environment_of(config, choice, said, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)})
     hosts = None if several is None else several.spec(config, choice.devices)
     return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts)
@@ -271,14 +272,28 @@ def supervisor_of(worker: str | None) -> Supervised:
 def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig, choose.ChosenDevices]:
     """A run that can begin, and its devices here. Leftovers of others are ended on the way."""
     check_paths(config)
-    if several is not None:
-        several.check(config)
-    choice = choose.choose_devices(config)
+    if several is None:
+        check_here(config)
+    choice = choose.choose_devices(config if several is None else several.of_this_host(config))
     kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
-    # Each host has as many; whether that is so they tell each other.
-    config = on_devices(config, kind, len(choice.devices) * (several.num_hosts if several is not None else 1))
+    own = len(choice.devices)
+    config = on_devices(config, kind, *([own] if several is None else several.counts(config, own)))
     end_leftovers()
     return config, choice
+
+
+def check_here(config: RunConfig) -> None:
+    """Raises: ConfigError, it is for several hosts, and this is to be one alone."""
+    if config.hosts.use:
+        raise ConfigError(
+            phrase(
+                "hosts.use names {n} hosts, and this would run on this one alone.", n=len(config.hosts.use)
+            ),
+            path="hosts.use",
+            advice=phrase(
+                "rankdeck train starts it on all of them; leave [hosts] out for a run of this one."
+            ),
+        )
 
 
 def check_paths(config: RunConfig) -> None:

@@ -1,7 +1,8 @@
 """A run's directory under a hidden name -> a living guard that holds it under its final one.
 
-The guard gets everything in one argument, and answers once through a pipe. What a run that this command is
-part of has put into its environment is taken out again. Read guard.py next.
+The guard gets everything through its standard input, which nobody else can read, and answers once through a
+pipe. What a run that this command is part of has put into its environment is taken out again. Read guard.py
+next.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rankdeck import rundir
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.consent import agree_to_start
+from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose, guard
 from rankdeck.launch.attached import Attached
@@ -31,7 +33,7 @@ _ENGINE = str(Path(rankdeck.__file__).parents[1])
 # Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
 _GUARD = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "import json; from rankdeck.launch.guard_start import main; main(json.loads(sys.argv[2]))"
+    "import json; from rankdeck.launch.guard_start import main; main(json.load(sys.stdin))"
 )
 _READY_S = 30.0
 _SET_BY_RUNS = {  # what a run that this command happens to be part of has put into its environment
@@ -43,6 +45,8 @@ _SET_BY_RUNS = {  # what a run that this command happens to be part of has put i
     "RANKDECK_STACKS",
     # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
     "RANKDECK_NVML",
+    NAME,
+    JOIN,
 }
 
 
@@ -141,15 +145,19 @@ def _popen(run: RunDir, spec: Mapping[str, Any], passed: Sequence[int]) -> subpr
     callers = without_observer(os.environ)
     environment = {name: value for name, value in callers.items() if name not in _SET_BY_RUNS}
     try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, _ENGINE, json.dumps(spec)],
-            stdin=subprocess.DEVNULL,
+        first = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, _ENGINE],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=passed,
             # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
             env={**environment, guard.GUARD: str(run.path)},
         )
+        assert first.stdin is not None
+        with first.stdin as end:
+            end.write(json.dumps(spec).encode())
+        return first
     except OSError as error:
         message = phrase("No process could be started: {why}.", why=error.strerror)
         raise MachineError(message) from None

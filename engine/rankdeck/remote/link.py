@@ -64,6 +64,7 @@ class Link:
         self.host = host
         self.clock = Clock()
         self.version: str | None = None
+        self.address = self.caller = ""
         self._command = list(command) if command is not None else ssh.command(host)
         self._on_message, self._on_up = on_message, on_up
         self._given_up_s = given_up_s
@@ -84,9 +85,9 @@ class Link:
         """Seconds since the question that was answered last."""
         return time.monotonic() - self._answered_s
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: wire.Message, body: bytes = b"") -> None:
         """Lost where the pipe breaks before it has gone. Raises: ValueError, it is too large."""
-        self._outbox.put(message)
+        self._outbox.put(message, body)
 
     def poll(self, timeout_s: float) -> None:
         """Let go on what there is, and wait `timeout_s` at most.
@@ -155,7 +156,7 @@ class Link:
 
     def _take(self, message: wire.ToNear, body: bytes) -> None:
         if isinstance(message, wire.Welcome):
-            self.version = message.version
+            self.version, self.address, self.caller = message.version, message.address, message.caller
             if (message.protocol, message.version) != (wire.PROTOCOL, rankdeck.__version__):
                 self.close()
                 raise ssh.no_rankdeck(self.host, message.version)

@@ -14,7 +14,9 @@ import selectors
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from rankdeck import rundir
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
-from rankdeck.remote import travelling, wire
+from rankdeck.remote import snapshot, travelling, wire
 from rankdeck.remote.feeding import RunFeed
 from rankdeck.rundir import RunDir
 
@@ -48,13 +50,26 @@ class _Child:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rankdeck", *asked.argv],
             cwd=folder,
-            env={**os.environ, "PWD": str(folder)},
+            env={**os.environ, **asked.environment, "PWD": str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
         self.pipes = {self.process.stdout: 1, self.process.stderr: 2}
+
+
+def _welcome() -> wire.Welcome:
+    # client's address and port, server's address and port, as sshd sets it
+    network = os.environ.get("SSH_CONNECTION", "").split()
+    caller, address = (network[0], network[2]) if len(network) == 4 else ("", "")
+    return wire.Welcome(
+        protocol=wire.PROTOCOL,
+        version=rankdeck.__version__,
+        host=platform.node()[:200],
+        address=address[:200],
+        caller=caller[:200],
+    )
 
 
 class Serving:
@@ -69,6 +84,7 @@ class Serving:
         self._children: list[_Child] = []
         self._have: dict[int, dict[str, tuple[int, int]]] = {}
         self._feeds: dict[int, RunFeed] = {}
+        self._archives: dict[int, bytearray] = {}
         self._news: Iterator[tuple[wire.Message, bytes]] = iter(())
         self._looked_s = 0.0
 
@@ -78,9 +94,7 @@ class Serving:
         for handle in self._ends:
             os.set_blocking(handle, False)
         self._selector.register(read_end, selectors.EVENT_READ)
-        self._outbox.put(
-            wire.Welcome(protocol=wire.PROTOCOL, version=rankdeck.__version__, host=platform.node()[:200])
-        )
+        self._outbox.put(_welcome())
         heard_s = time.monotonic()
         try:
             os.write(write_end, b"\n")  # a login may have printed a line and not ended it
@@ -90,8 +104,8 @@ class Serving:
                     heard_s = time.monotonic()
                     if not self._inbox.read(read_end):
                         return
-                    for message, _ in self._inbox.messages():
-                        self._on_message(message)
+                    for message, body in self._inbox.messages():
+                        self._on_message(message, body)
                 self._look_at_children()
                 self._look_at_runs()
         except (wire.WireError, OSError) as error:
@@ -109,7 +123,7 @@ class Serving:
         ready = self._selector.select(LOOK_S if self._feeds or self._children else 1.0)
         return any(key.fd == self._ends[0] for key, _ in ready)
 
-    def _on_message(self, message: wire.ToFar) -> None:
+    def _on_message(self, message: wire.ToFar, body: bytes) -> None:
         match message:
             case wire.Ping():
                 self._outbox.put(wire.Pong(sent=message.sent, now=time.time()))
@@ -117,6 +131,8 @@ class Serving:
                 self._begin(message)
             case wire.Signal():
                 self._signal(message)
+            case wire.Put():
+                self._put(message, body)
             case wire.Find():
                 self._find(message)
             case wire.Have():
@@ -176,6 +192,22 @@ class Serving:
                     assert pipe is not None
                     pipe.close()
                 self._outbox.put(wire.Ended(number=child.number, code=code if code >= 0 else 128 - code))
+
+    def _put(self, asked: wire.Put, body: bytes) -> None:
+        archive = self._archives.setdefault(asked.number, bytearray())
+        archive += body
+        if len(archive) > snapshot.LARGEST_BYTES or len(self._archives) > _MOST_AT_ONCE:
+            raise wire.WireError("an archive is too large")
+        if not asked.last:
+            return
+        try:
+            path = snapshot.unpack(bytes(self._archives.pop(asked.number)))
+        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+            why = getattr(error, "strerror", None) or error
+            words = phrase("The code could not be unpacked: {why}.", why=why)
+            self._outbox.put(wire.Refused(number=asked.number, code="system", message=words[:4000]))
+        else:
+            self._outbox.put(wire.Unpacked(number=asked.number, path=str(path)))
 
     def _find(self, asked: wire.Find) -> None:
         try:

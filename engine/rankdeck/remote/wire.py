@@ -16,7 +16,7 @@ import msgspec
 
 from rankdeck.base.parsing import document_of
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends speak the same one, or do not speak."""
 MAX_HEADER_BYTES = 1 << 16
 MAX_BODY_BYTES = 1 << 18
@@ -42,11 +42,12 @@ class Ping(Message, frozen=True):
 
 
 class Command(Message, frozen=True, kw_only=True):
-    """Run `rankdeck ARGV` in `folder` (the home folder where it is empty)."""
+    """Run `rankdeck ARGV` in `folder` (the home folder where it is empty), with `environment` besides."""
 
     number: int
     argv: list[str]
     folder: str = ""
+    environment: dict[str, str] = {}
 
 
 class Signal(Message, frozen=True, kw_only=True):
@@ -54,6 +55,13 @@ class Signal(Message, frozen=True, kw_only=True):
 
     number: int
     signal: int
+
+
+class Put(Message, frozen=True, kw_only=True):
+    """Bytes of an archive of files, which is unpacked when the `last` of them are there."""
+
+    number: int
+    last: bool
 
 
 class Find(Message, frozen=True, kw_only=True):
@@ -85,6 +93,10 @@ class Welcome(Message, frozen=True, kw_only=True):
     protocol: int
     version: str
     host: str
+    address: str = ""
+    """Where it was reached, as it sees that; empty where that was not over a network."""
+    caller: str = ""
+    """Whence."""
 
 
 class Pong(Message, frozen=True, kw_only=True):
@@ -113,6 +125,13 @@ class Found(Message, frozen=True, kw_only=True):
 
     number: int
     run: str
+    path: str
+
+
+class Unpacked(Message, frozen=True, kw_only=True):
+    """An archive's files are in this folder."""
+
+    number: int
     path: str
 
 
@@ -148,8 +167,8 @@ class Told(Message, frozen=True, kw_only=True):
     is_alive: bool
 
 
-ToFar = Ping | Command | Signal | Find | Have | Follow
-ToNear = Welcome | Pong | Output | Ended | Found | Refused | Piece | Whole | Told
+ToFar = Ping | Command | Signal | Put | Find | Have | Follow
+ToNear = Welcome | Pong | Output | Ended | Found | Unpacked | Refused | Piece | Whole | Told
 M = TypeVar("M", bound=Message)
 TO_FAR: msgspec.json.Decoder[ToFar] = msgspec.json.Decoder(ToFar)
 TO_NEAR: msgspec.json.Decoder[ToNear] = msgspec.json.Decoder(ToNear)

@@ -264,7 +264,7 @@ main()
 
 
 def test_a_command_began_when_it_was_started() -> None:
-    code = "from rankdeck.cli.train import command_started; print(command_started())"
+    code = "from rankdeck.cli.until_end import command_started; print(command_started())"
     before = time.time()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert before - 0.05 < float(done.stdout) < time.time()

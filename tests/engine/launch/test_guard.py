@@ -357,8 +357,8 @@ def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) 
     answer_end, ready_end = os.pipe()
     spec = {"hidden": str(hidden.path), "final": str(run.path), "leases": [], "attempt": 0, "tether_fd": None}
     spec |= {"command": [str(tmp_path / "no-python")], "ready_fd": ready_end}
-    command = [sys.executable, "-I", "-S", "-c", under_guard._GUARD, under_guard._ENGINE, json.dumps(spec)]
-    subprocess.run(command, pass_fds=[ready_end], check=True, timeout=60)
+    command = [sys.executable, "-I", "-S", "-c", under_guard._GUARD, under_guard._ENGINE]
+    subprocess.run(command, input=json.dumps(spec).encode(), pass_fds=[ready_end], check=True, timeout=60)
     os.close(ready_end)
     with open(answer_end, "rb") as answer:
         assert "ready" in json.load(answer)

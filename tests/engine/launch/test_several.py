@@ -28,7 +28,12 @@ _PLACE = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
         (("--hosts", "2", "--join", "box1"), "is no place to join"),
         (("--hosts", "2", "--join", "127.0.0.1:99999/aaaaaaaaaaaaaaaaaaaa"), "is no place to join"),
         (("--hosts", "2", "--join", _PLACE, "--strategy", "dp"), "dp is one process"),
-        (("--hosts", "2", "--join", _PLACE, "--strategy", "pipeline", "--devices", "cpu:2"), "not laid over"),
+        (
+            ("--hosts", "2", "--join", _PLACE, "--strategy", "tensor", "--devices", "cpu:2"),
+            "Groups of tensor",
+        ),
+        (("--hosts", "3", "--join", _PLACE, "--set", 'hosts.use=["a", "b"]'), "hosts.use names 2 hosts"),
+        (("--join", _PLACE, "--set", 'hosts.use=["a", "b"]'), "hosts.use does not name it"),
         (("--hosts", "2", "--join", _PLACE, "--set", "train.global_batch=1"), "global_batch"),
     ],
 )
@@ -56,11 +61,40 @@ def test_what_the_first_says_is_what_the_others_join() -> None:
     assert member.secret == head.secret and len(head.secret) >= 32
 
     def digest(folder: str, seed: int) -> str:
-        config = from_dict({"train": {"seed": seed}}, folder=Path(folder))
+        tables = {"train": {"seed": seed}, "model": {"use": "own/net.py:make"}}
+        config = from_dict(tables, folder=Path(folder))
         own = member.spec(config, [DeviceInfo(0, "Virtual 0", "virtual")])["own"]
         return str(own["config"])
 
     assert digest("/a", 3) == digest("/b", 3) != digest("/a", 4)
+
+
+def test_each_host_takes_its_own_devices_of_the_same_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tables = {
+        "hosts": {"use": ["a", "b"], "devices": {"b": "cpu:3"}},
+        "strategy": {"use": "ddp"},
+        "devices": {"use": "cpu:1"},
+    }
+    config = from_dict(tables, folder=tmp_path)
+    assert config.known_count == 4
+    own = {}
+    for name in ("a", "b"):
+        monkeypatch.setenv("RANKDECK_HOST", name)
+        member = Several.as_member(2, _PLACE)
+        own[name] = member.of_this_host(config).devices.use
+        assert member.counts(config, own=7) == [1, 3]
+    assert own == {"a": "cpu:1", "b": "cpu:3"}
+
+
+def test_the_secret_is_in_no_list_of_processes_and_in_no_file() -> None:
+    member = Several.as_member(2, "127.0.0.1:9/" + "s" * 32)
+    assert member.harmless(["rankdeck", "--join", "127.0.0.1:9/" + "s" * 32]) == [
+        "rankdeck",
+        "--join",
+        "127.0.0.1:9/...",
+    ]
 
 
 def test_ranks_and_devices_are_numbered_through_all_hosts() -> None:

@@ -1,0 +1,44 @@
+"""`rankdeck train` of a configuration that names hosts: each host's part is started there, and what the first
+one tells is shown here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+
+
+def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
+    """The exit code of the run, or of its beginning where it is left then."""
+    from rankdeck.cli import on_host
+    from rankdeck.cli.follow import choose
+    from rankdeck.cli.until_end import stay
+    from rankdeck.remote import ssh
+    from rankdeck.remote.parts import Parts
+    from rankdeck.rundir import RunDir
+
+    folder = [] if runs is None else ["--runs", str(runs)]
+    with Parts(config, lambda words: console.err().print(console.harmless(words), soft_wrap=True)) as parts:
+        head, begun = parts.begin(folder)
+    if detach and as_json:
+        console.as_json({"host": head, "run": begun.run, "path": begun.path})
+    elif detach:
+        typer.echo(begun.path)
+        console.err().print(
+            phrase("It is on {host}: rankdeck --host {host} watch {run}", host=head, run=begun.run),
+            soft_wrap=True,
+        )
+    elif ssh.is_here(head):
+        run = RunDir(Path(begun.path))
+        return stay(run, choose(run, progress=not as_json), as_json=as_json)
+    else:
+        return on_host.stay(head, begun.path, as_json=as_json)
+    return 0

@@ -1,0 +1,122 @@
+"""Whoever has started a run stays with it until it has ended.
+
+Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stops it now; the third leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from rankdeck.base.errors import RankdeckError
+from rankdeck.cli import console
+
+if TYPE_CHECKING:
+    from rankdeck.cli.display import Display
+    from rankdeck.run.fold import Fold
+    from rankdeck.rundir import RunDir
+
+INTERRUPTED = 130
+
+
+def command_started() -> float:
+    """When this process began (Unix seconds): the time to the first step counts from there."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    # psutil adds these to the boot time as /proc/stat has it, which is up to a second off.
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:
+    """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
+    from rankdeck.cli.follow import choose
+
+    if not detach:
+        return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
+    if as_json:
+        console.as_json({"run": run.name, "path": str(run.path)})
+    else:
+        typer.echo(run.path)
+    return 0
+
+
+def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
+    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
+    nobody sees it.
+    """
+    from rankdeck.cli.follow import follow
+    from rankdeck.launch.control import request_stop, wait_ended
+
+    def stop(now: bool) -> None:
+        try:
+            request_stop(run, now=now)
+        except RankdeckError:
+            if run.is_alive():
+                raise
+
+    interrupts = Interrupts(stop, display.say)
+    with interrupts.counted():
+        try:
+            fold = follow(run, display, interrupts.act, attempt)
+        except BrokenPipeError:
+            stop(False)
+            wait_ended(run, timeout_s=30.0)
+            raise
+        return finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
+
+
+def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
+    """Say how the run went; the command's exit code."""
+    from rankdeck.cli.summary import print_summary
+    from rankdeck.run.summary import summarise
+
+    facts = summarise(run, fold)
+    if as_json:
+        console.as_json(facts)
+    else:
+        print_summary(facts, num_shown=len(fold.problems))
+    if interrupted and facts["outcome"] != "completed":
+        return INTERRUPTED
+    end = run.end()
+    return end.exit_code if end is not None else 1
+
+
+class Interrupts:
+    """Counts Ctrl-C and SIGTERM; `act` does what they ask for, outside of the handler."""
+
+    def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._say = say
+        self._done = 0
+        self.count = 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def act(self) -> bool:
+        """Do what the signals since the last call ask for; False once the person has asked three times."""
+        while self._done < min(self.count, 2):
+            self._done += 1
+            now = self._done == 2
+            self._say("stopping now" if now else "stopping; Ctrl-C again stops at once")
+            self._stop(now)
+        return self.count < 3

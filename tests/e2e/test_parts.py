@@ -1,0 +1,99 @@
+"""A run of several hosts begun from a desk: two names of this host, and hosts that cannot do their part."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from rankdeck.run.fold import read_fold
+from rankdeck.rundir import list_folder
+from tests.helpers.cli import rankdeck, rankdeck_here
+from tests.helpers.waiting import wait_until
+
+_HERE = ("localhost", platform.node())
+_OWN = """\
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def job(folder: Path, *more: str, hosts: tuple[str, ...] = _HERE) -> Path:
+    folder.mkdir()
+    (folder / "net.py").write_text(_OWN)
+    file = folder / "job.toml"
+    file.write_text(
+        "\n".join(
+            (
+                'model = { use = "net.py:make" }',
+                'strategy = { use = "ddp" }',
+                "train = { steps = 20, evaluate_every = 0 }",
+                f"hosts = {{ use = {json.dumps(hosts)} }}",
+                *(more or ('devices = { use = "cpu:1" }',)),
+            )
+        )
+    )
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_each_part_is_begun_and_the_first_shows_all(tmp_path: Path) -> None:
+    file = job(tmp_path / "job")
+    told = rankdeck("train", file, "--runs", tmp_path / "runs", "--json", code=0).json
+    assert (told["outcome"], told["steps"], told["strategy"]) == ("completed", 20, "ddp")
+    parts = list_folder(tmp_path / "runs")
+    assert len(parts) == 2
+    head = next(run for run in parts if run.name == told["run"])
+    assert len(read_fold(head).devices) == 2
+    line = json.dumps([run.environment().get("command_line") for run in parts])
+    assert "secret" not in line and "--join" not in line
+
+
+def test_it_goes_on_without_whoever_began_it(tmp_path: Path) -> None:
+    file = job(tmp_path / "job")
+    begun = rankdeck("train", file, "--runs", tmp_path / "runs", "--detach", "--json", code=0).json
+    assert begun["host"] == "localhost" and "place" not in begun
+    parts = list_folder(tmp_path / "runs")
+    wait_until(lambda: all(run.outcome() == "completed" for run in parts), deadline_s=60)
+
+
+@pytest.mark.parametrize(
+    ("more", "hosts", "words"),
+    [
+        (('data = { use = "text", args = { path = "no.txt" } }',), _HERE, "no.txt does not exist"),
+        ((), ("localhost", "-nowhere"), "'-nowhere' is no name of a host"),
+        (('devices = { use = "gpu:7" }',), _HERE, "localhost: "),
+    ],
+)
+def test_what_a_host_cannot_do_is_told_and_nothing_is_left(
+    tmp_path: Path, more: tuple[str, ...], hosts: tuple[str, ...], words: str
+) -> None:
+    file = job(tmp_path / "job", *more, hosts=hosts)
+    told = rankdeck_here("train", file, "--runs", tmp_path / "runs")
+    assert told.code in (2, 3) and words in told.err and "Traceback" not in told.err, told
+    assert not (tmp_path / "runs").exists() or not list_folder(tmp_path / "runs")
+
+
+def test_a_part_that_cannot_be_begun_ends_the_first(tmp_path: Path) -> None:
+    file = job(tmp_path / "job")
+    odd = f'hosts.devices={{ "{_HERE[1]}" = "gpu:7" }}'
+    told = rankdeck_here("train", file, "--runs", tmp_path / "runs", "--set", odd)
+    assert told.code in (2, 3) and told.err.startswith(f"{_HERE[1]}: "), told
+    (head,) = list_folder(tmp_path / "runs")
+    wait_until(lambda: not head.is_alive())
+    assert head.outcome() == "stopped"
+
+
+def test_elsewhere_than_with_train_such_a_configuration_is_refused(tmp_path: Path) -> None:
+    file = job(tmp_path / "job")
+    told = rankdeck_here("race", file, "--runs", tmp_path / "runs")
+    assert told.code == 2 and "hosts.use names 2 hosts" in told.err, told
