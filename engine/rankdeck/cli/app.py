@@ -28,6 +28,7 @@ from rankdeck.cli import (
     devices,
     doctor,
     label,
+    meet,
     on_host,
     plan,
     race,
@@ -77,6 +78,9 @@ for _group, _commands in {
     for _command in _commands:
         _kind = ScriptCommand if _command is script_run.run else None
         app.command(rich_help_panel=_group, cls=_kind)(_command)
+
+
+app.command(hidden=True)(meet.meet)
 
 
 def _version(wanted: bool) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -43,39 +44,79 @@ Runs = Annotated[
 ]
 
 
-def doctor(rows: Rows = None, python: Python = None, runs: Runs = None, as_json: AsJson = False) -> int:
-    """Look this machine over: driver, torch, memory, disk, network, and two ranks that meet.
+HostNames = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts", metavar="NAMES", help="Several hosts instead, as in box1,box2.", show_default=False
+    ),
+]
+
+
+def doctor(
+    rows: Rows = None,
+    python: Python = None,
+    runs: Runs = None,
+    hosts: HostNames = None,
+    as_json: AsJson = False,
+) -> int:
+    """Look this machine over: driver, torch, memory, disk, network, and two ranks that meet. With --hosts
+    several of them: whether they can train one run together.
 
     Every check has a verdict, how it was found, and what to do. Nothing is changed or left behind.
     Exit status: 0 where nothing is broken, 3 where something is. --json gives a line for each as it is known.
     """
-    from rankdeck.doctor.checks import checks_of, only
     from rankdeck.doctor.lines import announced, encode, summed_up
-    from rankdeck.doctor.looking import look_over
 
-    began_s, names = time.monotonic(), set(rows or ())
-    _check_names(names)
-    checks = only(checks_of(_looked(python, runs)), names)
+    began_s = time.monotonic()
+    names, lines = _over_hosts(hosts, rows) if hosts is not None else _over_here(rows, python, runs)
 
     def tell(line: DoctorLine) -> None:
         sys.stdout.buffer.write(encode(line))
         sys.stdout.buffer.flush()
 
     if as_json:
-        tell(announced([name for check in checks for name in check.names]))
+        tell(announced(names))
     found: list[CheckLine] = []
-    for line in look_over(checks):
+    for line in lines:
         found.append(line)
         if as_json:
             tell(line)
         else:
-            _print(line)
+            print_row(line)
     done = summed_up(found, round(time.monotonic() - began_s, 2))
     if as_json:
         tell(done)
     else:
         _print_sum(done, len(found))
     return MachineError.exit_code if done.broken else 0
+
+
+def _over_here(
+    rows: Sequence[str] | None, python: str | None, runs: Path | None
+) -> tuple[list[str], Iterator[CheckLine]]:
+    """Names of rows that will come, and these."""
+    from rankdeck.doctor.checks import checks_of, only
+    from rankdeck.doctor.looking import look_over
+
+    names = set(rows or ())
+    _check_names(names)
+    checks = only(checks_of(_looked(python, runs)), names)
+    return [name for check in checks for name in check.names], look_over(checks)
+
+
+def _over_hosts(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iterator[CheckLine]]:
+    """The same of several hosts."""
+    from rankdeck.doctor.lines import TITLES_OF_HOSTS
+    from rankdeck.doctor.over_hosts import look_over_hosts
+
+    named = [name.strip() for name in hosts.split(",") if name.strip()]
+    if len(named) < 2 or rows:
+        raise ConfigError(
+            phrase("--hosts names two hosts or more, and all of them are looked at as a whole."),
+            code="usage",
+            advice=phrase("As in: rankdeck doctor --hosts box1,box2"),
+        )
+    return list(TITLES_OF_HOSTS), look_over_hosts(named)
 
 
 def _looked(python: str | None, runs: Path | None) -> Looked:
@@ -102,7 +143,8 @@ def _check_names(names: set[str]) -> None:
         )
 
 
-def _print(line: CheckLine) -> None:
+def print_row(line: CheckLine, where: Console | None = None) -> None:
+    """On stdout, or elsewhere."""
     from rankdeck.doctor.lines import VERDICT_WORDS
 
     words = Text(line.finding)
@@ -115,7 +157,7 @@ def _print(line: CheckLine) -> None:
     grid.add_column(width=_TITLE_WIDTH)
     grid.add_column(overflow="fold")
     grid.add_row(Text(VERDICT_WORDS[line.verdict], style=_STYLES[line.verdict]), line.title, words)
-    console.out().print(grid)
+    (where or console.out()).print(grid)
 
 
 def _print_sum(done: DoneLine, num_rows: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 
@@ -22,12 +23,12 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
     from rankdeck.cli.follow import choose
     from rankdeck.cli.until_end import stay
     from rankdeck.remote import ssh
-    from rankdeck.remote.parts import Parts
+    from rankdeck.remote.parts import begin_parts
     from rankdeck.rundir import RunDir
 
+    _look_over(config)
     folder = [] if runs is None else ["--runs", str(runs)]
-    with Parts(config, lambda words: console.err().print(console.harmless(words), soft_wrap=True)) as parts:
-        head, begun = parts.begin(folder)
+    head, begun = begin_parts(config, folder, _say)
     if detach and as_json:
         console.as_json({"host": head, "run": begun.run, "path": begun.path})
     elif detach:
@@ -42,3 +43,22 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
     else:
         return on_host.stay(head, begun.path, as_json=as_json)
     return 0
+
+
+def _look_over(config: RunConfig) -> None:
+    """Raises: MachineError, these hosts cannot train one run."""
+    from rankdeck.cli.doctor import print_row
+    from rankdeck.doctor.lines import Verdict
+    from rankdeck.doctor.over_hosts import look_over_hosts
+
+    needs_gpus = config.selection.kind == "gpu"
+    for line in look_over_hosts(config.hosts.use, config.hosts.address, needs_gpus=needs_gpus):
+        if line.verdict is Verdict.BROKEN:
+            words = line.finding if line.name == "ssh" else f"{line.finding} {line.evidence[0]}"
+            raise MachineError(words, code=f"hosts-{line.name}", advice=line.fix)
+        if line.verdict is Verdict.LOOK:
+            print_row(line, console.err())
+
+
+def _say(host: str, words: str) -> None:
+    console.err().print(console.harmless(f"{host}: {words}"), soft_wrap=True, markup=False)

@@ -62,6 +62,22 @@ TITLES = {
     "logout": marked("After logging out"),
 }
 """Every row by its name, in the order in which they are listed."""
+TITLES_OF_HOSTS = {
+    "ssh": marked("Connection by ssh"),
+    "reach": marked("Each reaches the others"),
+    "interfaces": marked("Network interfaces"),
+    "alike": marked("The same versions"),
+    "clocks": marked("Clocks"),
+    "free": marked("Free devices"),
+    "disks": marked("Folders of runs"),
+    "together": marked("Two ranks by gloo"),
+}
+"""The same of several hosts."""
+
+
+def title_of_row(name: str) -> str:
+    """As it is listed."""
+    return TITLES[name] if name in TITLES else TITLES_OF_HOSTS[name]
 
 
 class DoctorLine(Telling, tag_field="kind", kw_only=True):
@@ -120,7 +136,7 @@ def row(
     """A row with its title."""
     return CheckLine(
         name=name,
-        title=TITLES[name],
+        title=title_of_row(name),
         verdict=verdict,
         finding=finding,
         evidence=list(evidence),
@@ -136,7 +152,7 @@ def not_tried(names: Iterable[str], why: str, *evidence: str) -> list[CheckLine]
 
 def announced(names: Sequence[str]) -> ChecksLine:
     """The first line."""
-    return ChecksLine(rows=[AnnouncedRow(name=name, title=TITLES[name]) for name in names])
+    return ChecksLine(rows=[AnnouncedRow(name=name, title=title_of_row(name)) for name in names])
 
 
 def summed_up(rows: Sequence[CheckLine], seconds: float) -> DoneLine:

@@ -166,6 +166,10 @@ class Supervisor(supervising.Supervising):
         self._ending = True
         return succeeded
 
+    @property
+    def _interface(self) -> str:
+        return self._layout.interface() or "lo"
+
     def _release(self, rank: RankProcess, torch_environment: Mapping[str, str]) -> None:
         number = rank.rank
         environment = {
@@ -176,8 +180,10 @@ class Supervisor(supervising.Supervising):
             "RANKDECK_HEARTBEAT": self._watch.heartbeats,
             STACKS: str(self._watch.log(number, "stacks")),
             # gloo listens on the interface that the host's name resolves to, which may be any.
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._layout.interface() or "lo"),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._interface),
         }
+        if not self._layout.is_alone:
+            environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", f"={self._interface}")
         rank.release(environment, self._watch.log(number, "out"), self._watch.log(number, "err"))
 
     def raise_problem(self, problem: Problem) -> None:

@@ -43,7 +43,7 @@ devices = { use = "cpu:1" }
 """
 NAMED = {"train", "run", "plan", "race", "adopt", "validate", "devices", "strategies", "presets", "doctor"}
 """What a person names themselves, or no run at all; `plan` asks with --accuracy."""
-FROM_ELSEWHERE = {"serve"}
+FROM_ELSEWHERE = {"serve", "meet"}
 """What starts the other commands here for a person at another host."""
 QUIET = (
     ("runs",),

@@ -1,0 +1,285 @@
+"""Whether several hosts can train one run: one row for each thing that keeps them from it.
+
+One open pipe to each; what can be looked at side by side is. On a sound network it takes some seconds, most
+of them for importing torch. What a host does for it is in probe_hosts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import rankdeck
+from rankdeck.base.phrases import ALL_OF, COMMAS, listed, phrase
+from rankdeck.base.units import format_bytes
+from rankdeck.doctor.lines import TITLES_OF_HOSTS, CheckLine, Verdict, not_tried, row
+from rankdeck.doctor.python import last_object
+from rankdeck.remote.hosts import Host, Hosts, Ran
+from rankdeck.remote.parts import address_of
+
+_CONNECT_S, _LISTEN_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 8.0, 20.0
+_SKEW_S = 5.0
+_LITTLE_BYTES = 2 << 30
+_SLOW_PER_S = 20 << 20
+"""Gradients of 100 MB then take ten seconds."""
+_ALIKE = ("python", "torch")
+
+
+class _Asked(NamedTuple):
+    """A host, its address for the others, and what `rankdeck meet` says there."""
+
+    host: Host
+    address: str
+    ran: Ran
+
+    def steps(self, stage: str) -> list[dict[str, Any]]:
+        return [step for step in _steps(self.ran) if step.get("stage") == stage]
+
+    def step(self, stage: str) -> dict[str, Any]:
+        """The first; empty where it was not told."""
+        return next(iter(self.steps(stage)), {})
+
+
+def look_over_hosts(
+    names: Sequence[str], head_address: str | None = None, *, needs_gpus: bool = False
+) -> Iterator[CheckLine]:
+    """Every row, as it is known. `head_address`: where the others reach the first one, where that is not
+    ssh's.
+
+    Raises: ConfigError, no host can be called so.
+    """
+    with Hosts(names, lambda host, words: None) as hosts:
+        hosts.connect(_CONNECT_S)
+        line = _connected(hosts)
+        yield line
+        if line.verdict is Verdict.BROKEN:
+            why = phrase("Not all hosts can be asked.")
+            yield from not_tried([name for name in TITLES_OF_HOSTS if name != "ssh"], why)
+            return
+        asked = _begin(hosts, head_address)
+        try:
+            yield from _looked(hosts, asked, needs_gpus=needs_gpus)
+        finally:
+            for one in asked:
+                one.ran.end()
+            hosts.poll_until(lambda: all(one.ran.code is not None or one.host.error for one in asked), 2.0)
+
+
+def _connected(hosts: Hosts) -> CheckLine:
+    evidence: list[str] = [
+        phrase("{host}: rankdeck {version}", host=host.name, version=host.link.version or "")
+        for host in hosts.up
+    ]
+    missing = [host for host in hosts.all if host not in hosts.up]
+    if not missing:
+        finding = phrase("All have rankdeck {version}.", version=rankdeck.__version__)
+        return row("ssh", Verdict.GOOD, finding, *evidence)
+    why = [
+        phrase("{host}: no answer in {limit:.0f} s.", host=host.name, limit=_CONNECT_S)
+        if host.error is None
+        else host.error.message
+        for host in missing
+    ]
+    fixes = [host.error.advice for host in missing if host.error is not None and host.error.advice]
+    fix = fixes[0] if fixes else phrase("See whether it is on and reachable.")
+    return row("ssh", Verdict.BROKEN, why[0], *why[1:], *evidence, fix=fix)
+
+
+def _begin(hosts: Hosts, head_address: str | None) -> list[_Asked]:
+    """The first one listens, then the others, who are told where."""
+    head, *others = hosts.all
+    number, asked = str(len(hosts.all)), list[_Asked]()
+    for index, host in enumerate(hosts.all):
+        address = (
+            (head_address or address_of(head, others)) if index == 0 else host.link.address or "127.0.0.1"
+        )
+        argv = ["meet", "--address", address, "--number", str(index), "--hosts", number]
+        if index:
+            argv += ["--store", f"{asked[0].address}:{asked[0].step('listens').get('store', 0)}"]
+        asked.append(_Asked(host, address, host.begin(argv)))
+        if index == 0:
+            _until(hosts, [asked[0]], lambda one: one.step("listens"), _LISTEN_S)
+    _until(hosts, asked, lambda one: one.step("listens"), _LISTEN_S)
+    return asked
+
+
+def _looked(hosts: Hosts, asked: Sequence[_Asked], *, needs_gpus: bool) -> Iterator[CheckLine]:
+    yield _reached(hosts, asked)
+    yield _interfaces(asked)
+    _until(hosts, asked, lambda one: one.step("facts"), _FACTS_S)
+    yield _alike(asked)
+    yield _clocks(asked)
+    yield _free(asked, needs_gpus=needs_gpus)
+    yield _disks(asked)
+    yield _together(hosts, asked)
+
+
+def _until(hosts: Hosts, asked: Sequence[_Asked], is_there: Callable[[_Asked], Any], within_s: float) -> None:
+    hosts.poll_until(
+        lambda: all(is_there(one) or one.host.error or one.ran.code is not None for one in asked), within_s
+    )
+
+
+def _steps(ran: Ran) -> Iterable[dict[str, Any]]:
+    return filter(None, map(last_object, bytes(ran.out).splitlines()))
+
+
+def _reached(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
+    """By pairs: where each listens is tried by all the others."""
+    deaf = [one for one in asked if not one.step("listens")]
+    if deaf:
+        names = listed((one.host.name for one in deaf), ALL_OF)
+        finding = phrase("{hosts}: nothing can listen at its address.", hosts=names)
+        evidence = [f"{one.host.name}: {one.address}" for one in deaf]
+        fix = phrase("Name the address that the others reach: hosts.address.")
+        return row("reach", Verdict.BROKEN, finding, *evidence, fix=fix)
+    tries: list[tuple[_Asked, list[_Asked], Ran]] = []
+    for one in asked:
+        others = [other for other in asked if other is not one]
+        places = ",".join(f"{other.address}:{other.step('listens').get('reach')}" for other in others)
+        tries.append((one, others, one.host.begin(["meet", "--reach", places])))
+    hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for *_, ran in tries), _LISTEN_S)
+    evidence, failed = list[str](), list[str]()
+    for one, others, ran in tries:
+        told = {step.get("number"): step for step in _steps(ran)}
+        for number, other in enumerate(others):
+            step = told.get(number, {})
+            words = {"host": one.host.name, "other": other.host.name, "address": other.address}
+            if isinstance(seconds := step.get("seconds"), float):
+                evidence.append(
+                    phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **words)
+                )
+                continue
+            why = step.get("error") or phrase("no answer")
+            failed.append(phrase("{host} to {other} ({address}): {why}", why=why, **words))
+    if failed:
+        finding = phrase(
+            "{count} of {total} ways are closed.", count=len(failed), total=len(failed) + len(evidence)
+        )
+        fix = phrase("Let a firewall pass TCP between these hosts at any port, or name another address.")
+        return row("reach", Verdict.BROKEN, finding, *failed, *evidence, fix=fix)
+    finding = phrase("All {count} ways are open.", count=len(evidence))
+    return row("reach", Verdict.GOOD, finding, *evidence)
+
+
+def _interfaces(asked: Sequence[_Asked]) -> CheckLine:
+    named = {one.host.name: one.step("listens").get("interface") for one in asked}
+    evidence = [f"{one.host.name}: {one.address} ({named[one.host.name] or '?'})" for one in asked]
+    if all(named.values()):
+        finding = phrase("gloo and NCCL take the interface that has the host's address.")
+        return row("interfaces", Verdict.GOOD, finding, *evidence)
+    finding = phrase("The interface of an address is not known: gloo takes the one of the hostname.")
+    fix = phrase("Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME there.")
+    return row("interfaces", Verdict.LOOK, finding, *evidence, fix=fix)
+
+
+def _alike(asked: Sequence[_Asked]) -> CheckLine:
+    first, odd, evidence = asked[0].step("facts"), list[str](), list[str]()
+    for one in asked:
+        facts = one.step("facts")
+        words = ", ".join(f"{name} {facts.get(name) or '?'}" for name in (*_ALIKE, "driver"))
+        evidence.append(f"{one.host.name}: {words}")
+        odd += [name for name in _ALIKE if _short(name, facts) != _short(name, first)]
+    if odd:
+        names = listed(sorted(set(odd)), ALL_OF)
+        finding = phrase("Hosts differ in {names}.", names=names)
+        fix = phrase("Install the same there: rankdeck --host NAME install.")
+        return row("alike", Verdict.BROKEN, finding, *evidence, fix=fix)
+    if len({one.step("facts").get("driver") for one in asked}) > 1:
+        finding = phrase("Hosts have other drivers, which may be slower together.")
+        return row("alike", Verdict.LOOK, finding, *evidence, fix=phrase("Install the same one on all."))
+    return row("alike", Verdict.GOOD, phrase("Python and torch are the same everywhere."), *evidence)
+
+
+def _short(name: str, facts: dict[str, Any]) -> str:
+    """Of Python the first two numbers count."""
+    version = str(facts.get(name))
+    return ".".join(version.split(".")[:2]) if name == "python" else version
+
+
+def _clocks(asked: Sequence[_Asked]) -> CheckLine:
+    offsets = {one.host.name: one.host.link.clock.offset_s or 0.0 for one in asked}
+    evidence = [
+        phrase("{host}: {seconds:+.3f} s against this one", host=name, seconds=seconds)
+        for name, seconds in offsets.items()
+    ]
+    apart_s = max(offsets.values()) - min(offsets.values())
+    if apart_s <= _SKEW_S:
+        return row("clocks", Verdict.GOOD, phrase("At most {s:.2f} s apart.", s=apart_s), *evidence)
+    finding = phrase("They are {s:.1f} s apart: times of hosts cannot be compared.", s=apart_s)
+    fix = phrase("Let something keep them right (chrony, systemd-timesyncd). Training does not mind.")
+    return row("clocks", Verdict.LOOK, finding, *evidence, fix=fix, command="timedatectl set-ntp true")
+
+
+def _free(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
+    evidence, lacking = list[str](), list[str]()
+    for one in asked:
+        facts = one.step("facts")
+        free, total = facts.get("free_gpus", 0), facts.get("gpus", 0)
+        evidence.append(
+            phrase("{host}: {free} of {total} GPUs are free", host=one.host.name, free=free, total=total)
+        )
+        if not free:
+            lacking.append(one.host.name)
+    if not lacking:
+        return row("free", Verdict.GOOD, phrase("Every host has free GPUs."), *evidence)
+    names = listed(lacking, COMMAS)
+    if needs_gpus:
+        finding = phrase("{hosts}: no GPU is free.", hosts=names)
+        fix = phrase("Wait, leave the host out, or rehearse: --devices cpu:2.")
+        return row("free", Verdict.BROKEN, finding, *evidence, fix=fix)
+    finding = phrase("{hosts}: no GPU is free; a rehearsal needs none.", hosts=names)
+    return row("free", Verdict.GOOD, finding, *evidence)
+
+
+def _disks(asked: Sequence[_Asked]) -> CheckLine:
+    free = {one.host.name: int(one.step("facts").get("free_bytes") or 0) for one in asked}
+    evidence = [
+        phrase("{host}: {size} are free", host=name, size=format_bytes(size)) for name, size in free.items()
+    ]
+    little = [name for name, size in free.items() if size < _LITTLE_BYTES]
+    if not little:
+        return row("disks", Verdict.GOOD, phrase("There is room for runs on all."), *evidence)
+    finding = phrase("{hosts}: little room for checkpoints.", hosts=listed(little, COMMAS))
+    return row("disks", Verdict.LOOK, finding, *evidence, fix=phrase("Free space there."))
+
+
+def _together(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
+    """What the first host says of each pair, and of those that it says nothing of the other one."""
+    head, *others = asked
+    numbers = range(1, len(asked))
+
+    def pairs() -> dict[int, dict[str, Any]]:
+        told = {step["number"]: step for other in others for step in other.steps("pair") if "error" in step}
+        return {**told, **{step["number"]: step for step in head.steps("pair")}}
+
+    hosts.poll_until(lambda: set(numbers) <= set(pairs()) or head.ran.code is not None, _PAIR_S)
+    found, evidence, failed, speeds = pairs(), list[str](), list[str](), list[float]()
+    for number, other in zip(numbers, others, strict=True):
+        step = found.get(number, {})
+        both = phrase("{host} and {other}", host=head.host.name, other=other.host.name)
+        if "error" in step or not step:
+            why = step.get("error") or phrase("no answer within {limit:.0f} s", limit=_PAIR_S)
+            failed.append(f"{both}: {why}")
+        elif step.get("num_wrong"):
+            failed.append(phrase("{both}: {count} sums are wrong", both=both, count=step["num_wrong"]))
+        else:
+            speeds.append(step["num_bytes"] / max(step["seconds"], 1e-9))
+            evidence.append(f"{both}: {format_bytes(speeds[-1])}/s")
+    if failed:
+        finding = phrase(
+            "{count} of {total} pairs do not add up a tensor.", count=len(failed), total=len(others)
+        )
+        fix = phrase("See what each reaches, and the interfaces; a firewall may be in the way.")
+        return row("together", Verdict.BROKEN, finding, *failed, *evidence, fix=fix)
+    speed = f"{format_bytes(min(speeds))}/s"
+    if min(speeds) < _SLOW_PER_S:
+        finding = phrase(
+            "They meet, and an all_reduce of 16 MiB runs at {speed}: gradients will wait.", speed=speed
+        )
+        fix = phrase("Take a faster link (hosts.address names it), or compress: strategy.compress.")
+        return row("together", Verdict.LOOK, finding, *evidence, fix=fix)
+    finding = phrase(
+        "They meet, their sums are right, and an all_reduce of 16 MiB runs at {speed}.", speed=speed
+    )
+    return row("together", Verdict.GOOD, finding, *evidence)

@@ -1,0 +1,179 @@
+"""On each of several hosts: what there is, which others can be reached, and a collective with the first.
+
+`meet` listens on the address that others know, tells what there is here, and then adds up tensors with the
+first host, one host after another; `reach` tries the places where others listen. Each thing is told as one
+line of JSON when it is known. Both are started by over_hosts.py on the desk.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import psutil
+
+from rankdeck import rundir
+from rankdeck.base.errors import MachineError
+from rankdeck.base.leases import lease_holder
+from rankdeck.telemetry.listing import ask_once
+
+STAYS_S = 40.0
+"""Nobody who has forgotten it leaves it behind."""
+REACH_S = 4.0
+_PAIR_S = 12.0
+_SMALL, _LARGE = 1 << 18, 1 << 22
+"""Elements: 1 MiB tells how many rounds of 16 MiB fit in half a second."""
+_MEASURED_S = 0.5
+_MOST_ROUNDS = 8
+Place = tuple[str, int]
+
+
+def _tell(stage: str, **facts: Any) -> None:
+    print(json.dumps({"stage": stage, **facts}), flush=True)
+
+
+def interface_of(address: str) -> str | None:
+    """What this host's address belongs to."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    return None
+
+
+def meet(address: str, number: int, num_hosts: int, store: Place | None) -> None:
+    """This host's part: it is the first where `number` is 0, else `store` is where the first one listens.
+    Stays until it is ended.
+
+    Raises: OSError, this host has no such address.
+    """
+    threading.Timer(STAYS_S, os._exit, [0]).start()
+    reach = socket.create_server((address, 0), backlog=64)
+    own = socket.create_server((address, 0), backlog=512) if number == 0 else None
+    places = {"reach": reach.getsockname()[1], "store": own.getsockname()[1] if own is not None else None}
+    threading.Thread(target=_answer, args=(reach,), daemon=True).start()
+    interface = interface_of(address)
+    _tell("listens", interface=interface, **places)
+    threading.Thread(target=lambda: _tell("facts", **_facts()), daemon=True).start()
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    _add_up(number, num_hosts, store or (address, places["store"] or 0), own)
+    threading.Event().wait()
+
+
+def _answer(server: socket.socket) -> None:
+    while True:
+        end, _ = server.accept()
+        with end, suppress(OSError):
+            end.settimeout(REACH_S)
+            end.sendall(end.recv(5))
+
+
+def _facts() -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "free_bytes": shutil.disk_usage(_existing_runs()).free,
+    }
+    try:
+        listing = ask_once()
+    except MachineError:
+        return {**facts, "driver": None, "gpus": 0, "free_gpus": 0}
+    free = [gpu for gpu in listing.gpus if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
+    return {**facts, "driver": listing.driver, "gpus": len(listing.gpus), "free_gpus": len(free)}
+
+
+def _existing_runs() -> str:
+    folder = rundir.runs_folder(None).absolute()
+    return str(next(place for place in (folder, *folder.parents) if place.is_dir()))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _add_up(number: int, num_hosts: int, store: Place, own: socket.socket | None) -> None:
+    """With the first host; of the first one with each of the others, one after another."""
+    torch = importlib.import_module("torch")
+    distributed = importlib.import_module("torch.distributed")
+    torch.set_num_threads(1)
+    _tell("torch")
+    patience = timedelta(seconds=STAYS_S if number else _PAIR_S)
+    given = {} if own is None else {"master_listen_fd": own.detach()}
+    try:
+        at = distributed.TCPStore(*store, None, own is not None, patience, wait_for_workers=False, **given)
+    except Exception as error:
+        _tell("pair", number=number, error=_words(error))
+        return
+    for other in range(1, num_hosts) if number == 0 else [number]:
+        try:
+            facts = _pair(torch, distributed, distributed.PrefixStore(f"pair-{other}", at), number, patience)
+            _tell("pair", number=other, **facts)
+        except Exception as error:
+            _tell("pair", number=other, error=_words(error))
+        finally:
+            if distributed.is_initialized():
+                distributed.destroy_process_group()
+
+
+def _pair(torch: Any, distributed: Any, store: Any, number: int, patience: timedelta) -> dict[str, Any]:
+    rank = int(number > 0)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
+    summed = torch.arange(_SMALL, dtype=torch.float32) % 1021 + rank
+    seconds = _seconds(distributed, summed)
+    expected = 2 * (torch.arange(_SMALL, dtype=torch.float32) % 1021) + 1
+    num_wrong = int((summed != expected).sum())
+    count = torch.tensor([max(1, min(_MOST_ROUNDS, int(_MEASURED_S / (seconds * _LARGE / _SMALL))))])
+    distributed.broadcast(count, 0)
+    tensor = torch.ones(_LARGE)
+    rounds = sorted(_seconds(distributed, tensor) for _ in range(int(count)))
+    return {"num_wrong": num_wrong, "num_bytes": 4 * _LARGE, "seconds": rounds[len(rounds) // 2]}
+
+
+def _seconds(distributed: Any, tensor: Any) -> float:
+    began_s = time.monotonic()
+    distributed.all_reduce(tensor)
+    return time.monotonic() - began_s
+
+
+def _words(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def reach(places: Sequence[Place]) -> None:
+    """Tells of each whether it answers, all at once."""
+    threads = [threading.Thread(target=_try, args=(number, place)) for number, place in enumerate(places)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _try(number: int, place: Place) -> None:
+    began_s = time.monotonic()
+    told: dict[str, Any] = {}
+    try:
+        with socket.create_connection(place, REACH_S) as end:
+            end.sendall(b"there")
+            if end.recv(5) != b"there":
+                raise OSError(0, "another program answers")
+            told["seconds"] = time.monotonic() - began_s
+    except OSError as error:
+        told["error"] = str(error.strerror or error)[:300]
+    sys.stdout.write(json.dumps({"stage": "reach", "number": number, **told}) + "\n")
+    sys.stdout.flush()

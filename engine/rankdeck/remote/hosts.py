@@ -1,0 +1,146 @@
+"""Several hosts at once: a pipe to each, commands that run on them side by side, and what these say."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rankdeck.base.errors import MachineError, RankdeckError
+from rankdeck.base.phrases import phrase
+from rankdeck.remote import wire
+from rankdeck.remote.link import Link
+
+_TURN_S = 0.02
+_MOST_SAID_BYTES = 1 << 20
+
+
+class Ran:
+    """A command on a host: `out` is what it has said so far, `code` how it ended."""
+
+    def __init__(self, host: Host, number: int) -> None:
+        self.host, self.number = host, number
+        self.out = bytearray()
+        self.code: int | None = None
+
+    def end(self) -> None:
+        """Ask it to."""
+        if self.code is None:
+            self.host.link.send(wire.Signal(number=self.number, signal=signal.SIGTERM))
+
+
+class Host:
+    """One of them. `folder` is where the archive that was sent is unpacked; `error` why nothing more comes of
+    it."""
+
+    def __init__(self, name: str, say: Callable[[str, str], None]) -> None:
+        self.name = name
+        self.folder: str | None = None
+        self.error: RankdeckError | None = None
+        self._say = say
+        self._ran: list[Ran] = []
+        self.was_up = False
+        self.link = Link(name, self._take)
+
+    def begin(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran:
+        """Run `rankdeck ARGV` there."""
+        ran = Ran(self, len(self._ran))
+        self._ran.append(ran)
+        given = dict(environment or {})
+        self.link.send(wire.Command(number=ran.number, argv=list(argv), environment=given))
+        return ran
+
+    def send(self, archive: bytes) -> None:
+        for start in range(0, len(archive), wire.MAX_BODY_BYTES):
+            body = archive[start : start + wire.MAX_BODY_BYTES]
+            self.link.send(wire.Put(number=0, last=start + len(body) == len(archive)), body)
+
+    def poll(self, timeout_s: float) -> None:
+        """Errors are kept, and nothing is done after one."""
+        if self.error is not None:
+            return
+        try:
+            self.link.poll(timeout_s)
+        except RankdeckError as error:
+            self.error = error
+            return
+        if self.was_up and not self.link.is_up:
+            self.error = MachineError(
+                phrase("The connection to {host} broke.", host=self.name),
+                code="connection-lost",
+                advice=phrase("See whether this works: ssh {host} true", host=self.name),
+            )
+        self.was_up = self.link.is_up
+
+    def _take(self, message: wire.ToNear, body: bytes) -> None:
+        match message:
+            case wire.Unpacked():
+                self.folder = message.path
+            case wire.Output(stream=1) if message.number < len(self._ran):
+                out = self._ran[message.number].out
+                out += body[: _MOST_SAID_BYTES - len(out)]
+            case wire.Output():
+                self._say(self.name, body.decode(errors="replace").strip())
+            case wire.Ended() if message.number < len(self._ran):
+                self._ran[message.number].code = message.code
+            case wire.Refused():
+                words = phrase("{host}: {reason}", host=self.name, reason=message.message)
+                raise MachineError(words, code=message.code, advice=message.advice or None)
+            case _:
+                raise wire.WireError("nobody asked for it")
+
+
+class Hosts:
+    """All of them, in their order. A context manager; `say(host, words)` gets what commands say on stderr.
+
+    Raises: ConfigError, no host can be called so.
+    """
+
+    def __init__(self, names: Iterable[str], say: Callable[[str, str], None]) -> None:
+        self.all: list[Host] = []
+        try:
+            for name in names:
+                self.all.append(Host(name, say))
+        except RankdeckError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for host in self.all:
+            try:
+                host.link.close()
+            except RankdeckError:
+                pass
+
+    @property
+    def up(self) -> list[Host]:
+        """Those that can be asked."""
+        return [host for host in self.all if host.error is None and host.link.is_up]
+
+    def connect(self, within_s: float | None = None) -> None:
+        """Until each is up, or has an error."""
+        self.poll_until(lambda: all(host.error or host.link.is_up for host in self.all), within_s)
+
+    def poll_until(self, is_done: Callable[[], bool], within_s: float | None = None) -> bool:
+        """Whether it came about in that time."""
+        until_s = None if within_s is None else time.monotonic() + within_s
+        while not is_done():
+            if until_s is not None and time.monotonic() > until_s:
+                return False
+            if not any(host.error is None for host in self.all):
+                time.sleep(_TURN_S)
+            for host in self.all:
+                host.poll(_TURN_S / len(self.all))
+        return True
+
+    def check(self, hosts: Iterable[Host] | None = None) -> None:
+        """Raises: RankdeckError, what became of one of them."""
+        for host in self.all if hosts is None else hosts:
+            if host.error is not None:
+                raise host.error
