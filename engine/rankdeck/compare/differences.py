@@ -81,7 +81,8 @@ def _defaults(tables: Mapping[str, Any]) -> dict[str, str]:
         table: Any = tables
         for key in place:
             table = table.get(key) if isinstance(table, Mapping) else None
-        card = cards.get(table.get("use", "")) if isinstance(table, Mapping) else None
+        use = table.get("use") if isinstance(table, Mapping) else None
+        card = cards.get(use) if isinstance(use, str) else None
         for option in option_fields(card.options) if card is not None else ():
             found[".".join([*place, *beside, option.name])] = _written(option.default)
     return found

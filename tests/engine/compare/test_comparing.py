@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.compare.curves import BY, loss_line, step_axis
+from rankdeck.compare.differences import of_configurations
 from rankdeck.compare.drawing import DASHES, LABEL_HEIGHT, label_heights, parted, ticks
 from rankdeck.compare.figures import Figure
 from rankdeck.compare.naming import MOST_RUNS, RunAt
@@ -374,3 +376,10 @@ def test_times_beyond_all_numbers_have_no_axis(tmp_path: Path) -> None:
 def test_what_is_beyond_all_numbers_times_as_much_is_not_told() -> None:
     tiny, huge = Figure(5e-324), Figure(1e308)
     assert difference_in_words("bytes", huge, tiny) == ""
+
+
+def test_a_configuration_that_somebody_has_broken_is_compared_as_it_stands() -> None:
+    odd: list[Any] = [{"model": {"use": {}}}, {"model": {"use": [1]}}, {"model": {"use": "mlp"}}]
+    runs: Any = [SimpleNamespace(background=SimpleNamespace(tables=tables)) for tables in odd]
+    rows = {row.key: row.values for row in of_configurations(runs)}
+    assert rows["model.use"] == ("{}", "[1]", "mlp")
