@@ -30,7 +30,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/cli/app.py": "/dev/null",
     "engine/rankdeck/cli/staying.py": "/dev/null",
     "engine/rankdeck/cli/race_detached.py": "pipes, and writes a log",
-    "engine/rankdeck/cli/train.py": "/proc",
+    "engine/rankdeck/cli/until_end.py": "/proc",
     "engine/rankdeck/remote/installing.py": "the files of the package itself",
     "engine/rankdeck/remote/mirror.py": "writes the copy of a run of another host; reads through files",
     "engine/rankdeck/config/consent.py": "appends to the person's own state",

@@ -140,6 +140,14 @@ def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, complaints
 
 
+def listed_files(path: Path) -> dict[str, tuple[int, str]]:
+    """Name -> (bytes, checksum) of the files that belong to it; empty where its COMMIT is damaged."""
+    try:
+        return _read_commit(path)
+    except ValueError:
+        return {}
+
+
 def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
     """The files that COMMIT lists.
 

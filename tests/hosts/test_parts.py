@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
+from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.run.fold import read_fold
-from rankdeck.rundir import list_folder
+from rankdeck.rundir import RunDir, list_folder
 from tests.helpers.cli import rankdeck, rankdeck_here
 from tests.helpers.host_network import HostNetwork
 from tests.helpers.host_runs import processes
+from tests.helpers.waiting import wait_until
 
 _DIGITS = ("digits-mlp", "--set", "train.evaluate_every=0", "--set", "train.steps=20")
 _GPT = (
@@ -30,6 +33,13 @@ def of_hosts(network: HostNetwork) -> tuple[str, ...]:
     return ("--set", f"hosts.use={[*network.hosts]}")
 
 
+def differences(one: Path, other: Path) -> float:
+    """The largest of two files of weights."""
+    here, there = load_file(one), load_file(other)
+    assert here.keys() == there.keys()
+    return max(float(abs(here[name] - there[name]).max()) for name in here)
+
+
 def same_as_here(network: HostNetwork, here: Path, devices: int, *job: str) -> None:
     """Trained on the hosts with a rank each, or more, and on so many devices of this one."""
     each = devices // len(network.hosts)
@@ -38,9 +48,7 @@ def same_as_here(network: HostNetwork, here: Path, devices: int, *job: str) -> N
     rankdeck_here("train", *job, "--devices", f"cpu:{devices}", "--runs", here, code=0)
     head = next(iter(network.hosts.values()))
     (there,), (run,) = list_folder(head.runs), list_folder(here)
-    one, two = load_file(there.weights), load_file(run.weights)
-    assert one.keys() == two.keys()
-    assert max(float(abs(one[name] - two[name]).max()) for name in one) <= 2e-6
+    assert differences(there.weights, run.weights) <= 2e-6
     assert float(abs(read_fold(there).column("loss") - read_fold(run).column("loss")).max()) <= 2e-6
     assert [processes(host) for host in network.hosts.values()] == [[]] * len(network.hosts)
 
@@ -75,3 +83,52 @@ def test_a_host_that_cannot_do_its_part_is_named_and_nothing_is_left(network: Ho
     told = rankdeck(*job, "--devices", "cpu:1", code=3)
     assert "There is no rankdeck on box2." in told.err and "rankdeck --host box2 install" in told.err
     assert not network.hosts["box1"].runs.exists()
+
+
+_FSDP = ("digits-mlp", "--strategy", "fsdp", "--set", "train.evaluate_every=0")
+_LONG = (*_FSDP, "--set", "train.checkpoint_every=20", "--set", "train.steps=100")
+
+
+def test_a_run_that_was_cut_off_goes_on_on_its_hosts_and_on_one_alone(
+    network: HostNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    box1, box2 = network.hosts.values()
+    few = (*_LONG, "--devices", "cpu:1")
+    begun = rankdeck("train", *few, "--hosts", "box1,box2", "--detach", "--json", code=0).json
+    (head,) = wait_until(lambda: list_folder(box1.runs))
+    (part,) = wait_until(lambda: list_folder(box2.runs))
+    assert head.name == part.name == begun["run"]
+    wait_until(lambda: newest_whole(head.checkpoints_folder)[0], deadline_s=60)
+    box2.execute("pkill", "-9", "-f", "rankdeck rank")
+    wait_until(lambda: head.end() is not None and not head.is_alive(), deadline_s=30)
+    assert head.outcome() == "failed"
+    # Either host could go on alone: the other's shards are there.
+    step = newest_whole(head.checkpoints_folder)[0].step
+    assert Checkpoint(part.checkpoints_folder / str(step)).damage() is None
+    shutil.copytree(part.path, tmp_path / "alone" / part.name)
+    alone = ("--devices", "cpu:2", "--set", "hosts.use=[]", "--trust")
+    rankdeck_here("resume", tmp_path / "alone" / part.name, *alone, code=0)
+    # What a host has lost comes from the other one.
+    min((part.checkpoints_folder / str(step)).glob("shard-00001*")).unlink()
+    shard = min((head.checkpoints_folder / str(step)).glob("shard-00002*"))
+    shard.write_bytes(b"damaged")
+    told = rankdeck("resume", head.name, "--hosts", "box1,box2", "--json", code=0).json
+    assert told["outcome"] == "completed" and told["steps"] == 100
+    rankdeck_here(
+        "train",
+        *_LONG,
+        "--set",
+        "train.steps=100",
+        "--devices",
+        "cpu:2",
+        "--runs",
+        tmp_path / "whole",
+        code=0,
+    )
+    (whole,) = list_folder(tmp_path / "whole")
+    assert differences(whole.weights, head.weights) == 0
+    assert differences(whole.weights, RunDir(tmp_path / "alone" / part.name).weights) == 0
+    fold = read_fold(head)
+    assert fold.step == 100 and len(fold.column("loss")) == 100
+    assert [processes(host) for host in network.hosts.values()] == [[], []]

@@ -76,7 +76,7 @@ def test_two_hosts_train_what_one_does_and_the_head_tells_all_of_it(
     shards = [
         sorted(file.name for file in run.part(at).checkpoints_folder.glob("30/shard-*")) for at in (0, 1)
     ]
-    assert [len(names) for names in shards] == [1, 1] and shards[0] != shards[1]
+    assert len(shards[0]) == 2 and shards[0] == shards[1]  # each host could go on alone
     assert [processes(host) for host in run.hosts] == [[], []]
 
 

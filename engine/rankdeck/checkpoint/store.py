@@ -37,7 +37,9 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.files import is_regular, sync_to_disk, write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
+from rankdeck.checkpoint.failures import innermost, not_saved, reason
 from rankdeck.checkpoint.rng import put_random_states, random_states
+from rankdeck.checkpoint.spreading import LeadingRanks
 from rankdeck.checkpoint.training_state import (
     Blank,
     Saved,
@@ -53,7 +55,6 @@ from rankdeck.checkpoint.training_state import (
     state_of,
 )
 from rankdeck.checkpoint_files import (
-    CANNOT_BE_SAVED,
     PROGRESS,
     Checkpoint,
     CheckpointError,
@@ -65,7 +66,6 @@ from rankdeck.checkpoint_files import (
 )
 
 _T = TypeVar("_T")
-_LONGEST = 300
 _OWN, _EXTRA = "own.", "extra."
 """Before names of a rank's own tensors in its file, and of what its strategy keeps."""
 _Files = dict[str, tuple[int, str]]
@@ -86,13 +86,23 @@ class _Written:
 
 class CheckpointStore:
     """Writes the checkpoints of a run, by all ranks together, and keeps the newest `keep` of them. On each
-    host one rank `leads`: it makes and removes folders, and commits what is there."""
+    host one rank `leads`: it makes and removes folders, commits what is there, and of several `hosts` it
+    knows those that lead the others."""
 
     def __init__(
-        self, folder: Path, *, rank: int, world_size: int, layout: str, keep: int, leads: bool | None = None
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        world_size: int,
+        layout: str,
+        keep: int,
+        leads: bool | None = None,
+        hosts: LeadingRanks | None = None,
     ) -> None:
         self.folder = folder
         self._leads = rank == 0 if leads is None else leads
+        self._hosts = hosts
         self._rank = rank
         self._world_size = world_size
         self._layout = layout
@@ -141,6 +151,8 @@ class CheckpointStore:
                 self._together(asked, lambda: self._check_room(sizes))
             written = self._together(asked, lambda: self._write(target, saved, extra, dry=dry))
             files, progress = self._put_together(step, written)
+            if not dry:
+                self._together(asked, lambda: self._spread(target, files))
             self._together(asked, lambda: self._commit(target, files, progress))
         except CheckpointError:
             if self._leads:
@@ -158,11 +170,11 @@ class CheckpointStore:
         try:
             answer = act()
         except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
-            failure = _reason(error), isinstance(_innermost(error), OSError)
+            failure = reason(error), isinstance(innermost(error), OSError)
         answers = self._gather((failure, answer))
         failures = [failure for failure, _ in answers if failure is not None]
         if failures:
-            raise _not_saved(step, *failures[0])
+            raise not_saved(step, *failures[0])
         return [answer for _, answer in answers]
 
     def _put_together(self, step: int, written: Sequence[_Written]) -> tuple[_Files, Progress]:
@@ -217,8 +229,13 @@ class CheckpointStore:
         files = {file.name: (file.stat().st_size, checksum(file)) for file in mine}
         return _Written(files, saved.values, saved.elsewhere, saved.lost)
 
+    def _spread(self, target: Path, files: _Files) -> None:
+        """What the others' ranks have written comes to each host."""
+        if self._hosts is not None:
+            self._hosts.spread(target, files, lambda name: (target / name).exists())
+
     def _commit(self, target: Path, files: _Files, progress: Progress) -> None:
-        """Progress and COMMIT, which lists what is on other hosts too."""
+        """Progress and COMMIT."""
         if self._leads:
             file = target / PROGRESS
             write_own(file, msgspec.json.encode(progress), sync=True)
@@ -310,7 +327,7 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
             phrase(
                 "The checkpoint of step {step} does not fit this model or optimizer: {why}.",
                 step=checkpoint.step,
-                why=_reason(error),
+                why=reason(error),
             ),
             code="checkpoint-mismatch",
             advice=phrase("Use the model and optimizer that wrote it."),
@@ -355,40 +372,6 @@ def _sizes(saved: Saved, rank: int) -> dict[str, int]:
 
 def _random_file(rank: int) -> str:
     return f"rank-{rank}.random.safetensors"
-
-
-def _not_saved(step: int | None, why: str, is_disk: bool) -> CheckpointError:
-    """`step` is None where it was only tried out."""
-    message = phrase("A checkpoint of this run could not be written: {why}.", why=why)
-    if step is not None:
-        message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
-    advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
-    if is_disk:
-        advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
-    # Whoever asked for a checkpoint waits for the first of these codes.
-    of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
-    return CheckpointError(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """torch wraps what went wrong in a tree of its own."""
-    failures = getattr(error, "failures", None)
-    if not failures:
-        return error
-    inner: Any = next(iter(failures.values()))
-    cause: BaseException = inner[0] if isinstance(inner, tuple) else inner
-    return cause
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause on one line."""
-    error = _innermost(error)
-    if isinstance(error, CheckpointError):
-        return error.message
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
 
 
 class _quiet(warnings.catch_warnings):  # noqa: N801 - reads as a verb where it is used

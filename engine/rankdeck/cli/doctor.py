@@ -17,6 +17,7 @@ from rich.text import Text
 from rankdeck.base.errors import ConfigError, MachineError, did_you_mean, one_of
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
+from rankdeck.cli.joining import host_names
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _over_hosts(hosts: str, rows: Sequence[str] | None) -> tuple[list[str], Iter
     from rankdeck.doctor.lines import TITLES_OF_HOSTS
     from rankdeck.doctor.over_hosts import look_over_hosts
 
-    named = [name.strip() for name in hosts.split(",") if name.strip()]
+    named = host_names(hosts)
     if len(named) < 2 or rows:
         raise ConfigError(
             phrase("--hosts names two hosts or more, and all of them are looked at as a whole."),

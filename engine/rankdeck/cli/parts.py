@@ -4,6 +4,7 @@ one tells is shown here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,28 +16,43 @@ from rankdeck.cli import console
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
+    from rankdeck.remote.parts import Begun
 
 
 def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
     """The exit code of the run, or of its beginning where it is left then."""
+    from rankdeck.remote.parts import begin_parts
+
+    _look_over(config.hosts.use, config.hosts.address, needs_gpus=config.selection.kind == "gpu")
+    folder = [] if runs is None else ["--runs", str(runs)]
+    head, begun = begin_parts(config, folder, _say)
+    return _stay(head, begun, detach=detach, as_json=as_json)
+
+
+def resume_on_hosts(
+    run: str, hosts: Sequence[str], argv: Sequence[str], *, detach: bool, as_json: bool
+) -> int:
+    """The same of a run of these hosts that is over; `argv` are further arguments of `resume`."""
+    from rankdeck.remote.parts import begin_parts_again
+
+    _look_over(hosts, None, needs_gpus=False)
+    head, begun = begin_parts_again(run, hosts, argv, _say)
+    return _stay(head, begun, detach=detach, as_json=as_json)
+
+
+def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
     from rankdeck.cli import on_host
     from rankdeck.cli.follow import choose
     from rankdeck.cli.until_end import stay
     from rankdeck.remote import ssh
-    from rankdeck.remote.parts import begin_parts
     from rankdeck.rundir import RunDir
 
-    _look_over(config)
-    folder = [] if runs is None else ["--runs", str(runs)]
-    head, begun = begin_parts(config, folder, _say)
     if detach and as_json:
         console.as_json({"host": head, "run": begun.run, "path": begun.path})
     elif detach:
         typer.echo(begun.path)
-        console.err().print(
-            phrase("It is on {host}: rankdeck --host {host} watch {run}", host=head, run=begun.run),
-            soft_wrap=True,
-        )
+        words = phrase("It is on {host}: rankdeck --host {host} watch {run}", host=head, run=begun.run)
+        console.err().print(words, soft_wrap=True)
     elif ssh.is_here(head):
         run = RunDir(Path(begun.path))
         return stay(run, choose(run, progress=not as_json), as_json=as_json)
@@ -45,14 +61,13 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
     return 0
 
 
-def _look_over(config: RunConfig) -> None:
+def _look_over(hosts: Sequence[str], address: str | None, *, needs_gpus: bool) -> None:
     """Raises: MachineError, these hosts cannot train one run."""
     from rankdeck.cli.doctor import print_row
     from rankdeck.doctor.lines import Verdict
     from rankdeck.doctor.over_hosts import look_over_hosts
 
-    needs_gpus = config.selection.kind == "gpu"
-    for line in look_over_hosts(config.hosts.use, config.hosts.address, needs_gpus=needs_gpus):
+    for line in look_over_hosts(hosts, address, needs_gpus=needs_gpus):
         if line.verdict is Verdict.BROKEN:
             words = line.finding if line.name == "ssh" else f"{line.finding} {line.evidence[0]}"
             raise MachineError(words, code=f"hosts-{line.name}", advice=line.fix)

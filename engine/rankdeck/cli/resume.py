@@ -16,6 +16,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
+from rankdeck.cli.joining import HostNames, Join, Listen, host_names, several_of, tell_place
 from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run, is_script
 from rankdeck.cli.trust import Trust, check_trust
 from rankdeck.cli.until_end import command_started, leave_or_stay
@@ -37,6 +38,9 @@ def resume(
         str | None, typer.Option(help="Go on with other devices: cpu:4, gpu:all, gpu:0,2.")
     ] = None,
     overrides: Overrides = None,
+    hosts: HostNames = None,
+    listen: Listen = None,
+    join: Join = None,
     trust: Trust = False,
     detach: Detach = False,
     as_json: AsJson = False,
@@ -49,24 +53,34 @@ def resume(
     from rankdeck.config import load
     from rankdeck.launch import start
 
+    if names := host_names(hosts):
+        from rankdeck.cli.parts import resume_on_hosts
+
+        changes = {"--strategy": strategy, "--devices": devices}
+        argv = [word for option, value in changes.items() if value is not None for word in (option, value)]
+        argv += [word for override in overrides or () for word in ("--set", override)]
+        return resume_on_hosts(name, names, argv + ["--trust"] * trust, detach=detach, as_json=as_json)
     run = find_run(name)
     if is_script(run):
-        if strategy is not None or devices is not None or overrides:
+        if strategy is not None or devices is not None or overrides or hosts or listen or join:
             raise _as_it_was(run)
         return _run_again(run, trust=trust, detach=detach, as_json=as_json)
     # Its folder is where it was, not the run's.
     file = run.config_to_go_on_with
     config = load(file, strategy=strategy, devices=devices, overrides=overrides or ())
     check_trust(run, _as_it_stands(file, config), trust=trust)
-    attempt = run.next_attempt()
+    several = several_of(config, hosts, listen, join)
+    attempt = max(run.next_attempt(), 0 if several is None else several.attempt)
     start.resume(
         run,
         config,
         detach=detach,
         command_line=["rankdeck", *sys.argv[1:]],
         started=command_started(),
+        several=several,
     )
-    return leave_or_stay(run, detach=detach, as_json=as_json, attempt=attempt)
+    tell_place(run, several, attempt, quietly=detach and as_json)
+    return leave_or_stay(run, several, detach=detach, as_json=as_json, attempt=attempt)
 
 
 def _as_it_stands(file: Path, changed: RunConfig) -> RunConfig:

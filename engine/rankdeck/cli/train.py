@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rankdeck.base.errors import ConfigError
-from rankdeck.base.phrases import phrase
-from rankdeck.cli import console
+from rankdeck.cli.joining import HostNames, Join, Listen, names_as_override, several_of, tell_place
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
 from rankdeck.cli.until_end import command_started, leave_or_stay
-
-if TYPE_CHECKING:
-    from rankdeck.config import RunConfig
-    from rankdeck.launch.several import Several
-    from rankdeck.rundir import RunDir
 
 
 def train(
@@ -34,26 +26,20 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
-    hosts: Annotated[
-        int | None, typer.Option(metavar="N", help="It is one run of so many hosts; started on each of them.")
-    ] = None,
-    listen: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="This host's, for the others: on the first one.")
-    ] = None,
-    join: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="What the first host has said: on the others.")
-    ] = None,
+    hosts: HostNames = None,
+    listen: Listen = None,
+    join: Join = None,
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a model as a configuration or a preset says, and show how it goes."""
-    chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=overrides or ())
+    asked = [*(overrides or ()), *names_as_override(hosts)]
+    chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=asked)
 
     from rankdeck import rundir
-    from rankdeck.config.over_hosts import JOIN
     from rankdeck.launch.start import start
 
-    several = _several(chosen, hosts, listen, join or os.environ.get(JOIN))
+    several = several_of(chosen, hosts, listen, join)
     if several is None and chosen.hosts.use:
         from rankdeck.cli.parts import train_on_hosts
 
@@ -66,38 +52,5 @@ def train(
         started=command_started(),
         several=several,
     )
-    if several is not None and several.listener is not None:
-        _tell_place(run, several, as_json=as_json and detach)
-        if as_json and detach:
-            return 0
-    return leave_or_stay(run, detach=detach, as_json=as_json)
-
-
-def _several(config: RunConfig, hosts: int | None, listen: str | None, join: str | None) -> Several | None:
-    """Raises: ConfigError, these do not go together."""
-    if hosts is None and listen is None and join is None:
-        return None
-    hosts = hosts or len(config.hosts.use) or None
-    if hosts is None or (listen is None) == (join is None):
-        raise ConfigError(
-            phrase("A run of several hosts is told how many, and either where to listen or where to join."),
-            code="usage",
-            advice=phrase(
-                "On the first: --hosts 2 --listen ADDRESS; on the others --hosts 2 --join and what the first "
-                "says."
-            ),
-        )
-    from rankdeck.launch.several import Several
-
-    return Several.as_head(hosts, listen or "") if join is None else Several.as_member(hosts, join)
-
-
-def _tell_place(run: RunDir, several: Several, *, as_json: bool) -> None:
-    """Where the others join."""
-    if as_json:
-        console.as_json({"run": run.name, "path": str(run.path), "place": several.place})
-    else:
-        words = phrase(
-            "On each of the others: --hosts {n} --join {place}", n=several.num_hosts, place=several.place
-        )
-        console.err().print(words, soft_wrap=True)
+    tell_place(run, several, 0, quietly=detach and as_json)
+    return leave_or_stay(run, several, detach=detach, as_json=as_json)

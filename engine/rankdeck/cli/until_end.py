@@ -21,6 +21,7 @@ from rankdeck.cli import console
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
+    from rankdeck.launch.several import Several
     from rankdeck.run.fold import Fold
     from rankdeck.rundir import RunDir
 
@@ -37,14 +38,19 @@ def command_started() -> float:
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:
+def leave_or_stay(
+    run: RunDir, several: Several | None = None, *, detach: bool, as_json: bool, attempt: int = 0
+) -> int:
     """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
     from rankdeck.cli.follow import choose
 
     if not detach:
         return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
     if as_json:
-        console.as_json({"run": run.name, "path": str(run.path)})
+        told = {"run": run.name, "path": str(run.path)}
+        if several is not None and several.listener is not None:
+            told["place"] = several.place(run.name, attempt)
+        console.as_json(told)
     else:
         typer.echo(run.path)
     return 0

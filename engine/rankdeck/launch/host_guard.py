@@ -27,7 +27,7 @@ _VICTIM_S = 5.0
 """How long a part that others have made fail may take to say so itself."""
 _LEAVE_S = STOP_S + _VICTIM_S + LAPSE_S
 """How long the head waits for the others' ends."""
-_ALIKE = ("rankdeck", "python", "torch", "config")
+_ALIKE = ("rankdeck", "python", "torch", "config", "attempt")
 """What has to be the same on all hosts."""
 _SEE_IT = phrase("See whether it is on and reachable, then go on from the newest checkpoint.")
 
@@ -42,6 +42,7 @@ class HostGuard(Guard):
     def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__(spec)
         self._given: dict[str, Any] = spec["hosts"]
+        self._given["own"]["attempt"] = self._attempt
         self._name: str = self._given["name"]
         self._gathering: Gathering | None = None
         self._membership: Membership | None = None
@@ -50,7 +51,7 @@ class HostGuard(Guard):
         self._because: Sentence | None = None
         self._lost: Sentence | None = None
         self._ended: dict[str, Word] = {}
-        self._sender = Sender(self._run)
+        self._sender = Sender(self._run, self._attempt)
         self._receiver: Receiver | None = None
         self._meet_until_s = time.monotonic() + _MEET_S
 

@@ -24,10 +24,10 @@ _SIGNS = re.compile(r"[^\w-]", re.ASCII)
 
 
 class Sender:
-    """Of one host's directory."""
+    """Of one host's directory, from an attempt on."""
 
-    def __init__(self, run: str) -> None:
-        self._folder = Path(run, "events")
+    def __init__(self, run: str, attempt: int = 0) -> None:
+        self._folder, self._attempt = Path(run, "events"), attempt
         self._sent: dict[str, int] = {}
 
     def news(self) -> Iterator[Word]:
@@ -40,9 +40,10 @@ class Sender:
 
     def _names(self) -> list[str]:
         try:
-            return [file.name for file in self._folder.iterdir() if _TRAVELS.fullmatch(file.name)]
+            names = [file.name for file in self._folder.iterdir() if _TRAVELS.fullmatch(file.name)]
         except OSError:
             return []
+        return [name for name in names if int(name.split(".")[1]) >= self._attempt]
 
     def _piece(self, name: str) -> Word | None:
         offset = self._sent.get(name, 0)

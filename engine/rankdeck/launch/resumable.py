@@ -24,9 +24,12 @@ def check_over(run: RunDir) -> None:
         raise alive_error(run)
 
 
-def check_resumable(run: RunDir, config: RunConfig) -> None:
+def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -> None:
+    """Raises: NotResumableError: it is not. What several hosts have of its checkpoints, they find out."""
     check_over(run)
     _check_ways_out(run)
+    if of_hosts:
+        return
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
         message = phrase("{run} has no checkpoint to go on from.", run=run.name)

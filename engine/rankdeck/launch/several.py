@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,17 +26,25 @@ from rankdeck.config import DevicesConfig, RunConfig
 from rankdeck.config.over_hosts import NAME, portable
 from rankdeck.events import DeviceInfo
 
-_PLACE = re.compile(r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})", re.ASCII)
+_PLACE = re.compile(
+    r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})"
+    r"(?:/(?P<run>\w[\w.-]{0,200})@(?P<attempt>\d{1,6}))?",
+    re.ASCII,
+)
+_SIGNS = re.compile(r"[^\w-]", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Several:
-    """`num_hosts` in all. `listener` is the head's socket, `head` (address, port) the others' way to it."""
+    """`num_hosts` in all. `listener` is the head's socket, `head` (address, port) the others' way to it, who
+    call the run as it is called there."""
 
     num_hosts: int
     secret: str
     listener: socket.socket | None = None
     head: tuple[str, int] | None = None
+    run: str = ""
+    attempt: int = 0
     name: str = field(default_factory=lambda: os.environ.get(NAME, "") or platform.node())
     """What this host is called among them."""
 
@@ -74,14 +83,22 @@ class Several:
                 code="place",
                 advice=phrase("Take it from what the first host says: ADDRESS:PORT/SECRET."),
             )
-        return cls(num_hosts, found["secret"], head=(found["address"], int(found["port"])))
+        head = found["address"], int(found["port"])
+        return cls(num_hosts, found["secret"], None, head, found["run"] or "", int(found["attempt"] or 0))
 
-    @property
-    def place(self) -> str:
-        """Where the others join."""
+    def place(self, run: str, attempt: int) -> str:
+        """Where the others join this attempt of the run."""
         assert self.listener is not None
         address, port = self.listener.getsockname()
-        return f"{address}:{port}/{self.secret}"
+        return f"{address}:{port}/{self.secret}/{run}@{attempt}"
+
+    def folder_name(self, runs: Path) -> str | None:
+        """What this host's part of a new run is called: as the head's, where nothing is called so here; None
+        of the head's own."""
+        for name in (self.run, f"{self.run}-{_SIGNS.sub('-', self.name)}") if self.run else ():
+            if not (runs / name).exists():
+                return name
+        return None
 
     def of_this_host(self, config: RunConfig) -> RunConfig:
         """With the devices that this one has in it. Raises: ConfigError, hosts.use knows no such host."""

@@ -72,7 +72,8 @@ def start(
     title = title_of(config, len(choice.devices) if several is None else None)
     said = command_line if several is None else several.harmless(command_line)
     environment = environment_of(config, choice, said, started)
-    hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)})
+    name = None if several is None else several.folder_name(runs)
+    hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)}, name)
     hosts = None if several is None else several.spec(config, choice.devices)
     return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts)
 
@@ -85,6 +86,7 @@ def resume(
     command_line: Sequence[str],
     started: float,
     worker: str | None = None,
+    several: Several | None = None,
 ) -> RunDir:
     """The next attempt of a run, from its newest whole checkpoint; otherwise as `start`.
 
@@ -92,12 +94,15 @@ def resume(
         NotResumableError: it is alive, has no whole checkpoint, or has nothing left to do.
         ConfigError, DataError, ModelError, DeviceError, MachineError: as `start`.
     """
-    check_resumable(run, config)
-    config, choice = _check(config)
-    environment = environment_of(config, choice, command_line, started)
-    attempt, files = rundir.add_attempt(run, config, environment)
+    check_resumable(run, config, of_hosts=several is not None)
+    config, choice = _check(config, several)
+    said = command_line if several is None else several.harmless(command_line)
+    environment = environment_of(config, choice, said, started)
+    least = 0 if several is None else several.attempt
+    attempt, files = rundir.add_attempt(run, config, environment, least)
+    hosts = None if several is None else several.spec(config, choice.devices)
     try:
-        start_guard(run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt)
+        start_guard(run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt, hosts=hosts)
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)

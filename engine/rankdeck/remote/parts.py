@@ -9,7 +9,8 @@ or, where that is this one, whence ssh came to the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -48,16 +49,39 @@ def begin_parts(config: RunConfig, argv: Sequence[str], say: Callable[[str, str]
             host.send(archive)
         hosts.poll_until(lambda: all(host.error or host.folder for host in hosts.all))
         hosts.check()
-        head, *others = hosts.all
-        asked = [*argv, "--detach", "--json"]
-        address = config.hosts.address or address_of(head, others)
-        begun = _answer(hosts, [_train(head, [*asked, "--listen", address], {})])
-        try:
-            _answer(hosts, [_train(host, asked, {JOIN: begun.place}) for host in others])
-        except BaseException:
-            stopped = head.begin(["stop", begun.path, "--now"])
-            hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
-            raise
+        files = {host.name: f"{host.folder}/{snapshot.CONFIG}" for host in hosts.all}
+        return _begin(hosts, config.hosts.address, lambda host, run: ["train", files[host.name], *argv])
+
+
+def begin_parts_again(
+    run: str, names: Sequence[str], argv: Sequence[str], say: Callable[[str, str], None]
+) -> tuple[str, Begun]:
+    """The next attempt of a run on these hosts; the first of them had it, and knows it by this name."""
+    more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
+    with Hosts(names, say) as hosts:
+        hosts.connect()
+        hosts.check()
+        return _begin(hosts, None, lambda host, known: ["resume", known or run, *more])
+
+
+def _begin(
+    hosts: Hosts, address: str | None, command: Callable[[Host, str], Sequence[str]]
+) -> tuple[str, Begun]:
+    """`command(host, run)`: what begins a host's part; `run` is what the first one calls it, once known."""
+    head, *others = hosts.all
+    detached = ["--detach", "--json"]
+    listen = ["--listen", address or address_of(head, others)]
+    begun = _answer(hosts, [head.begin([*command(head, ""), *detached, *listen], {NAME: head.name})])
+    try:
+        asked = [
+            host.begin([*command(host, begun.run), *detached], {JOIN: begun.place, NAME: host.name})
+            for host in others
+        ]
+        _answer(hosts, asked)
+    except BaseException:
+        stopped = head.begin(["stop", begun.path, "--now"])
+        hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
+        raise
     return head.name, begun
 
 
@@ -67,10 +91,6 @@ def address_of(head: Host, others: Sequence[Host]) -> str:
         return head.link.address
     callers = [host.link.caller for host in others if not ssh.is_here(host.name)]
     return callers[0] if callers else "127.0.0.1"
-
-
-def _train(host: Host, argv: Sequence[str], environment: Mapping[str, str]) -> Ran:
-    return host.begin(["train", f"{host.folder}/{snapshot.CONFIG}", *argv], {**environment, NAME: host.name})
 
 
 def _answer(hosts: Hosts, asked: Sequence[Ran]) -> Begun:

@@ -250,14 +250,14 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def add_attempt(
-    run: RunDir, config: RunConfig | ScriptConfig, environment: dict[str, Any]
+    run: RunDir, config: RunConfig | ScriptConfig, environment: dict[str, Any], least: int = 0
 ) -> tuple[int, list[Path]]:
-    """The files of the next attempt: its number, and what to remove if it never begins.
+    """The files of the next attempt: its number, `least` or more, and what to remove if it never begins.
 
     Raises:
         ConfigError: they cannot be written, or another command is just doing the same.
     """
-    attempt = run.next_attempt()
+    attempt = max(least, run.next_attempt())
     contents = {
         run.path / f"config.{attempt}.toml": config.to_toml(),
         run.path / f"environment.{attempt}.json": json.dumps(environment, indent=2) + "\n",

@@ -41,9 +41,14 @@ def let_wait() -> None:
     set_timeouts(_WATCHED_S)
 
 
+def is_over_hosts(world_size: int) -> bool:
+    """Whether other ranks are on other hosts."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) != world_size
+
+
 def agreement_of(folder: Path, rank: int, world_size: int) -> Agreement:
     """How all ranks do the same at the same step: through a folder, where they are on one host."""
-    if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) == world_size:
+    if not is_over_hosts(world_size):
         return Agreement(folder, rank, lead=0 if world_size == 1 else 1)
     group = dist.new_group(backend="gloo")
 

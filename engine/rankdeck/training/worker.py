@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
 from rankdeck.base.allocations import allocation_of
-from rankdeck.base.errors import MachineError, Problem, RankdeckError
+from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.diagnose.exceptions import describe, is_out_of_memory, words_of
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
@@ -273,13 +272,17 @@ class Worker:
     def _saver(self, config: RunConfig, num_devices: int) -> Saver:
         """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the
         first."""
+        from rankdeck.checkpoint.spreading import hosts_of
         from rankdeck.checkpoint.store import CheckpointStore
-        from rankdeck.training.joining import agreement_of
+        from rankdeck.training.going_on import newest_checkpoint
+        from rankdeck.training.joining import agreement_of, is_over_hosts
         from rankdeck.training.saving import Saver
 
         place = self._place
         layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
         folder = place.run.checkpoints_folder
+        several = is_over_hosts(place.world_size)
+        hosts = hosts_of(place.rank, place.world_size, place.local_rank) if several else None
         store = CheckpointStore(
             folder,
             rank=place.rank,
@@ -287,6 +290,12 @@ class Worker:
             layout=layout,
             keep=config.train.keep_checkpoints,
             leads=place.local_rank == 0,
+            hosts=hosts,
+        )
+        start = (
+            newest_checkpoint(folder, place.rank, place.world_size, hosts, self._writer)
+            if place.attempt
+            else None
         )
         return Saver(
             store=store,
@@ -295,30 +304,8 @@ class Worker:
             rank=place.rank,
             every=config.train.checkpoint_every,
             stop_requested=self._stop,
-            start=self._newest_checkpoint() if place.attempt else None,
+            start=start,
         )
-
-    def _newest_checkpoint(self) -> Checkpoint | None:
-        """What rank 0 finds, for all ranks; damaged ones that it passed over are reported."""
-        newest: Checkpoint | None = None
-        complaints: list[str] = []
-        if self._place.rank == 0:
-            newest, complaints = newest_whole(self._place.run.checkpoints_folder)
-        for complaint in complaints:
-            advice = (
-                phrase("An older checkpoint is used. Look at the disk.")
-                if newest
-                else phrase("The run begins anew.")
-            )
-            problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
-            self._writer.write(events.ProblemRaised(problem=problem), sync=True)
-        if self._place.world_size == 1:
-            return newest
-        import torch.distributed as dist
-
-        shared = [newest]
-        dist.broadcast_object_list(shared, src=0)
-        return shared[0]
 
     def _save(self, strategy: Strategy, saver: Saver) -> None:
         """Final weights, by the rank that holds them all.

@@ -27,6 +27,8 @@ _PLACE = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
         (("--hosts", "2", "--listen", "no such host"), "Nothing can listen at"),
         (("--hosts", "2", "--join", "box1"), "is no place to join"),
         (("--hosts", "2", "--join", "127.0.0.1:99999/aaaaaaaaaaaaaaaaaaaa"), "is no place to join"),
+        (("--hosts", "2", "--join", f"{_PLACE}/../x@1"), "is no place to join"),
+        (("--hosts", "2", "--join", f"{_PLACE}/.x@1"), "is no place to join"),
         (("--hosts", "2", "--join", _PLACE, "--strategy", "dp"), "dp is one process"),
         (
             ("--hosts", "2", "--join", _PLACE, "--strategy", "tensor", "--devices", "cpu:2"),
@@ -51,13 +53,16 @@ def test_a_head_that_is_not_there_is_said_with_its_place(tmp_path: Path) -> None
     assert not [path for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")]
 
 
-def test_what_the_first_says_is_what_the_others_join() -> None:
+def test_what_the_first_says_is_what_the_others_join(tmp_path: Path) -> None:
     head = Several.as_head(3, "127.0.0.1")
     assert head.listener is not None
     with head.listener:
-        place, at = head.place, head.listener.getsockname()
+        place, at = head.place("a-run-1", 2), head.listener.getsockname()
     member = Several.as_member(3, place)
-    assert member.head == at
+    assert (member.head, member.run, member.attempt) == (at, "a-run-1", 2)
+    assert member.folder_name(tmp_path) == "a-run-1" and head.folder_name(tmp_path) is None
+    (tmp_path / "a-run-1").mkdir()
+    assert member.folder_name(tmp_path) == f"a-run-1-{member.name}"
     assert member.secret == head.secret and len(head.secret) >= 32
 
     def digest(folder: str, seed: int) -> str:

@@ -1,0 +1,44 @@
+"""Why a checkpoint could not be written or read, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankdeck.base.phrases import phrase
+from rankdeck.checkpoint_files import CANNOT_BE_SAVED, CheckpointError
+
+_LONGEST = 300
+
+
+def not_saved(step: int | None, why: str, is_disk: bool) -> CheckpointError:
+    """`step` is None where it was only tried out."""
+    message = phrase("A checkpoint of this run could not be written: {why}.", why=why)
+    if step is not None:
+        message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
+    advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
+    if is_disk:
+        advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
+    # Whoever asked for a checkpoint waits for the first of these codes.
+    of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
+    return CheckpointError(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """torch wraps what went wrong in a tree of its own."""
+    failures = getattr(error, "failures", None)
+    if not failures:
+        return error
+    inner: Any = next(iter(failures.values()))
+    cause: BaseException = inner[0] if isinstance(inner, tuple) else inner
+    return cause
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause on one line."""
+    error = innermost(error)
+    if isinstance(error, CheckpointError):
+        return error.message
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__

@@ -1,0 +1,79 @@
+"""How a command is told that its run is of several hosts, and what it says to the others."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import phrase
+from rankdeck.cli import console
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.launch.several import Several
+    from rankdeck.rundir import RunDir
+
+HostNames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Hosts that ssh knows, as in box1,box2; or how many, where it is started on each by hand.",
+        show_default=False,
+    ),
+]
+Listen = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="By hand, on the first: its address for the others.")
+]
+Join = Annotated[
+    str | None, typer.Option(metavar="PLACE", help="By hand, on the others: what the first one has said.")
+]
+
+
+def host_names(hosts: str | None) -> list[str]:
+    """Empty where a number is given, or nothing."""
+    if hosts is None or hosts.strip().isdecimal():
+        return []
+    return [name.strip() for name in hosts.split(",") if name.strip()]
+
+
+def names_as_override(hosts: str | None) -> list[str]:
+    """As --set takes it."""
+    names = host_names(hosts)
+    return [f"hosts.use={json.dumps(names)}"] if names else []
+
+
+def several_of(config: RunConfig, hosts: str | None, listen: str | None, join: str | None) -> Several | None:
+    """What this host is of several; None where it is alone, or others are to be asked.
+
+    Raises: ConfigError, these do not go together.
+    """
+    from rankdeck.config.over_hosts import JOIN
+    from rankdeck.launch.several import Several
+
+    join = join or os.environ.get(JOIN)
+    number = int(hosts) if hosts is not None and not host_names(hosts) else None
+    if listen is None and join is None and number is None:
+        return None
+    number = number or len(config.hosts.use) or None
+    if number is None or (listen is None) == (join is None):
+        raise ConfigError(
+            phrase("A run of several hosts is told how many, and either where to listen or where to join."),
+            code="usage",
+            advice=phrase(
+                "On the first: --hosts 2 --listen ADDRESS; on the others --hosts 2 --join and what the first "
+                "says. Or name them, as in --hosts box1,box2: ssh then does it."
+            ),
+        )
+    return Several.as_head(number, listen or "") if join is None else Several.as_member(number, join)
+
+
+def tell_place(run: RunDir, several: Several | None, attempt: int, *, quietly: bool) -> None:
+    """Where the others join, on the first host."""
+    if several is not None and several.listener is not None and not quietly:
+        place = several.place(run.name, attempt)
+        words = phrase("On each of the others: --hosts {n} --join {place}", n=several.num_hosts, place=place)
+        console.err().print(words, soft_wrap=True)
