@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import signal
 from pathlib import Path
 
 import pytest
 
+from rankdeck.checkpoint_files import newest_whole
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import list_folder
+from tests.helpers import launching
 from tests.helpers.cli import rankdeck, rankdeck_here
 from tests.helpers.waiting import wait_until
 
+_SAVED = ("--set", "train.checkpoint_every=20")
 _HERE = ("localhost", platform.node())
 _OWN = """\
 import torch
@@ -64,6 +69,35 @@ def test_it_goes_on_without_whoever_began_it(tmp_path: Path) -> None:
     assert begun["host"] == "localhost" and "place" not in begun
     parts = list_folder(tmp_path / "runs")
     wait_until(lambda: all(run.outcome() == "completed" for run in parts), deadline_s=60)
+
+
+def test_where_restarts_are_left_a_rank_that_is_killed_costs_some_steps_alone(tmp_path: Path) -> None:
+    file = job(tmp_path / "job")
+    asked = ("--set", "launch.max_restarts=1", "--set", "train.steps=300", *_SAVED)
+    rankdeck_here("train", file, "--runs", tmp_path / "runs", *asked, "--detach", code=0)
+    head, other = sorted(list_folder(tmp_path / "runs"), key=lambda run: len(run.name))
+    assert other.name.startswith(head.name)
+    wait_until(lambda: newest_whole(head.checkpoints_folder)[0], deadline_s=60)
+    os.kill(launching.rank_pids(other)[1], signal.SIGKILL)
+    wait_until(lambda: not head.is_alive() and not other.is_alive(), deadline_s=60)
+    assert [run.outcome() for run in (head, other)] == ["completed", "completed"]
+    (restarted,) = [one for one in launching.problems(head, "warning") if one.code == "restarted"]
+    assert "rank 1: The process was ended by SIGKILL" in restarted.message
+    assert "with 2 hosts" in restarted.message
+    assert not launching.problems(head) and read_fold(head).step == 300
+
+
+def test_a_failure_that_would_come_again_is_final(tmp_path: Path) -> None:
+    file = job(tmp_path / "job")
+    asked = ("--set", "launch.max_restarts=3", "--set", "train.optimizer.lr=1e30", "--json")
+    told = rankdeck_here("train", file, "--runs", tmp_path / "runs", *asked, code=1).json
+    assert told["outcome"] == "failed"
+    assert not [
+        one
+        for run in list_folder(tmp_path / "runs")
+        for one in launching.problems(run, "warning")
+        if one.code == "restarted"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from safetensors.numpy import load_file
+
+from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir, list_folder
 from tests.helpers.host_network import Host
 from tests.helpers.tree import PRODUCT_AND_TESTS
@@ -73,3 +76,24 @@ def processes(host: Host) -> list[str]:
     """What of Rankdeck lives there."""
     listed = host.execute("ps", "-eo", "pid,args").splitlines()
     return [line.strip() for line in listed if "rankdeck" in line]
+
+
+def kill(words: str) -> Callable[[Host], None]:
+    """What ends the one process of Rankdeck's on a host whose title begins so."""
+
+    def act(host: Host) -> None:
+        found = [line.split(None, 1) for line in processes(host)]
+        (pid,) = [pid for pid, title in found if words in title[:60]]
+        host.execute("kill", "-9", pid)
+
+    return act
+
+
+def differences(run: RunDir, other: RunDir) -> tuple[float, float]:
+    """The largest of the weights and of the losses, which have as many steps."""
+    one, two = load_file(run.weights), load_file(other.weights)
+    losses = [read_fold(each).column("loss") for each in (run, other)]
+    assert one.keys() == two.keys() and len(losses[0]) == len(losses[1])
+    return max(float(abs(one[name] - two[name]).max()) for name in one), float(
+        abs(losses[0] - losses[1]).max()
+    )

@@ -6,14 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir, list_folder
 from tests.helpers.cli import rankdeck, rankdeck_here
 from tests.helpers.host_network import HostNetwork
-from tests.helpers.host_runs import processes
+from tests.helpers.host_runs import differences, processes
 from tests.helpers.waiting import wait_until
 
 _DIGITS = ("digits-mlp", "--set", "train.evaluate_every=0", "--set", "train.steps=20")
@@ -33,13 +32,6 @@ def of_hosts(network: HostNetwork) -> tuple[str, ...]:
     return ("--set", f"hosts.use={[*network.hosts]}")
 
 
-def differences(one: Path, other: Path) -> float:
-    """The largest of two files of weights."""
-    here, there = load_file(one), load_file(other)
-    assert here.keys() == there.keys()
-    return max(float(abs(here[name] - there[name]).max()) for name in here)
-
-
 def same_as_here(network: HostNetwork, here: Path, devices: int, *job: str) -> None:
     """Trained on the hosts with a rank each, or more, and on so many devices of this one."""
     each = devices // len(network.hosts)
@@ -48,8 +40,7 @@ def same_as_here(network: HostNetwork, here: Path, devices: int, *job: str) -> N
     rankdeck_here("train", *job, "--devices", f"cpu:{devices}", "--runs", here, code=0)
     head = next(iter(network.hosts.values()))
     (there,), (run,) = list_folder(head.runs), list_folder(here)
-    assert differences(there.weights, run.weights) <= 2e-6
-    assert float(abs(read_fold(there).column("loss") - read_fold(run).column("loss")).max()) <= 2e-6
+    assert max(differences(there, run)) <= 2e-6
     assert [processes(host) for host in network.hosts.values()] == [[]] * len(network.hosts)
 
 
@@ -127,8 +118,9 @@ def test_a_run_that_was_cut_off_goes_on_on_its_hosts_and_on_one_alone(
         code=0,
     )
     (whole,) = list_folder(tmp_path / "whole")
-    assert differences(whole.weights, head.weights) == 0
-    assert differences(whole.weights, RunDir(tmp_path / "alone" / part.name).weights) == 0
+    assert differences(whole, head) == (0, 0)
+    alone_there = RunDir(tmp_path / "alone" / part.name)
+    assert differences(whole, alone_there)[0] == 0
     fold = read_fold(head)
     assert fold.step == 100 and len(fold.column("loss")) == 100
     assert [processes(host) for host in network.hosts.values()] == [[], []]

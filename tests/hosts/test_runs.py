@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
 
 from rankdeck.run.fold import read_fold
-from rankdeck.rundir import RunDir, list_folder
+from rankdeck.rundir import list_folder
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.host_network import Host, HostNetwork
-from tests.helpers.host_runs import HostRun, processes
+from tests.helpers.host_runs import HostRun, differences, kill, processes
 from tests.helpers.waiting import wait_until, with_load
 
 _JOB = ("digits-mlp", "--set", "train.evaluate_every=0")
@@ -37,16 +36,6 @@ def begin(network: HostNetwork) -> Iterator[Callable[..., HostRun]]:
     yield make
     for run in begun:
         run.end()
-
-
-def differences(run: RunDir, other: RunDir) -> tuple[float, float]:
-    """The largest of the weights and of the losses."""
-    one, two = load_file(run.weights), load_file(other.weights)
-    losses = [read_fold(each).column("loss") for each in (run, other)]
-    assert one.keys() == two.keys() and len(losses[0]) == len(losses[1]) == 30
-    return max(float(abs(one[name] - two[name]).max()) for name in one), float(
-        abs(losses[0] - losses[1]).max()
-    )
 
 
 def test_two_hosts_train_what_one_does_and_the_head_tells_all_of_it(
@@ -92,15 +81,6 @@ def test_other_strategies_train_the_same_over_hosts(
     assert run.codes() == [0, 0], (run.said(0), run.said(1))
     (one,) = list_folder(tmp_path / "one")
     assert max(differences(run.part(0), one)) <= 2e-6
-
-
-def kill(words: str) -> Callable[[Host], None]:
-    def act(host: Host) -> None:
-        found = [line.split(None, 1) for line in processes(host)]
-        (pid,) = [pid for pid, title in found if words in title[:60]]
-        host.execute("kill", "-9", pid)
-
-    return act
 
 
 _FAULTS: dict[str, tuple[Callable[[Host], None], str, str]] = {

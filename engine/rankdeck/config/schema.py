@@ -133,6 +133,9 @@ class HostsConfig(Table):
     """By its name, what a host has in place of devices.use."""
     address: str | None = None
     """Where the others reach the first one, where that is another address than ssh's."""
+    min: AtLeastOne | None = None
+    """Where launch.max_restarts allows it, the run goes on with so many where others are lost; with all where
+    it is not given."""
     across: list[Literal["shard", "tensor"]] = []
     """Axes that may lie over hosts: what they send is much, and stays inside of one otherwise."""
 

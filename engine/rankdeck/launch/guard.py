@@ -342,12 +342,16 @@ class Guard:
             os.unlink("control.sock", dir_fd=self._folder)
 
     def _reason(self) -> str | None:
+        reason = self._last_words().get("reason")
+        return reason if isinstance(reason, str) else None
+
+    def _last_words(self) -> dict[str, Any]:
         """What the supervisor said last, in its pipe."""
         try:
-            reason = json.loads(self._words).get("reason")
-        except (ValueError, AttributeError, RecursionError):
-            return None
-        return reason if isinstance(reason, str) else None
+            told = json.loads(self._words)
+        except (ValueError, RecursionError):
+            return {}
+        return told if isinstance(told, dict) else {}
 
     def tell_lost_save(self) -> None:
         """Whoever wrote a checkpoint left its sign behind: it was ended in the middle of it."""

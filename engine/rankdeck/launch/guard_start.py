@@ -1,5 +1,5 @@
-"""What runs as a run's guard, from its first fork to its end: guard.py, or host_guard.py where the run has
-several hosts. Standard library only, as all of the guard.
+"""What runs as a run's guard, from its first fork to its end: guard.py, or head_guard.py and
+member_guard.py where the run has several hosts. Standard library only, as all of the guard.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import os
 from typing import Any, NoReturn
 
 from rankdeck.launch.guard import Alive, Guard, Refused
-from rankdeck.launch.host_guard import HostGuard
+from rankdeck.launch.head_guard import HeadGuard
+from rankdeck.launch.member_guard import MemberGuard
 
 
 def daemonise() -> None:
@@ -36,7 +37,9 @@ def main(spec: dict[str, Any]) -> NoReturn:
     for handle in (ready, spec["tether_fd"], *spec.get("held", ())):
         if handle is not None:
             os.set_inheritable(handle, False)
-    guard = HostGuard(spec) if spec.get("hosts") else Guard(spec)
+    hosts = spec.get("hosts")
+    kind = Guard if not hosts else MemberGuard if "head" in hosts else HeadGuard
+    guard = kind(spec)
     answer: dict[str, Any] = {"ready": os.getpid()}
     try:
         guard.prepare()

@@ -182,6 +182,10 @@ class Gathering:
         return len(self._peers)
 
     @property
+    def names_there(self) -> set[str]:
+        return set(self._peers)
+
+    @property
     def is_complete(self) -> bool:
         """Whether all have come; from then on nobody else does."""
         self._has_met = self._has_met or self.num_there == self._num_others

@@ -139,7 +139,9 @@ class Several:
             "torch": importlib.metadata.version("torch").partition("+")[0],
             "config": _digest(config),
         }
-        given: dict[str, Any] = {"name": self.name, "secret": self.secret, "own": own}
+        launch, least = config.launch, config.hosts.min or self.num_hosts
+        given: dict[str, Any] = {"name": self.name, "secret": self.secret, "own": own, "least": least}
+        given["max_restarts"] = max(launch.max_restarts, int(launch.on_hang == "restart"))
         if self.head is not None:
             return given | {"head": list(self.head)}
         assert self.listener is not None

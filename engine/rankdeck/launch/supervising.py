@@ -31,6 +31,7 @@ from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import is_out_of_memory, limited_memory, quoted
+from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.diagnose.failures import name_disk
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
@@ -63,6 +64,8 @@ class Supervising(abc.ABC):
     """One attempt of one run. `ranks` are its children, once they are there."""
 
     max_restarts = 0
+    restarts_itself = True
+    """Else whoever has started it begins the next attempt, once it has said that this may help."""
 
     def __init__(self, arguments: Arguments) -> None:
         title.name_process("supervisor", str(arguments.run.path))
@@ -74,7 +77,7 @@ class Supervising(abc.ABC):
         self._sampler: SamplerProcess | None = None
         self._ending = self._is_asked_to_stop = False
         self._reason: str | None = None
-        self._restarts = False
+        self._restarts = self._is_victim = False
         self._failed = ""
 
     @property
@@ -139,7 +142,7 @@ class Supervising(abc.ABC):
         if self._sampler is not None:
             self._sampler.stop()
         self._write_end(code)
-        if self._restarts:
+        if self._restarts and self.restarts_itself:
             self._begin_next_attempt()
         return code
 
@@ -199,13 +202,17 @@ class Supervising(abc.ABC):
         self._ending = True
         kills = max(0, _count_oom_kills() - oom_kills)
         cause = self._with_evidence(self.cause(kills, files.refusal(self._run.path)))
-        self._failed = _signature(cause.problem, self.watch.evidence())
+        # Of one host alone it is the cause where nothing else is known.
+        self._is_victim = cause.problem.code == COMMUNICATION and not self.restarts_itself
+        self._failed = "" if self._is_victim else _signature(cause.problem, self.watch.evidence())
         if self._failed and self._failed == self._arguments.failed:
             message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
             return self._fail(cause.problem.but(message=message), cause.exit_code)
         if self._arguments.restarts < self.max_restarts and self.may_restart(cause):
             self._restarts = True
-            self.raise_problem(self._restart_problem(cause.problem))
+            self._reason = cause.problem.headline()
+            told = cause.problem.but(severity="warning")
+            self.raise_problem(self._restart_problem(cause.problem) if self.restarts_itself else told)
             return cause.exit_code
         return self._fail(cause.problem, cause.exit_code)
 
@@ -256,8 +263,11 @@ class Supervising(abc.ABC):
             self._reason = f"{self._reason} {words}" if self._reason else words
         self.watch.close()
         if self._arguments.words is not None and self._reason is not None:
+            told = {"reason": self._reason[:4000]}
+            told |= {"again": self._failed[:4000]} if self._restarts else {}
+            told |= {"victim": "yes"} if self._is_victim else {}
             try:
-                os.write(self._arguments.words, json.dumps({"reason": self._reason[:4000]}).encode())
+                os.write(self._arguments.words, json.dumps(told).encode())
             except OSError:
                 pass
 

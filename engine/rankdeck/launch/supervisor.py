@@ -80,8 +80,8 @@ class Supervisor(supervising.Supervising):
         )
         self._ranks: list[RankProcess] = []
         launch = self._config.launch
-        if self._layout.is_alone:
-            self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
+        self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
+        self.restarts_itself = self._layout.is_alone
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     @property

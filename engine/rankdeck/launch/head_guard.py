@@ -1,0 +1,217 @@
+"""The guard of the first of several hosts: the others come to it, and it decides what all of them do.
+
+Standard library only, as all of the guard.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from rankdeck.launch.host_guard import LEAVE_S, HostGuard, how_it_went, ranks_by_host
+from rankdeck.launch.last_word import Sentence, phrase
+from rankdeck.launch.peers import LEFT, Gathering, Word
+from rankdeck.launch.relay import Receiver
+
+_MEET_S = 300.0
+"""How long the first host waits for the last one."""
+_ALIKE = ("rankdeck", "python", "torch", "config", "attempt")
+"""What has to be the same on all hosts."""
+
+
+class HeadGuard(HostGuard):
+    """It has the whole run's events, and the last word."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        super().__init__(spec)
+        self._ended: dict[str, Word] = {}
+        self._receiver: Receiver | None = None
+        self._meet_until_s = time.monotonic() + _MEET_S
+
+    def prepare(self) -> None:
+        """It listens before the run has its name."""
+        given = self.given
+        server = socket.socket(fileno=given["listener"])
+        os.set_inheritable(server.fileno(), False)
+        self._gathering = Gathering(
+            self._selector, server, given["secret"], given["others"], self._hear, self._lose
+        )
+        self._open_store()
+        super().prepare()
+
+    def _open_store(self) -> None:
+        """Where the ranks of an attempt meet: nothing of the one before is in it. Raises: OSError."""
+        self._store = socket.create_server((self.given["address"], 0), backlog=512)
+        os.set_inheritable(self._store.fileno(), True)
+
+    def look(self, now_s: float) -> None:
+        self._gathering.look(now_s)
+        if self.has_begun or self._status is not None:
+            return
+        if self._gathering.is_complete:
+            self._begin_all()
+        elif now_s > self._meet_until_s:
+            self.fail(phrase("Not all hosts came within {seconds} s.", seconds=round(_MEET_S)))
+
+    def turn(self) -> None:
+        for key, _ in self._selector.select(self.look_s):
+            key.data(key.fileobj)
+        self._gathering.look(time.monotonic())
+
+    def _begin_all(self) -> None:
+        own = self._own()
+        for host in self._others():
+            if not _is_sensible(host):
+                self._refuse(host, phrase("What {host} says of itself makes no sense.", host=host["name"]))
+                return
+            if (odd := next((key for key in _ALIKE if host.get(key) != own[key]), None)) is not None:
+                self._refuse(host, _odd(odd, host, own))
+                return
+        self.begin_part(self._tell_layout())
+
+    def begin_part(self, layout: Word, *more: str) -> None:
+        self._receiver = Receiver(self._run, ranks_by_host(layout))
+        super().begin_part(layout, "--store", str(self._store.fileno()), *more)
+        self._store.close()
+
+    def _own(self) -> Word:
+        return {"name": self.name, "address": self.given["address"], **self.given["own"]}
+
+    def _others(self) -> list[Word]:
+        """Those that are there, in the order in which they came."""
+        there = self._gathering.names_there
+        return [
+            {key: value for key, value in host.items() if key not in ("word", "secret")}
+            for name, host in self._gathering.hosts.items()
+            if name in there
+        ]
+
+    def _tell_layout(self, failed: str = "") -> Word:
+        """Who has which ranks, for everybody."""
+        store = [self.given["address"], self._store.getsockname()[1]]
+        self.layout = {"hosts": [self._own(), *self._others()], "store": store, "index": 0}
+        self._gathering.tell({**self.layout, "failed": failed, "word": "begin"})
+        return self.layout
+
+    def _refuse(self, host: Word, because: Sentence) -> None:
+        """Nobody begins, because of one of them."""
+        self.fail(because)
+        self._end_all(host["name"])
+
+    def _hear(self, name: str, word: Word) -> None:
+        if word.get("word") == "events" and self._receiver is not None:
+            self._receiver.take(name, word)
+        elif word.get("word") == "stop":
+            self.stop(now=bool(word.get("now")))
+        elif word.get("word") == "ended":
+            self._ended[name] = word
+            if word.get("status") != 0:
+                self._end_all(name)
+
+    def _lose(self, name: str, how: str) -> None:
+        if self.layout is None or (how == LEFT and name in self._ended):
+            return
+        address = str(self._gathering.hosts.get(name, {}).get("address", ""))
+        self.lost = self.lost or how_it_went(name, address, how)
+        self._end_all(name)
+        self.kill_part()
+
+    def _end_all(self, because: str) -> None:
+        """Every part has to end, this one too."""
+        self._gathering.tell({"word": "end", "because": because})
+        self.end_part()
+
+    def stop(self, *, now: bool) -> None:
+        self._gathering.tell({"word": "stop", "now": now})
+        super().stop(now=now)
+
+    def go_on(self) -> bool:
+        if self._status != 0:
+            self._gathering.tell({"word": "end", "because": self.name})
+        until_s = time.monotonic() + LEAVE_S
+        while self._gathering.names_there - set(self._ended) and time.monotonic() < until_s:
+            self.turn()
+        because = self._why_again()
+        if because is None or self._stop_asked:
+            self._gathering.tell({"word": "over"})
+            return False
+        failed = next((part["again"] for part in self._parts() if part.get("again")), "")
+        self._word.tell_problem("restarted", self._going_on(because), severity="warning")
+        self._ended.clear()
+        try:
+            self._open_store()
+        except OSError:
+            return False
+        return self.begin_again(self._tell_layout(failed), failed)
+
+    def _parts(self) -> list[Word]:
+        """How each has ended, this one first."""
+        own = {**self.part(), "name": self.name}
+        return [own, *({**part, "name": name} for name, part in self._ended.items())]
+
+    def _why_again(self) -> Sentence | None:
+        """What another attempt may get over; None where all went well, or would go wrong again."""
+        failed = [part for part in self._parts() if part.get("status") != 0]
+        if self.num_restarts >= self._max_restarts or any(
+            not isinstance(part.get("again"), str) for part in failed
+        ):
+            return None
+        if 1 + self._gathering.num_there < self.given["least"]:
+            return None
+        if self.lost is not None or not failed:
+            return self.lost
+        return self._cause(failed)
+
+    def _cause(self, failed: list[Word]) -> Sentence:
+        """Of the parts that have failed, what the first says that is no victim of another."""
+        part = next((part for part in failed if "victim" not in part), failed[0])
+        reason = str(part.get("reason"))[:2000]
+        return phrase("{host}: {reason}", host=part["name"], reason=reason)
+
+    def _going_on(self, because: Sentence) -> Sentence:
+        return phrase(
+            "{cause} The run goes on with {hosts} hosts from its newest checkpoint, or from the beginning "
+            "where it has none (restart {n} of {most}).",
+            cause=because,
+            hosts=1 + self._gathering.num_there,
+            n=self.num_restarts + 1,
+            most=self._max_restarts,
+        )
+
+    def end(self) -> None:
+        """The last word of all."""
+        self._await_others(1 if self._status is None else self._status)
+        super().end()
+
+    def _await_others(self, status: int) -> None:
+        """Nobody is left behind: what the others came to is the run's end too."""
+        if status != 0 and self.lost is None:
+            self._gathering.tell({"word": "end", "because": self.name})
+        until_s = time.monotonic() + LEAVE_S
+        while self._gathering.num_there and time.monotonic() < until_s:
+            self.turn()
+        self._gathering.close()
+        own = self.part()
+        failed = [part for part in self._parts() if part.get("status") != 0]
+        is_other = status == 0 or ("victim" in own and any("victim" not in part for part in failed))
+        if failed and is_other and self.lost is None:
+            self._status, self.because = 1, self._cause(failed)
+
+
+def _is_sensible(host: Word) -> bool:
+    ranks, devices = host.get("ranks"), host.get("devices")
+    return isinstance(ranks, int) and ranks > 0 and isinstance(devices, list) and len(devices) == ranks
+
+
+def _odd(key: str, host: Word, own: Word) -> Sentence:
+    if key == "config":
+        return phrase("{host} was started with another configuration.", host=host["name"])
+    return phrase(
+        "{host} has {library} {there}, and this is {here}.",
+        host=host["name"],
+        library=key,
+        there=str(host.get(key))[:40],
+        here=str(own[key]),
+    )
