@@ -76,6 +76,8 @@ class Launching(QObject):
             return Problem("no-device", tr("No GPU is chosen."), path="devices.use", advice=advice)
         if draft.problems:
             return draft.problems[0]
+        if draft.config is not None and (problem := _of_hosts(draft.config)) is not None:
+            return problem
         return self._missing_gpu() if gpus.known else None
 
     def _missing_gpu(self) -> Problem | None:
@@ -227,6 +229,9 @@ class Launching(QObject):
     def _begin(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
         workspace = self._session.workspace
         title = title_of(config, self._session.gpus.num_chosen(config.selection))
+        if (problem := _of_hosts(config)) is not None:
+            self.refused(title, [problem])
+            return
         runs, folder = workspace.runs_folder, workspace.folder
         launch = self._session.engine.launch(title, config.to_toml(), runs=runs, workspace=folder)
         self.show_starting(launch)
@@ -284,6 +289,15 @@ class Launching(QObject):
         words = tr("{name} did not start: {why}", name=name, why=in_words(problems[0]).message)
         self._window.toasts.show(words, "error", [show])
         self._window.show_panel("problems")
+
+
+def _of_hosts(config: RunConfig) -> Problem | None:
+    """A run of several hosts is begun over ssh, in a terminal."""
+    if not config.hosts.use:
+        return None
+    words = tr("A run of several hosts does not start from here yet.")
+    advice = tr("Start it in a terminal: rankdeck train FILE. For this host alone, leave hosts.use out.")
+    return Problem("several-hosts", words, path="hosts.use", advice=advice, cure={"hosts.use": None})
 
 
 def _refusal(gpus: Sequence[GpuState]) -> Problem | None:

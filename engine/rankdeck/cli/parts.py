@@ -69,8 +69,9 @@ def _look_over(hosts: Sequence[str], address: str | None, *, needs_gpus: bool) -
 
     for line in look_over_hosts(hosts, address, needs_gpus=needs_gpus):
         if line.verdict is Verdict.BROKEN:
-            words = line.finding if line.name == "ssh" else f"{line.finding} {line.evidence[0]}"
-            raise MachineError(words, code=f"hosts-{line.name}", advice=line.fix)
+            words = phrase("{finding} {evidence}", finding=line.finding, evidence=line.evidence[0])
+            told = phrase("{finding}", finding=line.finding) if line.name == "ssh" else words
+            raise MachineError(told, code=f"hosts-{line.name}", advice=line.fix)
         if line.verdict is Verdict.LOOK:
             print_row(line, console.err())
 

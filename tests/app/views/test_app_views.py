@@ -128,6 +128,19 @@ def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, ap
     assert not view.rows and view.empty.isVisible()
 
 
+def test_a_run_of_several_hosts_is_for_a_terminal_and_says_so(app: App) -> None:
+    app.session.draft.set_value(("strategy", "use"), "ddp")
+    app.session.draft.set_value(("devices", "use"), "cpu:2")
+    app.session.draft.set_value(("hosts", "use"), ["box1", "box2"])
+    assert not app.session.draft.problems
+    app.window.commands.run("run.launch")
+    blocker = app.launching.blocker()
+    assert blocker is not None and "rankdeck train FILE" in (blocker.advice or "")
+    assert not app.launching.num_pending
+    app.session.draft.set_value(("hosts", "use"), [])
+    assert app.launching.blocker() is None
+
+
 def test_gpus_that_are_not_there_block_launch_with_a_way_out(qtbot: QtBot, app: App) -> None:
     qtbot.waitUntil(lambda: app.session.gpus.known, timeout=20_000)
     app.session.gpus.give_up()
