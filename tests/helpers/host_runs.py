@@ -89,11 +89,15 @@ def kill(words: str) -> Callable[[Host], None]:
     return act
 
 
-def differences(run: RunDir, other: RunDir) -> tuple[float, float]:
-    """The largest of the weights and of the losses, which have as many steps."""
+def apart(run: RunDir, other: RunDir) -> float:
+    """The largest difference of the final weights."""
     one, two = load_file(run.weights), load_file(other.weights)
+    assert one.keys() == two.keys()
+    return max(float(abs(one[name] - two[name]).max()) for name in one)
+
+
+def differences(run: RunDir, other: RunDir) -> tuple[float, float]:
+    """The same, and that of the losses, which have as many steps."""
     losses = [read_fold(each).column("loss") for each in (run, other)]
-    assert one.keys() == two.keys() and len(losses[0]) == len(losses[1])
-    return max(float(abs(one[name] - two[name]).max()) for name in one), float(
-        abs(losses[0] - losses[1]).max()
-    )
+    assert len(losses[0]) == len(losses[1])
+    return apart(run, other), float(abs(losses[0] - losses[1]).max())
