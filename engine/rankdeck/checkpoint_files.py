@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,6 +148,13 @@ def listed_files(path: Path) -> dict[str, tuple[int, str]]:
         return {}
 
 
+def check_names(listed: Iterable[str]) -> None:
+    """Raises: ValueError: one is no file of a checkpoint. Whoever wrote a COMMIT, here or on another host,
+    names nothing that lies elsewhere."""
+    if not all("/" not in name and _OF_A_CHECKPOINT.fullmatch(name) for name in listed):
+        raise ValueError("a file of no checkpoint")
+
+
 def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
     """The files that COMMIT lists.
 
@@ -158,6 +165,7 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
         listed = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
         if commit["checksum"] != digest(json.dumps(listed, sort_keys=True).encode()):
             raise ValueError
+        check_names(listed)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ValueError from None
     return listed

@@ -20,6 +20,7 @@ from rankdeck.base import files
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import (
     Checkpoint,
+    check_names,
     checksum,
     list_checkpoints,
     listed_files,
@@ -91,12 +92,14 @@ class LeadingRanks:
     def newest_whole(self, folder: Path) -> tuple[Checkpoint | None, list[str]]:
         """As that of one host, of what all of them have together; each has all of it afterwards.
 
-        Raises: OSError, it could not be brought here.
+        Raises: OSError, it could not be brought here; ValueError, a host names files of no checkpoint.
         """
         own = {one.step: listed_files(one.path) for one in list_checkpoints(folder)}
         committed: dict[int, Files] = {}
         for known in self.gather({step: listed for step, listed in own.items() if listed}):
-            committed |= known
+            for step, listed in known.items():
+                check_names(listed)
+                committed[int(step)] = listed
         complaints: list[str] = []
         for step, listed in sorted(committed.items(), reverse=True):
             path = folder / str(step)

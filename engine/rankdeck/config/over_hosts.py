@@ -44,6 +44,10 @@ def table_problems(hosts: HostsConfig) -> list[Problem]:
             problems.append(
                 Problem("hosts", message, path="hosts.use", advice=phrase("Name each host once."))
             )
+    if hosts.use and (hosts.min or 1) > len(hosts.use):
+        message = phrase("hosts.min = {least}, and hosts.use names {n}.", least=hosts.min, n=len(hosts.use))
+        advice = phrase("Use {n} at most.", n=len(hosts.use))
+        problems.append(Problem("hosts", message, path="hosts.min", advice=advice))
     for name, use in hosts.devices.items():
         path = f"hosts.devices.{name}"
         if name not in hosts.use:

@@ -110,3 +110,17 @@ def test_of_links_nothing_is_read_or_overwritten(hosts: Any, ranks: Ranks) -> No
     assert asked(ranks, folder) == [[20, []]] * 3
     assert (folder / "outside").read_bytes() == b"mine" and not shard(folder, 1, 2).is_symlink()
     assert contents(folder, 1, 20) == whole[20]
+
+
+def test_a_commit_that_names_what_lies_elsewhere_is_none(hosts: Any, ranks: Ranks) -> None:
+    folder, _ = hosts
+    (folder / "host-0" / "mine.safetensors").write_bytes(b"of the first host")
+    for host in (0, 1):
+        step = folder / f"host-{host}" / "checkpoints" / "20"
+        step.mkdir(parents=True, exist_ok=True)
+        odd = "../../mine.safetensors"
+        write_commit(step, {odd: (17, checksum(folder / "host-0" / "mine.safetensors"))})
+        assert Checkpoint(step).damage() == "COMMIT cannot be read"
+    shutil.rmtree(folder / "host-2" / "checkpoints" / "20")
+    assert asked(ranks, folder) == [[10, []]] * 3
+    assert not (folder / "host-1" / "mine.safetensors").exists()
