@@ -66,6 +66,7 @@ class Receiver:
     def __init__(self, run: str, ranks: dict[str, range]) -> None:
         self._folder = Path(run, "events")
         self._ranks = ranks
+        self._num_told: dict[str, int] = {}
 
     def take(self, host: str, word: Word) -> None:
         """What is not that host's to tell is left out."""
@@ -79,7 +80,8 @@ class Receiver:
                 return
         else:
             writer = f"{writer}-{_SIGNS.sub('-', host)}"
-            told = told if writer.startswith("sampler") else b"".join(map(_problem, told.splitlines(True)))
+            if not writer.startswith("sampler"):
+                told = b"".join(self._problems(f"{writer}.{attempt}", told))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             handle = os.open(self._folder / f"{writer}.{attempt}.jsonl", flags, 0o644)
@@ -92,11 +94,15 @@ class Receiver:
         finally:
             os.close(handle)
 
-
-def _problem(line: bytes) -> bytes:
-    """The line where it is a problem: when the run began and ended, the head says."""
-    try:
-        is_problem = json.loads(line).get("kind") == "problem"
-    except (ValueError, AttributeError, RecursionError):
-        return b""
-    return line if is_problem else b""
+    def _problems(self, file: str, told: bytes) -> Iterator[bytes]:
+        """Its lines that are problems, counted anew: when the run began and ended, the head says."""
+        for line in told.splitlines():
+            try:
+                event = json.loads(line)
+                is_problem = event.get("kind") == "problem"
+            except (ValueError, AttributeError, RecursionError):
+                continue
+            if is_problem:
+                number = self._num_told.get(file, 0)
+                self._num_told[file] = number + 1
+                yield json.dumps({**event, "seq": number}).encode() + b"\n"
