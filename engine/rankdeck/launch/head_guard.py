@@ -80,12 +80,12 @@ class HeadGuard(HostGuard):
         return {"name": self.name, "address": self.given["address"], **self.given["own"]}
 
     def _others(self) -> list[Word]:
-        """Those that are there, in the order in which they came."""
-        there = self._gathering.names_there
+        """Those that are there, in the configuration's order, or else as they came."""
+        order, there = self.given["order"], self._gathering.names_there
+        hosts = [host for name, host in self._gathering.hosts.items() if name in there]
+        hosts.sort(key=lambda host: order.index(host["name"]) if host["name"] in order else len(order))
         return [
-            {key: value for key, value in host.items() if key not in ("word", "secret")}
-            for name, host in self._gathering.hosts.items()
-            if name in there
+            {key: value for key, value in host.items() if key not in ("word", "secret")} for host in hosts
         ]
 
     def _tell_layout(self, failed: str = "") -> Word:

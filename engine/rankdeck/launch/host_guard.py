@@ -29,9 +29,9 @@ _SEE_IT = phrase("See whether it is on and reachable, then go on from the newest
 
 
 class HostGuard(Guard, abc.ABC):
-    """`spec["hosts"]`: name, secret, own (what the others are told of this host), least (with how many hosts
-    the run may go on), max_restarts; and of the head listener (a socket), its address and others (how many),
-    else head (address and port).
+    """`spec["hosts"]`: name, secret, own (what the others are told of this host), order (of the hosts, where
+    the configuration names them), least (with how many the run may go on), max_restarts; and of the head
+    listener (a socket), its address and others (how many), else head (address and port).
     """
 
     look_s = BEAT_S / 2

@@ -141,6 +141,7 @@ class Several:
         }
         launch, least = config.launch, config.hosts.min or self.num_hosts
         given: dict[str, Any] = {"name": self.name, "secret": self.secret, "own": own, "least": least}
+        given["order"] = config.hosts.use
         given["max_restarts"] = max(launch.max_restarts, int(launch.on_hang == "restart"))
         if self.head is not None:
             return given | {"head": list(self.head)}
