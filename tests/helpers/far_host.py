@@ -28,9 +28,10 @@ if os.path.exists(folder + "/refuses"):
     sys.exit(255)
 far = subprocess.Popen(["sh", "-c", sys.argv[-1]], cwd=folder, env=environment, bufsize=0,
                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-with open(folder + "/pids.new", "w") as file:
+own = "%s/pids.%d" % (folder, os.getpid())  # two may begin at once
+with open(own, "w") as file:
     file.write("%d %d" % (os.getpid(), far.pid))
-os.rename(folder + "/pids.new", folder + "/pids")
+os.rename(own, folder + "/pids")
 ways = {{0: (far.stdin.fileno(), collections.deque()), far.stdout.fileno(): (1, collections.deque())}}
 while True:
     waiting = [queue[0][0] - time.monotonic() for _, queue in ways.values() if queue]

@@ -236,7 +236,7 @@ def stay(host: str, path: str, *, as_json: bool) -> int:
     from rankdeck.cli.follow import choose, follow
     from rankdeck.remote.following import RemoteRun
 
-    with RemoteRun(host, path) as followed:
+    with RemoteRun(host, path, is_known=True) as followed:
         run = followed.copy()
         display = choose(run, progress=not as_json)
 

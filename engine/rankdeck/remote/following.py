@@ -23,9 +23,9 @@ _NUMBER, _ASKED = 0, 1
 
 
 class RemoteRun:
-    """The run that `name` names on a host. A context manager."""
+    """The run that `name` names on a host. A context manager. `is_known`: it was begun there just now."""
 
-    def __init__(self, host: str, name: str) -> None:
+    def __init__(self, host: str, name: str, *, is_known: bool = False) -> None:
         self._host, self._name = host, name
         self._mirror: Mirror | None = None
         self._path: str | None = None
@@ -33,7 +33,7 @@ class RemoteRun:
         self._error: RankdeckError | None = None
         self._asked: SimpleQueue[list[str]] = SimpleQueue()
         self._is_found, self._is_over = threading.Event(), threading.Event()
-        self.link = Link(host, self._take, self._ask)
+        self.link = Link(host, self._take, self._ask, is_known=is_known)
         self._thread = threading.Thread(target=self._work, name=f"link to {host}", daemon=True)
 
     def __enter__(self) -> RemoteRun:

@@ -48,8 +48,9 @@ class Clock:
 
 
 class Link:
-    """A host, by a name that ssh knows. `on_message` gets what comes, `on_up` is called each time that a pipe
-    has come about: what was asked for in the one before has to be asked for again.
+    """A host, by a name that ssh knows; one that `is_known` has answered already. `on_message` gets what
+    comes, `on_up` is called each time that a pipe has come about: what was asked for in the one before has to
+    be asked for again.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Link:
         *,
         command: Sequence[str] | None = None,
         given_up_s: float = GIVEN_UP_S,
+        is_known: bool = False,
     ) -> None:
         self.host = host
         self.clock = Clock()
@@ -70,7 +72,7 @@ class Link:
         self._given_up_s = given_up_s
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None
-        self._is_up = self._was_up = False
+        self._is_up, self._was_up = False, is_known
         self._next_s = 0.0
         self._num_failed = 0
         self._pinged_s = self._began_s = 0.0
