@@ -56,7 +56,8 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
 class DeviceInfo(msgspec.Struct, omit_defaults=True):
     """A device of a run. `index` is its place in the run (0 leads); `uuid` is None for a virtual device.
 
-    `driver_bytes`: what a GPU's driver keeps for itself of `total_bytes`.
+    `driver_bytes`: what a GPU's driver keeps for itself of `total_bytes`; `host`: where it is, "" in a run of
+    one host.
     """
 
     index: int
@@ -65,6 +66,11 @@ class DeviceInfo(msgspec.Struct, omit_defaults=True):
     uuid: str | None = None
     total_bytes: int | None = None
     driver_bytes: int | None = None
+    host: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.host} {self.name}".lstrip()
 
 
 class RunStarted(Event, tag="run_started"):

@@ -56,10 +56,7 @@ def test_two_hosts_train_what_one_does_and_the_head_tells_all_of_it(
     assert min(differences(head, other)) > 1e-3
     fold = read_fold(head)
     assert fold.step == 30 and not fold.counts.missing and not fold.counts.unreadable
-    assert [device.info.name for device in fold.devices.values() if device.info] == [
-        "box1 Virtual 0",
-        "box2 Virtual 0",
-    ]
+    assert [device.label for device in fold.devices.values()] == ["box1 Virtual 0", "box2 Virtual 1"]
     assert all(device.peak_bytes for device in fold.devices.values())
     assert not launching.problems(head) and not launching.problems(head, "warning")
     shards = [

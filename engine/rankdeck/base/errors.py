@@ -45,6 +45,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One cause, where it was seen and what to do next.
 
+    `host` is where the rank is, in a run of several hosts; readers know it, not who writes.
     `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1;
     `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
     `cure` is what would mend a configuration, where that is known: dotted keys and their values, None to
@@ -61,6 +62,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     line: int | None = None
     advice: str | None = None
     rank: int | None = None
+    host: str = ""
     severity: str = "error"
     last_lines: tuple[str, ...] = ()
     cure: dict[str, Any] = {}
@@ -95,6 +97,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         arguments = {name: values for name, values in self.arguments.items() if _field(name) not in changes}
         return msgspec.structs.replace(self, **{"templates": templates, "arguments": arguments, **changes})
 
+    def as_past(self) -> Problem:
+        """What an attempt ended with that was not the last one."""
+        return self.but(severity="warning") if self.severity == "error" else self
+
     def said(self, name: str) -> str:
         """The "message" or the "advice" as the phrase that it was made of. Never of a problem in a file of a
         run: its templates may be anything.
@@ -125,7 +131,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
             else:
                 said = phrase("{message} (line {line}).", message=text, line=line)
         if self.rank is None or f"rank {self.rank}" in self.message.lower():
-            return said
+            return phrase("{host}: {message}", host=self.host, message=said) if self.host else said
+        if self.host:
+            return phrase("rank {rank} on {host}: {message}", rank=self.rank, host=self.host, message=said)
         return phrase("rank {rank}: {message}", rank=self.rank, message=said)
 
     @property

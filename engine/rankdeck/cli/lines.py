@@ -40,7 +40,7 @@ class PlainLines(Display):
                 self.say(evaluation_in_words(event))
             case events.ProblemRaised():
                 sys.stdout.flush()
-                console.problem(event.problem)
+                console.problem(fold.placed(event.problem))
 
     def tick(self, fold: Fold) -> None:
         if time.monotonic() - self._printed_s >= EVERY_S:

@@ -63,7 +63,7 @@ class LiveDisplay(Display):
             case events.Evaluation():
                 self.say(evaluation_in_words(event))
             case events.ProblemRaised():
-                console.problem(event.problem)
+                console.problem(fold.placed(event.problem))
 
     def say(self, words: str) -> None:
         self._console.print(words, style="dim")
@@ -155,7 +155,7 @@ def _cells(device: DeviceFigures) -> tuple[str, str, str, str, str]:
     """What a device's row says: label, bytes now, peak, busy, kinds."""
     now = _bytes_now(device)
     return (
-        f"{device.device} {device.info.name if device.info else ''}".rstrip(),
+        f"{device.device} {device.info.title if device.info else ''}".rstrip(),
         "?" if now is None else format_bytes(now),
         _most(device),
         "" if device.utilisation is None else f"{device.utilisation * 100:.0f} %",

@@ -113,7 +113,7 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
         outcome=outcome,
         strategy=_strategy(fold, background),
         device_kind=(devices[0].kind or "") if devices else "",
-        device_names=tuple(device.info.name for device in devices if device.info is not None),
+        device_names=tuple(device.info.title for device in devices if device.info is not None),
         is_script=fold.script.is_script or background.is_script,
         pace=SIMULATED_TIME if started is not None and started.pace == "simulated" else "",
         memory_source=fold.source,

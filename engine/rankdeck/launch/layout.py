@@ -48,12 +48,17 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """Of all hosts, numbered through; on which host a device is, its name says."""
+        """Of all hosts, numbered through."""
         if self.is_alone:
             return self.own.devices
         every = [(host, device) for host in self.hosts for device in host.devices]
         return [
-            msgspec.structs.replace(device, index=index, name=f"{host.name} {device.name}")
+            msgspec.structs.replace(
+                device,
+                index=index,
+                name=f"Virtual {index}" if device.kind == "virtual" else device.name,
+                host=host.name,
+            )
             for index, (host, device) in enumerate(every)
         ]
 

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from rankdeck import events
+from rankdeck.base.errors import Problem
 from rankdeck.run.anatomy import Anatomies
 from rankdeck.run.batch import Source
 from rankdeck.run.bounds import MOST_RANKS
@@ -106,6 +108,12 @@ class Attempt:
         self._find_alone()
         self.anatomies.announce(event.world_size)
         return True
+
+    def placed(self, problem: Problem) -> Problem:
+        """With the host of its rank, in a run of several."""
+        devices = [] if self.started is None or problem.rank is None else self.started.devices
+        host = next((one.host for one in devices if one.index == problem.rank), "")
+        return msgspec.structs.replace(problem, host=host) if host else problem
 
     @property
     def is_of_a_script(self) -> bool:

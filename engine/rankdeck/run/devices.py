@@ -136,10 +136,16 @@ class DeviceFigures:
         return None if self.info is None else self.info.total_bytes
 
     @property
+    def host(self) -> str:
+        """Where it is; "" in a run of one host."""
+        return "" if self.info is None else self.info.host
+
+    @property
     def label(self) -> str:
-        if self.kind == "virtual":
-            return phrase("Virtual {device}", device=self.device)
-        return f"GPU {self.device}"
+        name = (
+            phrase("Virtual {device}", device=self.device) if self.kind == "virtual" else f"GPU {self.device}"
+        )
+        return phrase("{host} {device}", host=self.host, device=name) if self.host else name
 
     @property
     def live_bytes(self) -> int | None:

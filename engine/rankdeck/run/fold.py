@@ -23,7 +23,6 @@ from copy import deepcopy
 from functools import partial
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from rankdeck import events
@@ -215,12 +214,12 @@ class Fold:
     def problems(self) -> list[Problem]:
         """In the order of the run; what earlier attempts ended with is no longer the run's end."""
         latest = self._latest.number
-        return [
-            msgspec.structs.replace(problem, severity="warning")
-            if source.attempt < latest and problem.severity == "error"
-            else problem
-            for source, problem in self._problems
-        ]
+        found = [(at.attempt < latest, self.attempts[at.attempt].placed(one)) for at, one in self._problems]
+        return [one.as_past() if is_past else one for is_past, one in found]
+
+    def placed(self, problem: Problem) -> Problem:
+        """One of the latest attempt, with its rank's host."""
+        return self._latest.placed(problem)
 
     @property
     def rank_failures(self) -> list[Problem]:

@@ -161,7 +161,7 @@ def _first_step_s(fold: Fold) -> float | None:
 
 def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:
     of_info, of_run = (
-        ("name", "uuid", "kind", "total_bytes"),
+        ("name", "uuid", "kind", "total_bytes", "host"),
         ("utilisation_mean", "used_peak_bytes", "lost_at"),
     )
     return {

@@ -32,7 +32,7 @@ def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
                 shares.append(event)
             case events.Memory():
                 memory.append(event)
-    names = {} if started is None else {info.index: info.name for info in started.devices}
+    names = {} if started is None else {info.index: info.title for info in started.devices}
     moments = [share.began for share in shares] + [reading.t for reading in memory]
     zero = started.started if started is not None else min(moments, default=0.0)
     found: list[dict[str, Any]] = []

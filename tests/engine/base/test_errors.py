@@ -37,6 +37,9 @@ def test_a_line_that_the_message_names_itself_is_not_named_twice() -> None:
 
 def test_a_headline_names_the_rank() -> None:
     assert Problem("x", "The loss is not finite.", rank=2).headline() == "rank 2: The loss is not finite."
+    of_host = Problem("x", "It is gone.", rank=2, host="box1")
+    assert of_host.headline() == "rank 2 on box1: It is gone."
+    assert of_host.but(message="Rank 2 is gone.").headline() == "box1: Rank 2 is gone."
 
 
 def _waiting(step: int) -> Phrase:

@@ -110,7 +110,7 @@ def test_ranks_and_devices_are_numbered_through_all_hosts() -> None:
     layout = Layout([part("a", 2), part("b", 1), part("c", 3)], index=2)
     assert (layout.world_size, layout.own_ranks, layout.is_alone) == (6, range(3, 6), False)
     assert [device.index for device in layout.devices] == list(range(6))
-    assert layout.devices[2].name == "b GPU 0" and layout.interface() == "lo"
+    assert layout.devices[2].title == "b GPU 0" and layout.interface() == "lo"
     single = alone(2, part("", 2).devices)
     assert single.is_alone and single.own_ranks == range(2) and single.devices[0].name == "GPU 0"
     with pytest.raises(ValueError):

@@ -47,6 +47,24 @@ def steps_again(runs: Path, *, says: bool = True) -> WrittenRun:
     return run
 
 
+def test_a_problem_names_the_host_that_its_rank_had_then(tmp_path: Path) -> None:
+    run, lost = WrittenRun(tmp_path / "runs"), Problem("x", "It went away.", rank=1)
+    for attempt, hosts in enumerate((("a", "b", "c"), ("a", "c"))):
+        devices = device_infos(len(hosts))
+        for device, host in zip(devices, hosts, strict=True):
+            device.host = host
+        run.begin(len(hosts), devices, attempt=attempt)
+        run.writer("supervisor", attempt).write(events.ProblemRaised(problem=lost))
+    fold = read_fold(run.dir)
+    assert [one.headline() for one in fold.problems] == [
+        "rank 1 on b: It went away.",
+        "rank 1 on c: It went away.",
+    ]
+    assert [one.severity for one in fold.problems] == ["warning", "error"]
+    assert fold.placed(lost).host == "c" and fold.placed(lost.but(rank=None)).host == ""
+    assert [device.label for device in fold.devices.values()] == ["a Virtual 0", "c Virtual 1"]
+
+
 @pytest.mark.parametrize("says", [True, False], ids=["said", "from its first steps"])
 def test_steps_that_are_trained_again_replace_the_older_ones(tmp_path: Path, says: bool) -> None:
     run = steps_again(tmp_path / "runs", says=says)
