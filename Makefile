@@ -19,7 +19,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz faults storms clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz faults storms host-faults clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -94,6 +94,9 @@ faults: setup ## faults of every kind in real runs, and healthy ones, written to
 
 storms: setup ## runs killed again and again, to the last bit, written to docs/reliability.md (an hour; goes on where it was)
 	@$(BIN)/python -m tests.faults --storms 100 --cache .make/faults --page docs/reliability.md $(ARGS)
+
+host-faults: setup ## faults of runs over three hosts, written to docs/reliability-hosts.md (an hour; goes on where it was; as root)
+	@$(BIN)/python -m tests.hosts --cache .make/host-faults --page docs/reliability-hosts.md $(ARGS)
 
 clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

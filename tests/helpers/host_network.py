@@ -8,6 +8,7 @@ closed, nobody is told). Nothing has a name outside, and everything ends with th
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ _NET = "10.77.0"
 _UNSHARE = ("unshare", "--kill-child", "--fork", "--net")
 _OF_A_HOST = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc")
 _NEEDED = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+_WIRE = (sys.executable, "-SE", str(Path(__file__).with_name("slow_wire.py")))
 _SSHD = """\
 ListenAddress {address}
 HostKey {folder}/key
@@ -81,10 +83,7 @@ class Host:
         self.home = self.folder / "home"
         self.program = self.home / ".local" / "bin" / "rankdeck"
         self.program.parent.mkdir(parents=True)
-        self.program.write_text(
-            f'#!/bin/sh\nPYTHONPATH={PRODUCT} exec {sys.executable} -P -m rankdeck "$@"\n'
-        )
-        self.program.chmod(0o755)
+        self.give()
         _make_key(self.folder / "key", name)
         shutil.copy(network.folder / "key.pub", self.folder / "authorized")
         lines = Path("/etc/passwd").read_text().splitlines()
@@ -99,6 +98,17 @@ class Host:
     @property
     def runs(self) -> Path:
         return self.home / "runs"
+
+    def give(self, packages: Path | None = None, **environment: str) -> None:
+        """What Rankdeck has there from now on: `packages` before its own, and this in its environment."""
+        path = PRODUCT if packages is None else f"{packages}:{PRODUCT}"
+        lines = [
+            f"export {name}={shlex.quote(value)}"
+            for name, value in {**environment, "PYTHONPATH": path}.items()
+        ]
+        lines = ["#!/bin/sh", *lines, f'exec {sys.executable} -P -m rankdeck "$@"']
+        self.program.write_text("\n".join(lines) + "\n")
+        self.program.chmod(0o755)
 
     @property
     def pid(self) -> int:
@@ -148,10 +158,9 @@ class HostNetwork:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         _make_key(folder / "key", "desk")
-        self._switch = subprocess.Popen(
-            [*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._switch = _empty_network()
         self._desk: subprocess.Popen[bytes] | None = None
+        self._slow: subprocess.Popen[bytes] | None = None
         addresses = {name: f"{_NET}.{place}" for place, name in enumerate(names, 2)}
         (folder / "hosts").write_text(
             "".join(f"{address} {name}\n" for name, address in addresses.items()) + "127.0.0.1 localhost\n"
@@ -168,14 +177,11 @@ class HostNetwork:
         wait_until(lambda: psutil.Process(self._switch.pid).children())
         self.at_switch("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
         self.at_switch("ip", "link", "set", "br0", "up")
-        self._desk = subprocess.Popen(
-            [*_UNSHARE, "sleep", "infinity"], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._desk = _empty_network()
         wait_until(lambda: psutil.Process(self._desk.pid).children())
         self._join("desk", self._desk_pid)
-        for words in (("link", "set", "lo", "up"), ("addr", "add", f"{_NET}.1/24", "dev", "eth0")):
-            self._at_desk("ip", *words)
-        self._at_desk("ip", "link", "set", "eth0", "up")
+        for words in ("link set lo up", f"addr add {_NET}.1/24 dev eth0", "link set eth0 up"):
+            _in_network(self._desk_pid, "ip", *words.split())
         for host in self.hosts.values():
             host.boot()
 
@@ -192,19 +198,42 @@ class HostNetwork:
     def plug_in(self, host: Host) -> None:
         self._join(host.name, host.pid)
 
+    def slow_down(self, delay_ms: int, loss_percent: float) -> None:
+        """From now on what is sent comes so much later, or not at all."""
+        pids = {"desk": self._desk_pid, **{host.name: host.pid for host in self.hosts.values()}}
+        for name, pid in pids.items():
+            self.at_switch("ip", "link", "set", name, "nomaster")
+            _in_network(self._switch_pid, *_WIRE, "whole", name)
+            _in_network(pid, *_WIRE, "whole", "eth0")
+        words = [*_WIRE, "carry", str(delay_ms), str(loss_percent), *pids]
+        self._slow = subprocess.Popen(["nsenter", "-t", str(self._switch_pid), "-n", *words])
+
+    def speed_up(self) -> None:
+        """As it was."""
+        if self._slow is not None:
+            self._slow.kill()
+            self._slow.wait()
+            self._slow = None
+            for name in ("desk", *self.hosts):
+                self.at_switch("ip", "link", "set", name, "master", "br0")
+
     def _join(self, name: str, pid: int) -> None:
-        self.at_switch("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        # The same one after a reboot: others know it by then.
+        own = f"02:00:00:00:00:{1 + ['desk', *self.hosts].index(name):02x}"
+        peer = ("peer", "name", "eth0", "address", own, "netns", str(pid))
+        self.at_switch("ip", "link", "add", name, "type", "veth", *peer)
         self.at_switch("ip", "link", "set", name, "master", "br0")
         self.at_switch("ip", "link", "set", name, "up")
 
-    def at_switch(self, *command: str) -> None:
-        switch = psutil.Process(self._switch.pid).children()[0].pid
-        subprocess.run(["nsenter", "-t", str(switch), "-n", *command], check=True, capture_output=True)
+    @property
+    def _switch_pid(self) -> int:
+        return psutil.Process(self._switch.pid).children()[0].pid
 
-    def _at_desk(self, *command: str) -> None:
-        subprocess.run(["nsenter", "-t", str(self._desk_pid), "-n", *command], check=True)
+    def at_switch(self, *command: str) -> None:
+        _in_network(self._switch_pid, *command)
 
     def down(self) -> None:
+        self.speed_up()
         for host in self.hosts.values():
             ssh.forget_shared(host.name)
             host.kill()
@@ -216,6 +245,10 @@ class HostNetwork:
 def _empty_network() -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     return subprocess.Popen([*_UNSHARE, "sleep", "infinity"], stdin=nothing, stderr=nothing)
+
+
+def _in_network(pid: int, *command: str) -> None:
+    subprocess.run(["nsenter", "-t", str(pid), "-n", *command], check=True, capture_output=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from safetensors.numpy import load_file
 
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir, list_folder
+from tests.helpers.cli import RANKDECK
 from tests.helpers.host_network import Host
-from tests.helpers.tree import PRODUCT_AND_TESTS
 from tests.helpers.waiting import wait_until
 
 
@@ -23,7 +22,7 @@ class HostRun:
 
     def __init__(self, hosts: Sequence[Host], *arguments: str, others: Sequence[str] = ()) -> None:
         self.hosts = hosts
-        self._before = {host.name: set(list_folder(host.runs)) for host in hosts}
+        self._before = {host.name: _names(host) for host in hosts}
         asked = ["train", *arguments, "--hosts", str(len(hosts))]
         self._logs = [host.folder / "command.log" for host in hosts]
         self.commands = [_start(hosts[0], self._logs[0], *asked, "--listen", hosts[0].address)]
@@ -35,7 +34,7 @@ class HostRun:
         """Of the run, on a host."""
         host = self.hosts[index]
         fresh = wait_until(
-            lambda: [run for run in list_folder(host.runs) if run not in self._before[host.name]]
+            lambda: [run for run in list_folder(host.runs) if run.name not in self._before[host.name]]
         )
         return fresh[0]
 
@@ -59,6 +58,24 @@ class HostRun:
             one.wait()
 
 
+class DeskRun(HostRun):
+    """Begun on its hosts from here, over ssh; the one command is the desk's."""
+
+    def __init__(self, hosts: Sequence[Host], *arguments: str) -> None:
+        self.hosts = hosts
+        self._before = {host.name: _names(host) for host in hosts}
+        self._logs = [hosts[0].folder / "desk.log"]
+        asked = ["train", *arguments, "--hosts", ",".join(host.name for host in hosts)]
+        with self._logs[0].open("wb") as log:
+            self.commands = [
+                subprocess.Popen([*RANKDECK, *asked], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            ]
+
+
+def _names(host: Host) -> set[str]:
+    return {run.name for run in list_folder(host.runs)}
+
+
 def _has_steps(events: Path, least: int) -> bool:
     return any(file.read_bytes().count(b'"kind":"steps"') >= least for file in events.glob("rank-*"))
 
@@ -66,8 +83,7 @@ def _has_steps(events: Path, least: int) -> bool:
 def _start(host: Host, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     clean = ["env", "-i", f"HOME={host.home}", f"PATH={os.environ['PATH']}"]
     enter = ["nsenter", "-t", str(host.pid), "-n", "-m", "-u", "-i", "-p", f"--wd={host.home}"]
-    command = [*enter, *clean, f"PYTHONPATH={PRODUCT_AND_TESTS}", "OMP_NUM_THREADS=1"]
-    command += [sys.executable, "-P", "-m", "rankdeck", *arguments]
+    command = [*enter, *clean, "OMP_NUM_THREADS=1", str(host.program), *arguments]
     with log.open("wb") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
