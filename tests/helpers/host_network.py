@@ -100,12 +100,13 @@ class Host:
         return self.home / "runs"
 
     def give(self, packages: Path | None = None, **environment: str) -> None:
-        """What Rankdeck has there from now on: `packages` before its own, and this in its environment."""
+        """What Rankdeck has there from now on: `packages` before its own, and this in its environment.
+
+        Ranks have one thread each: with more, some processors add up in another order.
+        """
         path = PRODUCT if packages is None else f"{packages}:{PRODUCT}"
-        lines = [
-            f"export {name}={shlex.quote(value)}"
-            for name, value in {**environment, "PYTHONPATH": path}.items()
-        ]
+        variables = {"OMP_NUM_THREADS": "1", **environment, "PYTHONPATH": path}
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         lines = ["#!/bin/sh", *lines, f'exec {sys.executable} -P -m rankdeck "$@"']
         self.program.write_text("\n".join(lines) + "\n")
         self.program.chmod(0o755)

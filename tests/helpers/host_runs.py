@@ -83,7 +83,7 @@ def _has_steps(events: Path, least: int) -> bool:
 def _start(host: Host, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
     clean = ["env", "-i", f"HOME={host.home}", f"PATH={os.environ['PATH']}"]
     enter = ["nsenter", "-t", str(host.pid), "-n", "-m", "-u", "-i", "-p", f"--wd={host.home}"]
-    command = [*enter, *clean, "OMP_NUM_THREADS=1", str(host.program), *arguments]
+    command = [*enter, *clean, str(host.program), *arguments]
     with log.open("wb") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
