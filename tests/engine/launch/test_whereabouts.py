@@ -64,6 +64,8 @@ def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is(tmp_path: 
 def test_what_took_a_moved_runs_first_name_stays(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
     wait_for_ranks(run)
+    # Whoever begins to write later looks for its folder under the first name.
+    wait_until((run.events_folder / "sampler.0.jsonl").exists, what="the sampler's file")
     moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
     run.path.mkdir()
     request_stop(moved, now=True)
