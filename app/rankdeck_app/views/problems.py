@@ -189,10 +189,12 @@ def _wrapped(text: str, tone: str = "") -> QLabel:
 
 
 def whose(entry: ListedProblem) -> str:
-    """'GPT DP · rank 2', 'configuration · train.steps, line 12'."""
+    """'GPT DP · rank 2 on box1', 'configuration · train.steps, line 12'."""
     problem = entry.problem
     parts = [entry.title]
-    if problem.rank is not None:
+    if problem.host:
+        parts.append(tr("rank {rank} on {host}", rank=problem.rank, host=problem.host))
+    elif problem.rank is not None:
         parts.append(tr("rank {rank}", rank=problem.rank))
     if problem.path and not _is_in_advice(problem.path, problem.advice) and not code_of(problem):
         place = tr("{file}, line {line}", file=problem.path, line=problem.line)

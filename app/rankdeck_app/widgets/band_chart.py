@@ -254,7 +254,8 @@ class BandChart(ZoomPlot):
         if len(others) == 1:
             return (others[0],)
         first, last = others[0], others[-1].rsplit(" ", 1)[-1]
-        in_a_row = self.figure.line in (0, len(others))
+        is_one_kind = len({label.rpartition(" ")[0] for label in others}) == 1  # on one host
+        in_a_row = is_one_kind and self.figure.line in (0, len(others))
         name = f"{first}–{last}" if in_a_row else tr("{n} others", "{n} other", len(others))
         return tr("{devices} min…max", devices=name), name
 

@@ -14,6 +14,7 @@ from rankdeck.run.series import Curve, Series
 
 HISTORIES = ("peak_history", "owners_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
+_MOST_OF_HOST = 15
 _OF_SAMPLED_STEPS = (events.MEASURED_IN_REHEARSAL, events.FOLLOWED)
 
 
@@ -137,8 +138,10 @@ class DeviceFigures:
 
     @property
     def host(self) -> str:
-        """Where it is; "" in a run of one host."""
-        return "" if self.info is None else self.info.host
+        """Where it is, in few signs, a name without its domain; "" in a run of one host."""
+        name = "" if self.info is None else self.info.host
+        short = name if name.replace(".", "").isdecimal() else name.partition(".")[0]
+        return short if len(short) <= _MOST_OF_HOST else f"{short[: _MOST_OF_HOST - 1]}…"
 
     @property
     def label(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import replace
 
@@ -189,6 +190,9 @@ def test_the_band_is_from_least_to_most_of_the_others(qtbot: QtBot) -> None:
     assert chart.visible_x() == (-9.0, 51.0)
     assert chart._lead_label.toPlainText() == "Virtual 0 lead"
     assert chart._rest_label.toPlainText() == "Virtual 1–3 min…max"
+    hosts = ["a Virtual 0", "a Virtual 1", "b Virtual 2", "b Virtual 3"]
+    chart.set_figure(dataclasses.replace(chart.figure, labels=hosts))
+    assert "3 others min…max" in chart._rest_names()
 
 
 @pytest.mark.parametrize("lead", [80, 120, 285, 980])

@@ -65,6 +65,21 @@ def test_a_problem_names_the_host_that_its_rank_had_then(tmp_path: Path) -> None
     assert [device.label for device in fold.devices.values()] == ["a Virtual 0", "c Virtual 1"]
 
 
+@pytest.mark.parametrize(
+    ("host", "label"),
+    [
+        ("box2.cluster.example", "box2 Virtual 0"),
+        ("10.77.0.2", "10.77.0.2 Virtual 0"),
+        ("a-name-that-is-very-long", "a-name-that-is… Virtual 0"),
+    ],
+)
+def test_a_devices_label_has_its_host_in_few_signs(tmp_path: Path, host: str, label: str) -> None:
+    run, (device,) = WrittenRun(tmp_path / "runs"), device_infos(1)
+    device.host = host
+    run.begin(1, [device])
+    assert read_fold(run.dir).devices[0].label == label
+
+
 @pytest.mark.parametrize("says", [True, False], ids=["said", "from its first steps"])
 def test_steps_that_are_trained_again_replace_the_older_ones(tmp_path: Path, says: bool) -> None:
     run = steps_again(tmp_path / "runs", says=says)
