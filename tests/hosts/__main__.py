@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from tests.faults.record import Recorded
 from tests.helpers.host_network import HostNetwork, why_not
 from tests.helpers.tree import PRODUCT
-from tests.hosts.faults import GONE_S, KINDS, NAMES, Trial, Trials
+from tests.hosts.faults import FAKETIME, GONE_S, KINDS, NAMES, Trial, Trials
 
 SEED, EACH = 20_261_127, 20
 _HEAD = """\
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="try again what was wrong")
     parser.add_argument("--page", type=Path, help="where the page is written")
     asked = parser.parse_args()
-    if reason := why_not():
+    if reason := why_not() or ("" if FAKETIME else "libfaketime is missing"):
         print(f"There can be no hosts here: {reason}.", file=sys.stderr)
         return 3
     done = Recorded(asked.cache / f"trials.{asked.seed}.jsonl", Trial, lambda one: f"{one.kind} {one.seed}")

@@ -31,7 +31,7 @@ _LONG = (*_JOB, "--set", "train.steps=1000000", "--set", "train.checkpoint_every
 _WHOLE_STEPS = 300
 _AGAIN = (*_JOB, "--set", f"train.steps={_WHOLE_STEPS}", "--set", "train.checkpoint_every=25")
 _AGAIN = (*_AGAIN, "--set", "launch.max_restarts=1", "--set", "hosts.min=2")
-_FAKETIME = "/usr/lib/*/faketime/libfaketime.so.1"
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 _PARITY = 2e-6
 
 
@@ -54,13 +54,12 @@ class Trial(msgspec.Struct, omit_defaults=True):
 @dataclass(frozen=True)
 class Kind:
     """`act` makes it on a host. `words` are in what is told of it, on the head, or on the others where it was
-    the head's; `goes_on`: a run may get over it with a restart, `alone` with the other hosts only.
+    the head's. A run may get over each with a restart, without the host where that is gone as a whole.
     """
 
     act: Callable[[HostNetwork, Host], None]
     code: str
     words: tuple[str, ...]
-    goes_on: bool = False
     is_whole_host: bool = False
     undo: Callable[[HostNetwork, Host], None] = lambda network, host: None
 
@@ -97,40 +96,30 @@ def _cut_desk(network: HostNetwork, host: Host, choose: random.Random) -> None:
 
 
 def _shift_clock(network: HostNetwork, host: Host, choose: random.Random) -> None:
-    (library,) = Path("/").glob(_FAKETIME.lstrip("/"))
     shift = choose.choice((-300, -60, 60, 3600))
-    host.give(LD_PRELOAD=str(library), FAKETIME=f"{shift:+d}")
-
-
-def _boot_again(network: HostNetwork, host: Host) -> None:
-    host.boot()
+    host.give(LD_PRELOAD=str(FAKETIME), FAKETIME=f"{shift:+d}")
 
 
 ENDS = {
-    "a rank is killed": Kind(_kill("rankdeck rank"), "rank-killed", ("SIGKILL", "{host}"), goes_on=True),
-    "a supervisor is killed": Kind(
-        _kill("launch.supervisor"), "supervisor-lost", ("SIGKILL", "{host}"), goes_on=True
-    ),
+    "a rank is killed": Kind(_kill("rankdeck rank"), "rank-killed", ("SIGKILL", "{host}")),
+    "a supervisor is killed": Kind(_kill("launch.supervisor"), "supervisor-lost", ("SIGKILL", "{host}")),
     "a guard is killed": Kind(
         _kill("rankdeck guard"),
         "host-lost",
         ("{called}", "closed its connection"),
-        goes_on=True,
         is_whole_host=True,
     ),
     "a host has no power": Kind(
         lambda network, host: host.kill(),
         "host-lost",
         ("{called}", "closed its connection"),
-        goes_on=True,
         is_whole_host=True,
-        undo=_boot_again,
+        undo=lambda network, host: host.boot(),
     ),
     "a host's cable is pulled": Kind(
         lambda network, host: host.cut_off(),
         "host-lost",
         ("{called}", "silent for 5 s"),
-        goes_on=True,
         is_whole_host=True,
         undo=lambda network, host: host.plug_back(),
     ),
@@ -138,7 +127,6 @@ ENDS = {
         _everything("STOP"),
         "host-lost",
         ("{called}", "silent for 5 s"),
-        goes_on=True,
         is_whole_host=True,
         undo=_everything("CONT"),
     ),
@@ -203,7 +191,7 @@ class Trials:
 
     def _ended(self, trial: Trial, kind: Kind, host: Host) -> None:
         is_head = host.name == NAMES[0]
-        trial.goes_on = trial.goes_on and kind.goes_on and not (is_head and kind.is_whole_host)
+        trial.goes_on = trial.goes_on and not (is_head and kind.is_whole_host)
         run = HostRun([*self._network.hosts.values()], *(_AGAIN if trial.goes_on else _LONG))
         try:
             if trial.goes_on:
