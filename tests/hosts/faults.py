@@ -230,7 +230,7 @@ class Trials:
             trial.wrong.append(f"told: {_brief([*errors, *warnings])}")
         if not told:
             return
-        trial.code, trial.message = told[0].code, told[0].headline()
+        trial.code, trial.message = told[0].code, str(told[0].headline())
         if told[0].code != ("restarted" if trial.goes_on else kind.code):
             trial.wrong.append(f"code {told[0].code}")
         called = f"the head ({host.address})" if host.name == NAMES[0] else f"{host.name} ({host.address})"
@@ -264,7 +264,7 @@ class Trials:
                     f"exit codes {codes}: {[run.said(at)[-600:] for at in range(len(run.commands))]}"
                 )
             if told := launching.problems(head) or launching.problems(head, "warning"):
-                trial.code, trial.message = told[0].code, told[0].headline()
+                trial.code, trial.message = told[0].code, str(told[0].headline())
             if launching.problems(head):
                 trial.wrong.append(f"told: {_brief(told)}")
             _check_steps(trial, head, kind.steps)
