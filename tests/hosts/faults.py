@@ -207,6 +207,9 @@ class Trials:
                 self._await_others(trial, kind, host, fault_s)
             trial.outcome = telling.outcome()
             self._judge(trial, kind, host, telling)
+        except AssertionError:
+            trial.wrong += [f"{one.name} said: {run.said(at)[-600:]}" for at, one in enumerate(run.hosts)]
+            raise
         finally:
             run.end()
 

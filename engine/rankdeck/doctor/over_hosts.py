@@ -174,17 +174,18 @@ def _interfaces(asked: Sequence[_Asked]) -> CheckLine:
 
 
 def _alike(asked: Sequence[_Asked]) -> CheckLine:
-    first, odd, evidence = asked[0].step("facts"), list[str](), list[str]()
+    first, odd, evidence, unlike = asked[0].step("facts"), list[str](), list[str](), list[str]()
     for one in asked:
         facts = one.step("facts")
         words = ", ".join(f"{name} {facts.get(name) or '?'}" for name in (*_ALIKE, "driver"))
-        evidence.append(f"{one.host.name}: {words}")
-        odd += [name for name in _ALIKE if _short(name, facts) != _short(name, first)]
+        others = [name for name in _ALIKE if _short(name, facts) != _short(name, first)]
+        (unlike if others else evidence).append(f"{one.host.name}: {words}")
+        odd += others
     if odd:
         names = listed(sorted(set(odd)), ALL_OF)
         finding = phrase("Hosts differ in {names}.", names=names)
         fix = phrase("Install the same there: rankdeck --host NAME install.")
-        return row("alike", Verdict.BROKEN, finding, *evidence, fix=fix)
+        return row("alike", Verdict.BROKEN, finding, *unlike, *evidence, fix=fix)
     if len({one.step("facts").get("driver") for one in asked}) > 1:
         finding = phrase("Hosts have other drivers, which may be slower together.")
         return row("alike", Verdict.LOOK, finding, *evidence, fix=phrase("Install the same one on all."))
