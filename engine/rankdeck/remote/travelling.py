@@ -18,7 +18,8 @@ LARGEST_LOG_BYTES = 64 << 20
 """Of what a rank printed so much travels; the rest stays on its host."""
 _CHECKED_BYTES = 4096
 _NUMBER = "[0-9]{1,9}"
-_WHO = f"(?:rank-{_NUMBER}|supervisor|sampler)"
+_HOST = "[A-Za-z0-9_-]{1,255}"
+_WHO = f"(?:rank-{_NUMBER}|(?:supervisor|guard|sampler)(?:-{_HOST})?)"
 _GROWS = re.compile(
     f"events/{_WHO}[.]{_NUMBER}[.]jsonl|logs/{_WHO}[.]{_NUMBER}[.](?:out|err|stacks|calls)", re.ASCII
 )

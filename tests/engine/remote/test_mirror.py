@@ -134,6 +134,17 @@ def test_a_copy_is_the_run_and_goes_on_where_it_was(mirror: Mirror, tmp_path: Pa
     assert again < events.stat().st_size, "what was here did not travel again"
 
 
+def test_what_guards_and_other_hosts_tell_travels_too(mirror: Mirror, tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin()
+    writers = "guard", "guard-box2", "sampler-box2", "supervisor-box-3_a", "rank-0"
+    told = [f"{writer}.0.jsonl" for writer in writers]
+    for name in told:
+        (run.dir.events_folder / name).write_bytes(b"{}\n")
+    copied(RunFeed(0, run.dir, {}), mirror)
+    assert {name for name in told if (mirror.run.events_folder / name).exists()} == set(told)
+
+
 def test_another_file_of_the_same_name_is_copied_from_its_beginning(mirror: Mirror, tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs")
     run.begin()
