@@ -185,7 +185,7 @@ def _alike(asked: Sequence[_Asked]) -> CheckLine:
         names = listed(sorted(set(odd)), ALL_OF)
         finding = phrase("Hosts differ in {names}.", names=names)
         fix = phrase("Install the same there: rankdeck --host NAME install.")
-        return row("alike", Verdict.BROKEN, finding, *unlike, *evidence, fix=fix)
+        return row("alike", Verdict.BROKEN, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
     if len({one.step("facts").get("driver") for one in asked}) > 1:
         finding = phrase("Hosts have other drivers, which may be slower together.")
         return row("alike", Verdict.LOOK, finding, *evidence, fix=phrase("Install the same one on all."))
