@@ -7,7 +7,7 @@ host's ranks are whole groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rankdeck.base.errors import DeviceError, Problem, one_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.config.devices import parse_devices
+from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Choice, HostsConfig, RunConfig
 
 NAME = "RANKDECK_HOST"
@@ -59,6 +59,23 @@ def table_problems(hosts: HostsConfig) -> list[Problem]:
         except DeviceError as error:
             problems.append(Problem("device", error.message, path=path, advice=error.advice))
     return problems
+
+
+def kinds_problem(selections: Mapping[str, DeviceSelection]) -> Problem | None:
+    """GPUs and virtual devices train no run together."""
+    of_kind = {one.kind: name for name, one in selections.items()}
+    if not {"gpu", "cpu"} <= of_kind.keys():
+        return None
+    return Problem(
+        "hosts",
+        phrase(
+            "{gpus} brings GPUs and {virtual} virtual devices: no run has both.",
+            gpus=of_kind["gpu"],
+            virtual=of_kind["cpu"],
+        ),
+        path=f"hosts.devices.{of_kind['gpu']}",
+        advice=phrase("Give all of them GPUs, or rehearse on all."),
+    )
 
 
 def problem(

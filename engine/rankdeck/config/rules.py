@@ -77,9 +77,13 @@ TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
 
 def check_together(report: ProblemReport, values: dict[str, Any]) -> None:
     """What one table alone cannot tell."""
-    selection = parse_devices(values["devices"].use)
-    counts = values["hosts"].counts(values["devices"])
-    _check_on(report, values, None if selection.kind == "auto" else selection.kind, counts)
+    hosts: HostsConfig = values["hosts"]
+    selections = hosts.selections(values["devices"])
+    if (odd := over_hosts.kinds_problem(selections)) is not None:
+        report.take(odd)
+    kinds = {one.kind for one in selections.values()}
+    kind = "gpu" if "gpu" in kinds else None if "auto" in kinds else "cpu"
+    _check_on(report, values, kind, hosts.counts(values["devices"]))
 
 
 def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:

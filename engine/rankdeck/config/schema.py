@@ -139,11 +139,14 @@ class HostsConfig(Table):
     across: list[Literal["shard", "tensor"]] = []
     """Axes that may lie over hosts: what they send is much, and stays inside of one otherwise."""
 
+    def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
+        """What each host brings; "" is this one alone, where none is named."""
+        return {name: parse_devices(self.devices.get(name, devices.use)) for name in self.use or [""]}
+
     def counts(self, devices: DevicesConfig) -> list[int] | None:
         """Devices of each host, of this one alone where none is named; None where that depends on what there
         is."""
-        uses = [self.devices.get(name, devices.use) for name in self.use] or [devices.use]
-        counts = [parse_devices(use).known_count for use in uses]
+        counts = [one.known_count for one in self.selections(devices).values()]
         known = [count for count in counts if count is not None]
         return known if len(known) == len(counts) else None
 

@@ -50,6 +50,7 @@ def test_devices_of_all_hosts_are_one_run(use: str, options: dict[str, Any]) -> 
         ("ddp", {"hosts": {"use": ["a", "b", "a"]}}, "hosts.use", "names a twice"),
         ("ddp", {"hosts": {"devices": {"c": "cpu:1"}}}, "hosts.devices.c", "hosts.use does not"),
         ("ddp", {"hosts": {"devices": {"box1": "tpu"}}}, "hosts.devices.box1", '"tpu" is not a choice'),
+        ("ddp", {"hosts": {"devices": {"box1": "gpu:0"}}}, "hosts.devices.box1", "box2 virtual devices"),
         ("ddp", {"hosts": {"use": "box1"}}, "hosts.use", "is not a list"),
         ("ddp", {"hosts": {"min": 3}}, "hosts.min", "hosts.min = 3, and hosts.use names 2"),
         ("ddp", {"hosts": {"across": ["data"]}}, "hosts.across", "data"),
