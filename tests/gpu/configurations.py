@@ -125,7 +125,7 @@ class Configuration:
             **WAYS[self.way],
             **(changes or {}),
         }
-        tables = {**model.tables(small=small), "train": train, "devices": {"use": target.devices_use}}
+        tables = {**model.tables(small=small), "train": train} | target.as_tables(())
         return self.candidate.config(from_dict(tables, folder=Path.cwd()), target)
 
 

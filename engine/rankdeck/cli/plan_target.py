@@ -7,7 +7,7 @@ from dataclasses import replace
 import psutil
 
 from rankdeck.base.cgroups import tightest
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, DeviceError, MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
@@ -15,6 +15,8 @@ from rankdeck.config.devices import parse_devices
 from rankdeck.config.gpu_models import gpu_model, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.remote.devices import gpus_of
+from rankdeck.remote.ssh import is_here
 from rankdeck.telemetry.listing import GpuStatus, list_gpus
 
 
@@ -24,9 +26,12 @@ def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> T
     Raises:
         ConfigError: the capacity is no size.
         DeviceError: the devices cannot be understood, or are not there.
-        MachineError: this machine's GPUs are asked for, and there is no driver.
+        MachineError: GPUs are asked for where there is no driver, or of a host that does not answer.
     """
-    target = _target(config, devices or config.devices.use)
+    if devices is None and config.hosts.use:
+        target = _over_hosts(config)
+    else:
+        target = _target(config, devices or config.devices.use)
     if capacity is None:
         return target
     try:
@@ -58,6 +63,39 @@ def _target(config: RunConfig, text: str) -> Target:
         return _own(selected_gpus(list_gpus(), selection.gpus))
     free = free_gpus()
     return _own(free) if free else _rehearsal(config, 2)
+
+
+def _over_hosts(config: RunConfig) -> Target:
+    """What the hosts of a run have together, as they are now."""
+    uses = {name: config.hosts.devices.get(name, config.devices.use) for name in config.hosts.use}
+    elsewhere = [name for name, use in uses.items() if parse_devices(use).kind != "cpu" and not is_here(name)]
+    found = gpus_of(elsewhere) if elsewhere else {}
+    parts = [
+        _part(config, name, use, found[name]) if name in found else _target(config, use)
+        for name, use in uses.items()
+    ]
+    words = ", ".join(f"{name}: {part.words}" for name, part in zip(uses, parts, strict=True))
+    devices = tuple(device for part in parts for device in part.devices)
+    by_host = {name: part.num_devices for name, part in zip(uses, parts, strict=True)}
+    return Target(words, devices, like_cuda=any(part.like_cuda for part in parts), by_host=by_host)
+
+
+def _part(config: RunConfig, host: str, use: str, found: list[GpuStatus] | MachineError) -> Target:
+    """As `_target`, of what a host has told."""
+    selection = parse_devices(use)
+    gpus = found if isinstance(found, list) else []
+    if selection.kind == "auto":
+        free = [gpu for gpu in gpus if gpu.availability(gpu.run).is_for_auto]
+        return _own(free) if free else _rehearsal(config, 2)
+    if isinstance(found, MachineError):
+        raise found
+    try:
+        # What CUDA shows is said by the environment there, and by none here.
+        usable = [gpu for gpu in gpus if gpu.availability().is_for_all]
+        return _own(usable if usable and not selection.gpus else selected_gpus(gpus, selection.gpus))
+    except DeviceError as error:
+        words = phrase("{host}: {reason}", host=host, reason=error.message)
+        raise DeviceError(words, code=error.code, advice=error.advice) from None
 
 
 def _rehearsal(config: RunConfig, count: int) -> Target:

@@ -49,7 +49,7 @@ class Candidate:
         """
         tables = base.to_dict()
         tables["strategy"] = {"use": self.strategy, **self.options}
-        tables["devices"] = {"use": target.devices_use}
+        tables |= target.as_tables(base.hosts.across)
         tables["rehearsal"] = {}
         for key, value in self.changes.items():
             section, _, name = key.partition(".")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from rankdeck.config.gpu_models import GpuModel, Rates
 
@@ -36,20 +38,24 @@ class Target:
     """`words` name it for people ("8 x A100-80GB"). `like_cuda`: these are GPUs, whoever has them.
 
     `host_bytes`: the memory that virtual devices have together, None where that is not this machine's.
+    `by_host`: how many of the devices each host has, in a run of several.
     """
 
     words: str
     devices: tuple[TargetDevice, ...]
     like_cuda: bool
     host_bytes: int | None = None
+    by_host: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_devices(self) -> int:
         return len(self.devices)
 
-    @property
-    def devices_use(self) -> str:
-        """What a configuration for it says under devices.use, so that it is refused what GPUs refuse."""
-        if self.like_cuda:
-            return "gpu:" + ",".join(str(index) for index in range(self.num_devices))
-        return f"cpu:{self.num_devices}"
+    def as_tables(self, across: Sequence[str]) -> dict[str, Any]:
+        """What a configuration for it says of devices and hosts, so that it is refused what these refuse."""
+        hosts = {name: self._use(count) for name, count in self.by_host.items()}
+        of_hosts = {"use": list(hosts), "devices": hosts, "across": list(across)} if hosts else {}
+        return {"devices": {"use": self._use(self.num_devices)}, "hosts": of_hosts}
+
+    def _use(self, count: int) -> str:
+        return "gpu:" + ",".join(map(str, range(count))) if self.like_cuda else f"cpu:{count}"
