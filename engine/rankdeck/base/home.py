@@ -41,6 +41,11 @@ def state_dir() -> Path:
     return _folder("state")
 
 
+def copies_dir() -> Path:
+    """Copies of runs of other hosts, in a folder for each host."""
+    return state_dir() / "hosts"
+
+
 def cache_dir() -> Path:
     """What can be made again: vocabularies, encoded text."""
     return _folder("cache")

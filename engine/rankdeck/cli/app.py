@@ -25,6 +25,7 @@ from rankdeck.cli import (
     catalogue,
     compare,
     console,
+    copying,
     devices,
     doctor,
     label,
@@ -73,7 +74,7 @@ for _group, _commands in {
     ),
     "Before a run": (plan.plan, race.race, doctor.doctor),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
-    "Other hosts": (serve.serve,),
+    "Other hosts": (copying.copy, serve.serve),
 }.items():
     for _command in _commands:
         _kind = ScriptCommand if _command is script_run.run else None
@@ -138,7 +139,7 @@ def run(argv: Sequence[str]) -> int:
 def _invoke(argv: Sequence[str]) -> int:
     as_json = "--json" in _own_words(argv)
     try:
-        elsewhere = on_host.split(argv)
+        elsewhere = on_host.split(argv) or on_host.of_copy(argv)
         if elsewhere is not None:
             return on_host.run(*elsewhere)
         code = COMMAND.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)

@@ -40,6 +40,17 @@ def host_names(hosts: str | None) -> list[str]:
     return [name.strip() for name in hosts.split(",") if name.strip()]
 
 
+def name_at_head(run: RunDir, head: str) -> str:
+    """What the first host calls a run that is known here: as a part of it, by its copy, or because that is
+    this one."""
+    from rankdeck.remote.ssh import is_here
+
+    origin = run.copied_from
+    if origin is not None:
+        return origin.path
+    return str(run.path) if is_here(head) else run.name
+
+
 def names_as_override(hosts: str | None) -> list[str]:
     """As --set takes it."""
     names = host_names(hosts)

@@ -7,9 +7,12 @@ that breaks costs nothing but the view, which says how old it is.
 from __future__ import annotations
 
 import codecs
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 OLD_S = 3.0
 """What is shown is said to be old from there on."""
 _TURN_S = 0.1
+_TOLD_EVERY_S = 0.5
+_ACTS = ("stop", "checkpoint", "stacks")
 _HOST, _FOLDER = "--host", "-C"
 
 
@@ -73,6 +78,8 @@ def run(host: str, folder: str, argv: Sequence[str]) -> int:
         as_json = "--json" in options
         if command == "watch":
             return _watch(host, _only_name(rest), as_json=as_json)
+        if command == "copy":
+            return copy(host, _only_name(rest), follow="--follow" in options, as_json=as_json)
         if command == "train":
             return _train(host, folder, rest, as_json=as_json)
     return _Command(host, folder, argv, _print).until_end()
@@ -229,6 +236,39 @@ def _watch(host: str, name: str, *, as_json: bool) -> int:
         if not as_json:
             print_summary(summarise(run, fold), num_shown=len(fold.problems))
     return 0
+
+
+def copy(host: str, name: str, *, follow: bool, as_json: bool) -> int:
+    """Bring it here and say where it is; with `follow` until it is over, and how old it is each second."""
+    from rankdeck.remote.following import RemoteRun
+
+    reader = os.getppid()
+    with RemoteRun(host, name, is_known=follow, is_kept=True) as followed:
+        run = followed.copy()
+        if as_json:
+            console.as_json({"host": host, "run": run.name, "path": str(run.path)})
+        else:
+            console.out().print(str(run.path), soft_wrap=True, markup=False, highlight=False)
+        while follow and run.outcome() == "running" and os.getppid() == reader:
+            if followed.error is not None:
+                raise followed.error
+            if as_json:
+                console.as_json({"age_s": round(followed.link.age_s(), 1)})
+            time.sleep(_TOLD_EVERY_S)
+    return 0
+
+
+def of_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """As `split`, of a command that acts on a run and is given the copy of one: it is done where that is."""
+    command, *rest = (argv[2:] if argv[:1] == [_FOLDER] else argv) or [""]
+    if command not in _ACTS:
+        return None
+    from rankdeck.rundir import RunDir
+
+    for at, word in enumerate(rest):
+        if not word.startswith("-") and (origin := RunDir(Path(word)).copied_from) is not None:
+            return origin.host, "", [command, *rest[:at], origin.path, *rest[at + 1 :]]
+    return None
 
 
 def stay(host: str, path: str, *, as_json: bool) -> int:

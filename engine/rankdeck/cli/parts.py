@@ -24,8 +24,7 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
     from rankdeck.remote.parts import begin_parts
 
     _look_over(config.hosts.use, config.hosts.address, needs_gpus=config.selection.kind == "gpu")
-    folder = [] if runs is None else ["--runs", str(runs)]
-    head, begun = begin_parts(config, folder, _say)
+    head, begun = begin_parts(config, runs, _say)
     return _stay(head, begun, detach=detach, as_json=as_json)
 
 
@@ -69,7 +68,8 @@ def _look_over(hosts: Sequence[str], address: str | None, *, needs_gpus: bool) -
 
     for line in look_over_hosts(hosts, address, needs_gpus=needs_gpus):
         if line.verdict is Verdict.BROKEN:
-            words = phrase("{finding} {evidence}", finding=line.finding, evidence=line.evidence[0])
+            seen = "; ".join(line.evidence[:2])
+            words = phrase("{finding} {evidence}", finding=line.finding, evidence=seen)
             told = phrase("{finding}", finding=line.finding) if line.name == "ssh" else words
             raise MachineError(told, code=f"hosts-{line.name}", advice=line.fix)
         if line.verdict is Verdict.LOOK:

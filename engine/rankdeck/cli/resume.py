@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.joining import HostNames, Join, Listen, host_names, several_of, tell_place
+from rankdeck.cli.joining import HostNames, Join, Listen, host_names, name_at_head, several_of, tell_place
 from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run, is_script
 from rankdeck.cli.trust import Trust, check_trust
 from rankdeck.cli.until_end import command_started, leave_or_stay
@@ -53,13 +54,16 @@ def resume(
     from rankdeck.config import load
     from rankdeck.launch import start
 
-    if names := host_names(hosts):
+    def on_hosts(run: str, names: Sequence[str]) -> int:
         from rankdeck.cli.parts import resume_on_hosts
 
         changes = {"--strategy": strategy, "--devices": devices}
         argv = [word for option, value in changes.items() if value is not None for word in (option, value)]
         argv += [word for override in overrides or () for word in ("--set", override)]
-        return resume_on_hosts(name, names, argv + ["--trust"] * trust, detach=detach, as_json=as_json)
+        return resume_on_hosts(run, names, argv + ["--trust"] * trust, detach=detach, as_json=as_json)
+
+    if names := host_names(hosts):
+        return on_hosts(name, names)
     run = find_run(name)
     if is_script(run):
         if strategy is not None or devices is not None or overrides or hosts or listen or join:
@@ -70,6 +74,8 @@ def resume(
     config = load(file, strategy=strategy, devices=devices, overrides=overrides or ())
     check_trust(run, _as_it_stands(file, config), trust=trust)
     several = several_of(config, hosts, listen, join)
+    if several is None and config.hosts.use:
+        return on_hosts(name_at_head(run, config.hosts.use[0]), config.hosts.use)
     attempt = max(run.next_attempt(), 0 if several is None else several.attempt)
     start.resume(
         run,

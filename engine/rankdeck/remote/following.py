@@ -15,7 +15,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.remote import wire
 from rankdeck.remote.link import Link
 from rankdeck.remote.mirror import Mirror, folder_of
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import Origin, RunDir
 
 _TURN_S = 0.05
 _NUMBER, _ASKED = 0, 1
@@ -23,10 +23,12 @@ _NUMBER, _ASKED = 0, 1
 
 
 class RemoteRun:
-    """The run that `name` names on a host. A context manager. `is_known`: it was begun there just now."""
+    """The run that `name` names on a host. A context manager. `is_known`: it was begun there just now.
+    `is_kept`: the copy is to stay, and it is an error where somebody else makes it.
+    """
 
-    def __init__(self, host: str, name: str, *, is_known: bool = False) -> None:
-        self._host, self._name = host, name
+    def __init__(self, host: str, name: str, *, is_known: bool = False, is_kept: bool = False) -> None:
+        self._host, self._name, self._is_kept = host, name, is_kept
         self._mirror: Mirror | None = None
         self._path: str | None = None
         self._for_itself: tempfile.TemporaryDirectory[str] | None = None
@@ -98,6 +100,7 @@ class RemoteRun:
         match message:
             case wire.Found():
                 self._mirror = self._copy_of(message.run)
+                self._mirror.tell_origin(Origin(self._host, message.path))
                 self._path = message.path
                 self._ask()
             case wire.Refused() if message.number == _NUMBER:
@@ -115,6 +118,9 @@ class RemoteRun:
         try:
             return Mirror(folder_of(self._host), name)
         except BlockingIOError:
+            if self._is_kept:
+                words = phrase("Somebody else here copies {run} just now.", run=self._name)
+                raise RankdeckError(words, code="copied-already") from None
             # Somebody else here copies it just now, and may end at any time.
             self._for_itself = tempfile.TemporaryDirectory(prefix="rankdeck-copy-")
             return Mirror(Path(self._for_itself.name), name)

@@ -14,13 +14,16 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from rankdeck.base import files
-from rankdeck.base.home import state_dir
+from rankdeck.base.home import copies_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.remote import travelling, wire
-from rankdeck.rundir import RunDir, slug
+from rankdeck.rundir import ORIGIN, Origin, RunDir, slug
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAST_FREE_BYTES = 256 << 20
@@ -29,7 +32,7 @@ _LEAST_FREE_BYTES = 256 << 20
 
 def folder_of(host: str) -> Path:
     """Where the copies of a host's runs are. Nothing is created."""
-    return state_dir() / "hosts" / slug(host) / "runs"
+    return copies_dir() / slug(host) / "runs"
 
 
 class Mirror:
@@ -45,6 +48,7 @@ class Mirror:
         if not travelling.is_run_name(name):
             raise wire.WireError("no name of a run")
         self.run = RunDir(folder / name)
+        self._origin: Origin | None = None
         self._parts: dict[str, bytearray] = {}
         self._sizes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +64,11 @@ class Mirror:
         except OSError:
             os.close(self._own)
             raise
+
+    def tell_origin(self, origin: Origin) -> None:
+        """Raises: OSError, it cannot be written."""
+        self._origin = origin
+        files.write_own(self.run.path / ORIGIN, msgspec.json.encode(origin))
 
     def have(self, number: int) -> Iterator[wire.Have]:
         """What is here already, to be said before it is followed."""
@@ -123,6 +132,9 @@ class Mirror:
             fcntl.flock(self._alive, fcntl.LOCK_EX)
         else:
             fcntl.flock(self._alive, fcntl.LOCK_UN)
+        is_lost = not is_alive and self.run.end() is None
+        if self._origin is not None and self._origin.is_lost != is_lost:
+            self.tell_origin(replace(self._origin, is_lost=is_lost))
 
     def close(self) -> None:
         """Nobody knows any more whether the run goes on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -34,9 +35,10 @@ class Begun(msgspec.Struct):
     problems: list[Problem] = []
 
 
-def begin_parts(config: RunConfig, argv: Sequence[str], say: Callable[[str, str], None]) -> tuple[str, Begun]:
-    """Start a run on the hosts that the configuration names, with these arguments of `train`: the first host,
-    and what it says of the run. `say(host, words)` gets what happens there.
+def begin_parts(config: RunConfig, runs: Path | None, say: Callable[[str, str], None]) -> tuple[str, Begun]:
+    """Start a run on the hosts that the configuration names: the first host, and what it says of the run.
+    `runs` is where the run goes, on this host alone where it is one of them. `say(host, words)` gets what
+    happens there.
 
     Raises:
         MachineError, ConfigError: one cannot be reached, or its part cannot be begun.
@@ -49,8 +51,13 @@ def begin_parts(config: RunConfig, argv: Sequence[str], say: Callable[[str, str]
             host.send(archive)
         hosts.poll_until(lambda: all(host.error or host.folder for host in hosts.all))
         hosts.check()
-        files = {host.name: f"{host.folder}/{snapshot.CONFIG}" for host in hosts.all}
-        return _begin(hosts, config.hosts.address, lambda host, run: ["train", files[host.name], *argv])
+        into = [] if runs is None else ["--runs", str(runs)]
+        has_it = {host.name for host in hosts.all if ssh.is_here(host.name)} or {*config.hosts.use}
+
+        def command(host: Host, run: str) -> list[str]:
+            return ["train", f"{host.folder}/{snapshot.CONFIG}", *(into if host.name in has_it else [])]
+
+        return _begin(hosts, config.hosts.address, command)
 
 
 def begin_parts_again(

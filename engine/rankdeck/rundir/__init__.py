@@ -4,8 +4,10 @@ Other programs import it. Read directory.py first.
 """
 
 from rankdeck.rundir.directory import (
+    ORIGIN,
     OUTCOMES,
     End,
+    Origin,
     RunDir,
     add_attempt,
     check_can_hold_runs,
@@ -31,6 +33,7 @@ from rankdeck.rundir.writing import EventWriter
 
 __all__ = [
     "FIRST_STEPS",
+    "ORIGIN",
     "OUTCOMES",
     "Cursor",
     "End",
@@ -38,6 +41,7 @@ __all__ = [
     "EventWriter",
     "Labels",
     "LineCounts",
+    "Origin",
     "RaceDir",
     "RunDir",
     "add_attempt",

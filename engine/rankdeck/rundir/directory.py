@@ -28,6 +28,7 @@ import msgspec
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.home import copies_dir
 from rankdeck.base.parsing import document_of, json_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
@@ -67,7 +68,20 @@ class End:
     reason: str | None = None
 
 
-_last_word = msgspec.json.Decoder(End)
+@dataclass(frozen=True)
+class Origin:
+    """The run of another host that a directory is the copy of: the host as ssh calls it, the path there.
+    `is_lost`: there it ended without a last word.
+    """
+
+    host: str
+    path: str
+    is_lost: bool = False
+
+
+ORIGIN = "copy.json"
+"""Written by whoever copies; no file of this name travels."""
+_last_word, _origin = msgspec.json.Decoder(End), msgspec.json.Decoder(Origin)
 
 
 class RunDir:
@@ -215,19 +229,35 @@ class RunDir:
             return None
         return told if told.outcome in OUTCOMES else None
 
+    @property
+    def copied_from(self) -> Origin | None:
+        """Where this is the copy of a run of another host, None for a run of this one; whoever gives away a
+        run's directory names no host with it.
+        """
+        if not self.path.absolute().is_relative_to(copies_dir()):
+            return None
+        try:
+            return document_of(_origin.decode, files.read_bytes(self.path / ORIGIN))
+        except (OSError, msgspec.DecodeError):
+            return None
+
     def is_alive(self) -> bool:
         """Whether a guard holds the run's lock."""
         return files.is_locked(self.path / "guard.lock")
 
     def outcome(self) -> str:
-        """running | completed | failed | stopped | lost (no last word and nobody holds the lock)."""
+        """running | completed | failed | stopped | lost (no last word and nobody holds the lock; of a copy
+        nobody can tell, and it is what it was)."""
         end = self.end()
         if end is not None:
             return end.outcome
         if self.is_alive():
             return "running"
         end = self.end()  # it may have ended between the two looks
-        return end.outcome if end is not None else "lost"
+        if end is not None:
+            return end.outcome
+        origin = self.copied_from
+        return "lost" if origin is None or origin.is_lost else "running"
 
     def writer(self, name: str, attempt: int = 0) -> EventWriter:
         return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
