@@ -196,7 +196,7 @@ class App:
         window, session = self.window, self.session
         keys = partial(window.keymap.text_for, "run.launch")
         view = LaunchView(
-            window.theme, session.draft, session.script, session.scripts, session.choice, session.gpus,
+            window.theme, session.draft, session.script, session.scripts, session.choice, session.hosts,
             session.presets, session.plan, keys,
         )  # fmt: skip
         view.footer.estimate.opened.connect(self.actions.show_plan)
@@ -205,7 +205,7 @@ class App:
         view.launch_requested.connect(self.actions.launch)
         view.preset_picked.connect(self.actions.use_preset)
         view.strategy.list.explained.connect(self.actions.explain_strategy)
-        view.devices.opened.connect(self.watch.show)
+        view.devices.opened.connect(self.watch.show_host)
         view.script.browse_asked.connect(self.scripts.browse)
         view.script.interpreter_asked.connect(self.picker.pick)
         view.script.save_asked.connect(self.scripts.ask_entry_name)
@@ -218,9 +218,9 @@ class App:
         self.launching.changed.connect(show_state)
         session.scripts.changed.connect(show_state)
         window.keymap.changed.connect(show_state)
-        self.tabs.figures_changed.connect(lambda: view.devices.set_usage(*self.tabs.usage()))
+        self.tabs.figures_changed.connect(lambda: view.devices.set_usages(*self.tabs.usages()))
         show_state()
-        view.devices.set_usage(*self.tabs.usage())
+        view.devices.set_usages(*self.tabs.usages())
         return view
 
     def _compare_view(self) -> QWidget:

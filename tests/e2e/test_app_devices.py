@@ -66,7 +66,7 @@ def app(qtbot: QtBot, tmp_path: Path, gpus: SimulatedGpus) -> Iterator[App]:
 def cards(app: App) -> list[str]:
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)
-    return [card.accessibleDescription() for card in view.devices.grid.cards]
+    return [card.accessibleDescription() for card in view.devices.here.grid.cards]
 
 
 def wait_known(app: App, count: int = 8) -> None:
@@ -150,7 +150,7 @@ def test_a_driver_that_takes_seconds_never_holds_the_window_up(app: App, gpus: S
         nonlocal longest_s, before_s
         now_s = time.monotonic()
         longest_s, before_s = max(longest_s, now_s - before_s), now_s
-        return any("old figures" in card.accessibleDescription() for card in view.devices.grid.cards)
+        return any("old figures" in card.accessibleDescription() for card in view.devices.here.grid.cards)
 
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)

@@ -82,7 +82,7 @@ def test_one_click_on_the_suggestion_draws_a_first_loss(qtbot: QtBot, app: App) 
     run = launched(app)
     wait_for(lambda: len(run.losses) > 0, 120, "the first loss")
     assert run.strategy == "dp" and len(run.devices) == 4 and run.is_rehearsal
-    wait_for(lambda: app.tabs.usage()[1], 10, "bytes on the device cards")
+    wait_for(lambda: app.tabs.usages()[1], 10, "bytes on the device cards")
     state = app.window.status.item("run")
     wait_for(lambda: state.text().startswith("Running · DP · step"), 10, "the step in the status bar")
     app.window.commands.run("run.stop")

@@ -9,7 +9,9 @@ from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.hosts import Hosts
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.state.workspace import Workspace
@@ -71,4 +73,5 @@ def launch_view(
     script = ScriptDraft(folder / "script.json", folder, draft)
     scripts = ScriptFolder(workspace, folder / "interpreters.json", draft)
     choice = DeviceChoice(draft, script, draft)
-    return LaunchView(theme, draft, script, scripts, choice, gpus, presets, idle_plan(draft), keys)
+    hosts = Hosts(Engine(folder / "launch", draft), gpus, choice, draft)
+    return LaunchView(theme, draft, script, scripts, choice, hosts, presets, idle_plan(draft), keys)

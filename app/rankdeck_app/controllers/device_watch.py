@@ -6,10 +6,11 @@ an error, or what reads the GPUs ended. It goes when it is over, or is dismissed
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QObject
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import NoticeLine
 from rankdeck_app.controllers.run_tabs import RunTabs
@@ -19,9 +20,10 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DEVICES
-from rankdeck_app.widgets.chart_colors import byte_unit
+from rankdeck_app.widgets.gpu_words import status_text
 
-PAGE_ID = "devices:"
+PAGE_KIND = "devices"
+PAGE_ID = f"{PAGE_KIND}:"
 _PROBLEMS = ("lost", "xid", "slow", "silent", "restarted", "driver")
 
 
@@ -35,23 +37,33 @@ class DeviceWatch(QObject):
         self._tabs = tabs
         self._lost: set[str] = set()
         self._open: dict[tuple[str, str | None, int | None], Problem] = {}
-        window.editor.register_page_kind("devices", lambda _id: self._make_page(), tr("Devices"))
+        window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Devices"))
         session.gpus.noticed.connect(self._noticed)
         session.gpus.changed.connect(self._changed)
         session.gpus.read.connect(self._show_status)
 
     def show(self) -> None:
-        """Open the tab, or bring it to the front."""
-        self._window.editor.open(PAGE_ID)
+        """Open the tab of this machine's GPUs, or bring it to the front."""
+        self.show_host("")
+
+    def show_host(self, host: str) -> None:
+        """The same of another one."""
+        self._window.editor.open(f"{PAGE_ID}{host}")
 
     def dismiss(self) -> None:
         self._open.clear()
         self._list()
 
-    def _make_page(self) -> Page:
+    def _make_page(self, page_id: str) -> Page:
+        from rankdeck_app.views.devices.host_bar import HostBar
         from rankdeck_app.views.devices.page import DevicesPage  # brings the plots
 
-        return DevicesPage(self._session.gpus, self._window.theme, self._window.clock, self._memory_of)
+        window, hosts, host = self._window, self._session.hosts, page_id.partition(":")[2]
+        gpus = hosts.hold(host)
+        bar = HostBar(hosts, gpus.host, self.show_host)
+        page = DevicesPage(gpus, window.theme, window.clock, self._memory_of, bar)
+        page.destroyed.connect(partial(hosts.release, host))
+        return page
 
     def _memory_of(self, gpu: GpuState) -> DeviceMemory | None:
         """What the run that holds the GPU reports of its memory, if a tab shows that run."""
@@ -106,31 +118,3 @@ class DeviceWatch(QObject):
             command="devices.show",
             tone="error" if any(gpu.lost_at is not None for gpu in gpus) else "normal",
         )
-
-
-def status_text(gpus: list[GpuState]) -> str:
-    """'8 GPUs · 141.6 of 640 GiB'; of a machine that gives no readings, only how many."""
-    lost = sum(gpu.lost_at is not None for gpu in gpus)
-    there = [gpu for gpu in gpus if gpu.lost_at is None]
-    name = (
-        tr("{n} simulated GPUs", "{n} simulated GPU", len(gpus))
-        if any(gpu.is_simulated for gpu in gpus)
-        else tr("{n} GPUs", "{n} GPU", len(gpus))
-    )
-    if lost:
-        name = f"{name}, {tr('{n} lost', '{n} lost', lost)}"
-    if there and all(gpu.is_stale for gpu in there):
-        return f"{name} · {tr('readings are old')}"
-    used = [None if gpu.is_stale else gpu.used_bytes for gpu in there]
-    known = [num_bytes for num_bytes in used if num_bytes is not None]
-    if not known:
-        return name
-    if len(known) < len(used):
-        some = tr("{size} on {n} of them", "{size} on {n} of them", len(known), size=format_bytes(sum(known)))
-        return f"{name} · {some}"
-    totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
-    divisor, unit = byte_unit(max([*totals, *known]))
-    held, total = sum(known) / divisor, sum(totals) / divisor
-    if len(totals) < len(there):
-        return f"{name} · {held:.1f} {unit}"
-    return f"{name} · {tr('{used:.1f} of {total:.0f} {unit}', used=held, total=total, unit=unit)}"

@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.errors import ConfigError, DeviceError, Problem
+from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.config import RunConfig, load
-from rankdeck.config.devices import parse_devices
 from rankdeck.config.naming import title_of
+from rankdeck.remote.ssh import is_here
 from rankdeck.rundir import RunDir
-from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.device_choice import PLACE
+from rankdeck_app.state.device_choice import place_of
 from rankdeck_app.state.draft import Snapshot
 from rankdeck_app.state.engine_process import Launch
-from rankdeck_app.state.gpus import GpuState
+from rankdeck_app.state.missing_gpus import missing_gpu
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.state.suggestion import Suggestion
@@ -55,7 +55,7 @@ class Launching(QObject):
         self.question: TrustQuestion | None = None
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         session.choice.changed.connect(self._draft_changed)
-        session.gpus.changed.connect(self._draft_changed)
+        session.hosts.told.connect(self._draft_changed)
         session.draft.set_aside.connect(self._offer_back)
         self._draft_changed()
 
@@ -67,46 +67,29 @@ class Launching(QObject):
 
     def blocker(self) -> Problem | None:
         """Why what is configured, the draft or the script, cannot be launched, or None."""
-        draft, gpus, script = self._session.draft, self._session.gpus, self._session.script
+        draft, script = self._session.draft, self._session.script
+        choice, hosts = self._session.choice, self._session.hosts
         if script.is_chosen:
             problem = next(iter(script.problems), None)
-            return problem or (self._missing_gpu() if gpus.known else None)
-        if draft.value(PLACE) == NONE_CHOSEN:
-            advice = tr("Choose at least one.")
-            return Problem("no-device", tr("No GPU is chosen."), path="devices.use", advice=advice)
+            return problem or missing_gpu(choice.use, hosts.here, is_script=True)
+        places = choice.hosts or [""]
+        for host in places:
+            if choice.use_of(host) == NONE_CHOSEN:
+                advice, path = tr("Choose at least one."), ".".join(place_of(host))
+                return Problem("no-device", tr("No GPU is chosen."), path=path, advice=advice)
         if draft.problems:
             return draft.problems[0]
-        if draft.config is not None and (problem := _of_hosts(draft.config)) is not None:
-            return problem
-        return self._missing_gpu() if gpus.known else None
-
-    def _missing_gpu(self) -> Problem | None:
-        """GPUs are asked for that this machine does not have."""
-        try:
-            selection = parse_devices(str(self._session.choice.use or "auto"))
-        except DeviceError:
-            return None
-        gpus = self._session.gpus
-        if selection.kind != "gpu":
-            return None
-        if not gpus.devices:
-            is_script = self._session.script.is_chosen
-            to_none, to_virtual = tr("Switch Devices to No GPUs."), tr("Switch Devices to Rehearsal.")
-            advice = to_none if is_script else to_virtual
-            return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
-        named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
-        missing = [name for name in selection.gpus if name not in named]
-        if missing:
-            there = ", ".join(str(gpu.index) for gpu in gpus.whole)
-            message, advice = (
-                tr("There is no GPU {gpu}.", gpu=missing[0]),
-                tr("There are {gpus}.", gpus=there),
-            )
-            return Problem("no-gpu", message, path="devices.use", advice=advice)
-        if selection.gpus:
-            return _refusal([named[name] for name in selection.gpus])
-        # As the engine does: all that can be used, and where there is none, why the first cannot.
-        return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
+        for host in places:
+            gpus = hosts.of(host) if host else hosts.here
+            if gpus is not None and gpus.refusal:
+                return Problem("no-host", gpus.refusal, path="hosts.use")
+            problem = None if gpus is None else missing_gpu(choice.use_of(host), gpus)
+            if problem is not None and host:
+                words = tr("{host}: {message}", host=host, message=problem.message)
+                return msgspec.structs.replace(problem, message=words, path=".".join(place_of(host)))
+            if problem is not None:
+                return problem
+        return None
 
     def _draft_changed(self) -> None:
         if self._session.draft.is_settling and not self._session.script.is_chosen:
@@ -228,11 +211,9 @@ class Launching(QObject):
 
     def _begin(self, config: RunConfig, then: Callable[[Path], object] | None = None) -> None:
         workspace = self._session.workspace
-        title = title_of(config, self._session.gpus.num_chosen(config.selection))
-        if (problem := _of_hosts(config)) is not None:
-            self.refused(title, [problem])
-            return
-        runs, folder = workspace.runs_folder, workspace.folder
+        title = title_of(config, self._session.hosts.num_chosen(config))
+        is_ours = not config.hosts.use or is_here(config.hosts.use[0])
+        runs, folder = workspace.runs_folder if is_ours else None, workspace.folder
         launch = self._session.engine.launch(title, config.to_toml(), runs=runs, workspace=folder)
         self.show_starting(launch)
         if then is not None:
@@ -289,38 +270,3 @@ class Launching(QObject):
         words = tr("{name} did not start: {why}", name=name, why=in_words(problems[0]).message)
         self._window.toasts.show(words, "error", [show])
         self._window.show_panel("problems")
-
-
-def _of_hosts(config: RunConfig) -> Problem | None:
-    """A run of several hosts is begun over ssh, in a terminal."""
-    if not config.hosts.use:
-        return None
-    words = tr("A run of several hosts does not start from here yet.")
-    advice = tr("Start it in a terminal: rankdeck train FILE. For this host alone, leave hosts.use out.")
-    return Problem("several-hosts", words, path="hosts.use", advice=advice, cure={"hosts.use": None})
-
-
-def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
-    """What the engine would refuse these GPUs for."""
-    for gpu in gpus:
-        match gpu.availability.refusal:
-            case None:
-                continue
-            case GpuRefusal.SIMULATED:
-                message = tr("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
-                advice = tr("Switch Devices to Rehearsal.")
-                return Problem("no-gpu", message, path="devices.use", advice=advice)
-            case GpuRefusal.LOST:
-                message = tr("{gpu} is lost: it answers no more.", gpu=gpu.label)
-                advice = tr("Choose others.")
-            case GpuRefusal.TWIN:
-                message = tr("{gpu} has no UUID of its own: no run can take it.", gpu=gpu.label)
-                advice = tr("Choose others. See what the driver says of them: nvidia-smi -L")
-            case GpuRefusal.SPLIT:
-                message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
-                advice = tr("Choose one of its instances.")
-            case GpuRefusal.HELD:
-                message = tr("{gpu} is used by the run {run}.", gpu=gpu.label, run=gpu.run_name())
-                advice = tr("Stop that run, or choose other GPUs.")
-        return Problem("device-busy", message, path="devices.use", advice=advice)
-    return None

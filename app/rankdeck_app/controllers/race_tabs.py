@@ -57,7 +57,7 @@ class RaceTabs(QObject):
 
     def _begin(self, config: RunConfig) -> None:
         workspace = self._session.workspace
-        title = race_title(config, self._session.gpus.num_chosen(config.selection))
+        title = race_title(config, self._session.hosts.num_chosen(config))
         launch = self._session.engine.race(
             title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
         )

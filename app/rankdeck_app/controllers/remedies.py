@@ -21,9 +21,11 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.device_choice import PLACE
 from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem, Remedy
 from rankdeck_app.state.script_draft import NO_GPUS
 from rankdeck_app.state.suggestion import REHEARSAL
+from rankdeck_app.state.toml_writing import Place
 from rankdeck_app.widgets.run_list import strategy_title
 
 
@@ -93,7 +95,10 @@ class Remedies:
         self._dismiss()
 
     def _rehearse(self) -> None:
-        self._session.draft.set_value(("devices", "use"), REHEARSAL)
+        all_hosts: dict[Place, object] = {PLACE: REHEARSAL}
+        if self._session.choice.hosts:
+            all_hosts["hosts", "devices"] = None
+        self._session.draft.set_values(all_hosts)
         self._dismiss()
 
     def _dismiss(self) -> None:

@@ -30,6 +30,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.copying import Copying, is_copy
 from rankdeck_app.state.draft import FROM_RUN
 from rankdeck_app.state.engine_process import EngineCall, refusal_of, saved_by
 from rankdeck_app.state.open_runs import OpenRuns
@@ -134,6 +135,9 @@ class RunTabs(QObject):
         )
 
     def _opened(self, run: LiveRun) -> None:
+        if is_copy(run.run.path):
+            run.copying = copying = Copying(self._session.engine, self._session.disk, run.run.path, run)
+            run.outcome_changed.connect(copying.look)
         run.changed.connect(self._changed)
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
@@ -283,8 +287,9 @@ class RunTabs(QObject):
     def _show_list(self) -> None:
         self._window.show_activity("runs")
 
-    def usage(self) -> tuple[str, dict[int, tuple[int | None, float | None, bool]]]:
-        """What the current run uses: ("gpu" | "virtual", index -> (bytes, share of the scale, leads)).
+    def usages(self) -> tuple[str, dict[str, dict[int, tuple[int | None, float | None, bool]]]]:
+        """What the current run uses: ("gpu" | "virtual", host -> index there -> (bytes, share of the scale,
+        leads)); the host of a run of one is "".
 
         Of a run that is over nothing is in use.
         """
@@ -294,13 +299,16 @@ class RunTabs(QObject):
         totals = [run.total_bytes_of(device) for device in run.devices]
         scale = run.capacity_bytes or max((total or 0 for total in totals), default=0)
         lead = lead_of(run.imbalance)
-        by_uuid = {gpu.uuid: gpu.index for gpu in self._session.gpus.devices}
-        usage: dict[int, tuple[int | None, float | None, bool]] = {}
-        for place, (device, total) in enumerate(zip(run.devices, totals, strict=True)):
-            index = by_uuid.get(device.uuid or "", device.device)
+        leading = None if lead is None else run.rows[lead]
+        by_uuid = {gpu.uuid: gpu.index for gpus in self._session.hosts.seen for gpu in gpus.devices}
+        usages: dict[str, dict[int, tuple[int | None, float | None, bool]]] = {}
+        for device, total in zip(run.devices, totals, strict=True):
+            host = "" if device.info is None else device.info.host
+            usage = usages.setdefault(host, {})
+            index = by_uuid.get(device.uuid or "", len(usage) if host else device.device)
             share = total / scale if total is not None and scale else None
-            usage[index] = (total, share, place == lead)
-        return run.devices[0].kind or "", usage
+            usage[index] = (total, share, device is leading)
+        return run.devices[0].kind or "", usages
 
     def _show_figures(self) -> None:
         run, status = self.current, self._window.status

@@ -25,6 +25,7 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.hosts import Hosts
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.predictions import Predictions
@@ -67,7 +68,7 @@ class Session:
             self.workspace.folder,
             parent,
             disk=disk,
-            num_chosen=self.gpus.num_chosen,
+            num_chosen=lambda config: self.hosts.num_chosen(config),
         )
         self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent, disk=disk)
         self.workspace.changed.connect(lambda: self.script.set_folder(self.workspace.folder))
@@ -77,6 +78,7 @@ class Session:
         )
         self.layouts = CardLayouts(state_folder / "cards.json", parent, disk=disk)
         self.choice = DeviceChoice(self.draft, self.script, parent)
+        self.hosts = Hosts(self.engine, self.gpus, self.choice, parent)
         self.problems = ProblemList(parent)
         self.presets: Sequence[PresetCard] = engine_presets.all()
         is_automatic = partial(settings.get, "plan.automatic", bool)
@@ -97,6 +99,7 @@ class Session:
         """Begin to look: for runs, once a second, and at GPUs, for as long as the app is up."""
         self.runs.start()
         self.gpus.ask()
+        self.hosts.start()
         self.plan.start()
         self.scripts.look()
 
@@ -129,6 +132,7 @@ class Session:
         self.layouts.close()
         self.script.close()
         self.scripts.close()
+        self.hosts.close()
         self.gpus.close()
         self.engine.close()
         self.runs.close()

@@ -1,4 +1,5 @@
-"""The app's own sampler: `rankdeck devices --follow --json`, started, watched and ended by it.
+"""The app's own sampler: `rankdeck devices --follow --json`, started, watched and ended by it; of another
+host over ssh.
 
 A process of its own asks the driver, never the app: a lost GPU has crashed NVML, and calls can block. When it
 ends, or says nothing for long, the next one begins after a pause that doubles; without a driver it ends for
@@ -14,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.base.phrases import phrase
 from rankdeck.telemetry.readings import DevicesLine, NoticeLine, decode
 from rankdeck_app.language import spoken, tr
-from rankdeck_app.state.engine_process import Engine, Stream
+from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 WELL_AFTER_S = 60.0
@@ -26,18 +27,22 @@ _COMMAND = ("devices", "--follow", "--json")
 
 
 class DeviceFeed(QObject):
-    """`arrived` carries a line (readings.py); `given_up` why there will be none, in one sentence."""
+    """`arrived` carries a line (readings.py); `given_up` why there will be none, in one sentence; `refused`
+    why a host did not answer, which is asked again.
+    """
 
     arrived = Signal(object)
     given_up = Signal(str)
+    refused = Signal(str)
 
-    def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
+    def __init__(self, engine: Engine, parent: QObject | None = None, *, host: str = "") -> None:
         super().__init__(parent)
         self._engine = engine
+        self._command = ("--host", host, *_COMMAND) if host else _COMMAND
         self._stream: Stream | None = None
         self._began_s = 0.0
         self._pause_s = FIRST_PAUSE_S
-        self._last_words = ""
+        self._last_words = self._refusal = ""
         self._has_devices = False
         self._again = QTimer(self, singleShot=True)
         self._again.timeout.connect(self._begin)
@@ -61,8 +66,8 @@ class DeviceFeed(QObject):
     def _begin(self) -> None:
         self._again.stop()
         self._began_s = time.monotonic()
-        self._last_words = ""
-        self._stream = self._engine.follow(_COMMAND)
+        self._last_words = self._refusal = ""
+        self._stream = self._engine.follow(self._command)
         self._stream.lines.connect(self._take)
         self._stream.answered.connect(self._ended)
 
@@ -70,6 +75,8 @@ class DeviceFeed(QObject):
         for data in lines:
             line = decode(data)
             if line is None:
+                problems = parse_problems(data.decode(errors="replace"))
+                self._refusal = problems[0].sentence if problems else self._refusal
                 continue
             if isinstance(line, DevicesLine):
                 self._has_devices = bool(line.devices)
@@ -91,16 +98,20 @@ class DeviceFeed(QObject):
         self._silence.stop()
         if stream is not None:
             stream.deleteLater()
-        if exit_code == NO_DRIVER:
+        if exit_code == NO_DRIVER and not self._refusal:
             self.given_up.emit(self._last_words)
             return
         if time.monotonic() - self._began_s > WELL_AFTER_S:
             self._pause_s = FIRST_PAUSE_S
-        output = err.strip().splitlines()
-        why = self._last_words if self._last_words and not output else (output[-1] if output else "")
-        message = phrase(
-            "What reads the GPUs has ended. It begins again in {pause:.0f} s.", pause=self._pause_s
-        )
-        self.arrived.emit(NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None))
+        if self._refusal:
+            self.refused.emit(self._refusal)
+        else:
+            output = err.strip().splitlines()
+            why = self._last_words if self._last_words and not output else (output[-1] if output else "")
+            message = phrase(
+                "What reads the GPUs has ended. It begins again in {pause:.0f} s.", pause=self._pause_s
+            )
+            told = NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None)
+            self.arrived.emit(told)
         self._again.start(round(1e3 * self._pause_s))
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

@@ -25,7 +25,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.base.files import write_whole
 from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
-from rankdeck.config.devices import DeviceSelection, parse_devices
+from rankdeck.config.devices import parse_devices
 from rankdeck.config.naming import title_of
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import in_words, tr
@@ -66,9 +66,9 @@ class Draft(QObject):
         parent: QObject | None = None,
         *,
         disk: Disk | None = None,
-        num_chosen: Callable[[DeviceSelection], int | None] = attrgetter("known_count"),
+        num_chosen: Callable[[RunConfig], int | None] = attrgetter("known_count"),
     ) -> None:
-        """`num_chosen`: how many devices of this machine a selection is."""
+        """`num_chosen`: how many devices a configuration is for."""
         super().__init__(parent)
         self._disk = disk or Disk(self)
         self._num_chosen = num_chosen
@@ -106,7 +106,7 @@ class Draft(QObject):
     def run_title(self) -> str:
         """What its run would be called; empty where nobody can tell yet."""
         config = self._named
-        return "" if config is None else title_of(config, self._num_chosen(config.selection))
+        return "" if config is None else title_of(config, self._num_chosen(config))
 
     @property
     def title(self) -> str:
@@ -193,7 +193,9 @@ class Draft(QObject):
         self._set_document(document)
 
     def _num_devices(self) -> int:
-        """How many devices are chosen; 1 where that depends on the machine or cannot be read."""
+        """How many devices are chosen; 1 where nobody knows or that cannot be read."""
+        if self._named is not None:
+            return self._num_chosen(self._named) or 1
         chosen = self.value(("devices", "use"))
         try:
             return parse_devices(str(chosen)).known_count or 1

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signal
@@ -24,6 +23,7 @@ from shiboken6 import isValid
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
+from rankdeck.remote.ssh import is_here
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.problem_list import text_of
@@ -201,14 +201,25 @@ class Stream(EngineCall):
 
 
 class Launch(QObject):
-    """One press of the button: `arrived` brings the run's directory, `refused` the problems."""
+    """One press of the button: `arrived` brings the run's directory, `refused` the problems. Of a run that
+    another host has `bring` asks for a copy, which arrives in its place.
+    """
 
     arrived = Signal(Path)
     refused = Signal(list)
 
-    def __init__(self, name: str, call: EngineCall, parent: QObject, doing: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        call: EngineCall,
+        parent: QObject,
+        doing: str = "",
+        *,
+        bring: Callable[[str, str], EngineCall] | None = None,
+    ) -> None:
         super().__init__(parent)
         self.name = name
+        self._bring = bring
         self.doing = doing or tr("The engine reads the configuration and makes the run's folder")
         self.call = call
         self._cancelled = False
@@ -221,11 +232,14 @@ class Launch(QObject):
         self.call.cancel()
 
     def _answered(self, exit_code: int, out: str, err: str) -> None:
-        path = _run_path(out)
-        if path is not None:
-            self.arrived.emit(path)
-        else:
+        began = _begun(out)
+        if began is None:
             self.refused.emit(self._problems_of(exit_code, out, err))
+        elif self._bring is not None and began.host and not is_here(began.host):
+            bring, self._bring = self._bring, None
+            bring(began.host, began.path).answered.connect(self._answered)
+        else:
+            self.arrived.emit(Path(began.path))
 
     def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
         if self._cancelled:
@@ -243,14 +257,20 @@ class Launch(QObject):
         return [Problem("engine", text, advice=advice)]
 
 
-def _run_path(out: str) -> Path | None:
+class _Begun(msgspec.Struct):
+    """What the engine says of a run; `host` is the one that has it, in a run of several."""
+
+    run: str
+    path: str
+    host: str = ""
+
+
+def _begun(out: str) -> _Begun | None:
     for line in reversed(out.splitlines()):
         try:
-            value: Any = json.loads(line)
-        except ValueError:
+            return msgspec.json.decode(line, type=_Begun)
+        except msgspec.MsgspecError:
             continue
-        if isinstance(value, dict) and isinstance(value.get("path"), str) and "run" in value:
-            return Path(value["path"])
     return None
 
 
@@ -268,16 +288,21 @@ class Engine(QObject):
         self._launches: list[Launch] = []
         self._calls: list[EngineCall] = []
 
-    def launch(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
-        """Begin a run of the configuration; several may begin at once."""
-        return self._begin(Launch(name, self._read_by("train", config_toml, runs, workspace), self))
+    def launch(self, name: str, config_toml: str, *, runs: Path | None, workspace: Path) -> Launch:
+        """Begin a run of the configuration; several may begin at once. `runs` None: where the host that has
+        it keeps its runs."""
+        call = self._read_by("train", config_toml, runs, workspace)
+        return self._begin(Launch(name, call, self, bring=self._bring))
+
+    def _bring(self, host: str, run: str) -> EngineCall:
+        return self.ask(["--host", host, "copy", run, "--json"])
 
     def race(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
         """Begin a race of what fits; it arrives once it is planned."""
         doing = tr("The planner finds out which strategies fit")
         return self._begin(Launch(name, self._read_by("race", config_toml, runs, workspace), self, doing))
 
-    def _read_by(self, command: str, config_toml: str, runs: Path, workspace: Path) -> EngineCall:
+    def _read_by(self, command: str, config_toml: str, runs: Path | None, workspace: Path) -> EngineCall:
         """A command that begins with the configuration, which is gone when it has answered."""
         file = self.config_file()
 
@@ -285,7 +310,8 @@ class Engine(QObject):
             workspace.mkdir(parents=True, exist_ok=True)
             write_config(file, config_toml)
 
-        arguments = [command, str(file), "--runs", str(runs), "--detach", "--json"]
+        there = [] if runs is None else ["--runs", str(runs)]
+        arguments = [command, str(file), *there, "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, disk=self.disk, prepare=prepare)
         call.answered.connect(lambda *_: self.remove(file))
         return call
@@ -309,7 +335,7 @@ class Engine(QObject):
         of the command change its configuration. Whoever calls this has asked whether its code is trusted."""
         arguments = ["resume", str(run), *options, "--trust", "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, disk=self.disk)
-        return self._begin(Launch(name, call, self))
+        return self._begin(Launch(name, call, self, bring=self._bring))
 
     def _begin(self, launch: Launch) -> Launch:
         self._launches.append(launch)

@@ -1,4 +1,5 @@
-"""The GPUs of this machine as they are now: what the sampler's lines (device_feed.py) come to.
+"""The GPUs of this machine, or of another host, as they are now: what the sampler's lines (device_feed.py)
+come to.
 
 `GpuState` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one
 that the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says
@@ -129,24 +130,29 @@ def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
 
 class Gpus(QObject):
     """`changed`: other devices, other users of them, lost, back or stale ones. `read`: figures are new.
-    `noticed` carries a `Notice`. `known` is False until the first answer.
+    `noticed` carries a `Notice`. `known` is False until the first answer. `host` is "" for this machine;
+    `refusal` says why another one does not answer.
     """
 
     changed = Signal()
     read = Signal()
     noticed = Signal(object)
 
-    def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
+    def __init__(self, engine: Engine, parent: QObject | None = None, *, host: str = "") -> None:
         super().__init__(parent)
+        self.host = host
         self.known = False
         self.devices: list[GpuState] = []
         self.reason: str | None = None
+        self.refusal = ""
         self.registry = DeviceRegistry()
         self.history: DeviceHistory | None = None
         self.began_s = time.monotonic()
-        self._feed = DeviceFeed(engine, self)
+        self._heard_s = self.began_s
+        self._feed = DeviceFeed(engine, self, host=host)
         self._feed.arrived.connect(self.take)
         self._feed.given_up.connect(self.give_up)
+        self._feed.refused.connect(self._refused)
         self._looking = QTimer(self, interval=round(1e3 * LOOK_EVERY_S))
         self._looking.timeout.connect(self.look)
 
@@ -175,6 +181,11 @@ class Gpus(QObject):
     def now_s(self) -> float:
         """Seconds since the app began to look: the clock of the history."""
         return time.monotonic() - self.began_s
+
+    @property
+    def silent_s(self) -> float | None:
+        """Since when nothing came of devices that are read; None where there are none."""
+        return time.monotonic() - self._heard_s if self.devices else None
 
     def imbalance(self) -> Imbalance | None:
         """Of the devices that one run, or one process, holds together; by the place among `whole`.
@@ -208,6 +219,8 @@ class Gpus(QObject):
     def take(self, line: AnyLine) -> None:
         """One line of the sampler."""
         now_s = time.monotonic()
+        if not isinstance(line, NoticeLine):
+            self._heard_s, self.refusal = now_s, ""
         self.registry.feed(line, now_s)
         if isinstance(line, SampleLine):
             self._keep(line, now_s)
@@ -230,10 +243,15 @@ class Gpus(QObject):
     def give_up(self, why: str = "") -> None:
         """There is nothing to read: what was there is lost from sight, and the reason stands in its place."""
         self._looking.stop()
+        self.refusal = ""
         self.devices = []
         self.registry = DeviceRegistry()
         self._say(why or tr(NO_GPU))
         self.read.emit()
+
+    def _refused(self, why: str) -> None:
+        self.refusal, self.known = why, True
+        self.changed.emit()
 
     def _say(self, reason: str) -> None:
         """Why there is nothing to show, for now or for good."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal
 
@@ -23,9 +24,13 @@ from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.problems import reading_problems
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.state.cured_plan import CuredPlan
-from rankdeck_app.state.run_answers import RunAnswers
+from rankdeck_app.state.heard import OLD_S, Heard
+from rankdeck_app.state.run_answers import RunAnswers, rows_of
 from rankdeck_app.state.run_tail import Passed, RunTail
 from rankdeck_app.state.time_machine import TimeMachine
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.copying import Copying
 
 
 class LiveRun(QObject, RunAnswers):
@@ -49,9 +54,12 @@ class LiveRun(QObject, RunAnswers):
         self.prediction: PlanLine | None = None
         self.cured: CuredPlan | None = None
         self.devices: list[DeviceFigures] = []
+        self.rows: list[DeviceFigures] = []
         self._num_raised = 0
         self._own_problems: list[Problem] = []
         self._tail = RunTail(self.run)
+        self.copying: Copying | None = None
+        self._heard = Heard()
         self.time = TimeMachine(self, self)
 
     @property
@@ -70,6 +78,8 @@ class LiveRun(QObject, RunAnswers):
         """Ends the reader threads. What was read stays."""
         self.time.close()
         self._tail.stop()
+        if self.copying is not None:
+            self.copying.close()
 
     def predict(self, line: PlanLine) -> None:
         """What the planner said of this run; it stands beside what is measured."""
@@ -111,9 +121,21 @@ class LiveRun(QObject, RunAnswers):
                 break
         if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
             self.devices = [device for device in self.fold.devices.values() if device.info is not None]
+            self.rows = rows_of(self.devices)
+            self._heard.take(self.devices)
+        if (silent := self._silent()) != self.silent_hosts:
+            self.silent_hosts = silent
+            changed |= Changed.STATE | Changed.MEMORY
         if changed:
             self.changed.emit(changed)
         return changed
+
+    def _silent(self) -> dict[str, int]:
+        if not self.is_live:
+            return {}
+        if self.copying is not None and self.copying.silent_s >= OLD_S:
+            return {self.copying.host: int(self.copying.silent_s)}
+        return self._heard.silent()
 
     def _take(self, passed: Passed) -> Changed:
         changed = self.fold.apply(passed.batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from rankdeck.base.errors import Problem
 from rankdeck.run.fold import Fold
 from rankdeck.run.spells import Spell
-from rankdeck_app.state.run_answers import RunAnswers
+from rankdeck_app.state.run_answers import RunAnswers, rows_of
 
 
 class PastRun(RunAnswers):
@@ -21,6 +21,7 @@ class PastRun(RunAnswers):
         self.config, self.script = live.config, live.script
         self.prediction, self.cured = live.prediction, None
         self.devices = [device for device in fold.devices.values() if device.info is not None]
+        self.rows = rows_of(self.devices)
         announced = [one for one in fold.attempts.values() if one.started is not None]
         self._attempt = announced[-1].number if announced else None
         ended = announced[-1].ended if announced else None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
@@ -29,6 +30,8 @@ from rankdeck.rundir import End, RunDir
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.cured_plan import CuredPlan
 
+MOST_ROWS = 32
+
 
 class RunAnswers:
     """Figures of `fold`, and of what other files say."""
@@ -42,6 +45,10 @@ class RunAnswers:
     prediction: PlanLine | None
     cured: CuredPlan | None
     devices: list[DeviceFigures]
+    rows: list[DeviceFigures]
+    """Those of `devices` that have a row in every chart (`rows_of`)."""
+    silent_hosts: Mapping[str, int] = {}
+    """Since when a host of a live run has told nothing, in seconds; none that tells something each second."""
     _title: str
     _is_asked_to_stop: bool
     _own_problems: list[Problem]
@@ -280,7 +287,13 @@ class RunAnswers:
 
     @property
     def imbalance(self) -> Imbalance | None:
-        return imbalance_of({place: self.total_bytes_of(device) for place, device in enumerate(self.devices)})
+        """Of the `rows`, by their place."""
+        return imbalance_of({place: self.total_bytes_of(device) for place, device in enumerate(self.rows)})
+
+    @property
+    def is_by_hosts(self) -> bool:
+        """Whether a row stands for all devices of its host."""
+        return len(self.rows) < len(self.devices)
 
     @property
     def is_simulated(self) -> bool:
@@ -306,6 +319,19 @@ class RunAnswers:
             return None
         rank, phase = min(phases.items())
         return tr(phase) if len(phases) == 1 else tr("rank {rank}: {phase}", rank=rank, phase=tr(phase))
+
+
+def rows_of(devices: list[DeviceFigures]) -> list[DeviceFigures]:
+    """All of them, but of many over several hosts the fullest of each host, the first of those as full."""
+    if len(devices) <= MOST_ROWS or any(not device.host for device in devices):
+        return devices
+    fullest: dict[str, tuple[int, DeviceFigures]] = {}
+    for device in devices:
+        largest = device.largest
+        most_bytes = (device.used_peak_bytes or 0) if largest is None else largest.peak_bytes
+        if most_bytes > fullest.get(device.host, (-1, device))[0]:
+            fullest[device.host] = most_bytes, device
+    return [device for _, device in fullest.values()]
 
 
 def _finite(value: float | None) -> float | None:

@@ -70,6 +70,7 @@ QToolButton[kind="tool"]:focus { border-color: @focusBorder; }
 QToolButton[kind="tool"]::menu-indicator { image: none; }
 QLabel[tone="dim"] { color: @descriptionForeground; }
 QLabel[tone="small"] { color: @descriptionForeground; font-size: 11px; }
+QLabel[tone="name"] { font-weight: 700; }
 QLabel[tone="title"] { font-size: 17px; font-weight: 700; }
 QLabel[tone="section"] { font-size: 11px; font-weight: 700; color: @sideBarSectionHeader.foreground; }
 QLabel[tone="error"] { color: @errorForeground; }

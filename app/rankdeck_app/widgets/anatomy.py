@@ -40,6 +40,7 @@ class AnatomyRow:
 
     label: str
     spans: Sequence[Span] = ()
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         figure = self.figure
         labels = [row.label for row in figure.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
-        rows = DeviceRows(labels, self.width(), room, most_row=64.0, numbers=_VALUE_WIDTH)
+        hosts = [row.host for row in figure.rows]
+        rows = DeviceRows(labels, self.width(), room, most_row=64.0, numbers=_VALUE_WIDTH, hosts=hosts)
         layout = _Layout(rows)
         span_s = figure.end_s - figure.start_s
         for index, row in enumerate(figure.rows):
@@ -166,9 +168,10 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         layout, muted = self._laid_out(), self._colors.muted
-        for index, (row, busy) in enumerate(zip(self.figure.rows, layout.busy, strict=True)):
+        layout.rows.paint_hosts(painter, muted, self._colors.axis)
+        for index, busy in enumerate(layout.busy):
             number = UNKNOWN if busy is None else f"{100 * busy:.0f}%"
-            layout.rows.paint_words(painter, index, (row.label, muted), (number, muted), bold=False)
+            layout.rows.paint_words(painter, index, muted, (number, muted), bold=False)
         for gap in layout.gaps:
             for brush in gap_sign(self._colors, self._gap_name):
                 painter.fillRect(gap.where, brush)

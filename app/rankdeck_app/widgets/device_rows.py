@@ -6,15 +6,57 @@ It reads from 1 to 16 devices: thin rows have smaller text, and the thinnest are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, groupby
 
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter
 
-from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
+from rankdeck_app.widgets.painting import CENTER, RIGHT, chart_font, paint_text
+
+_MARK_WIDTH, _MARK_GAP, _MARK_PX = 20.0, 2.0, 10
+
+
+class HostMarks:
+    """In a run over several hosts the name of each along the rows of its devices, which need not say it then.
+    Nothing in a run of one host, nor where a name has no room: there every device's own name begins with it.
+
+    `hosts` has one for each row, `row_height` is in pixels; `names` is what to call the rows, `width` what is
+    taken at their left.
+    """
+
+    def __init__(self, labels: Sequence[str], hosts: Sequence[str], row_height: float) -> None:
+        groups = [(host, len(list(rows))) for host, rows in groupby(hosts)]
+        room = {host: count * row_height - 2 * _MARK_GAP for host, count in groups}
+        is_named = any(hosts) and all(label_width([host], _MARK_PX) <= room[host] for host, _ in groups)
+        self.names = list(labels)
+        self.width = 0.0
+        self._groups: list[tuple[str, int, int]] = []
+        if is_named:
+            self.width = _MARK_WIDTH
+            pairs = zip(labels, hosts, strict=True)
+            self.names = [label.removeprefix(f"{host} ") for label, host in pairs]
+            ends = list(accumulate(count for _, count in groups))
+            self._groups = [(host, end - count, end) for (host, count), end in zip(groups, ends, strict=True)]
+
+    def paint(self, painter: QPainter, top: float, row_height: float, ink: QColor, line: QColor) -> None:
+        """`top` is that of the first row."""
+        for host, first, end in self._groups:
+            box = QRectF(0, top + first * row_height, _MARK_WIDTH, (end - first) * row_height)
+            box.adjust(0, _MARK_GAP, 0, -_MARK_GAP)
+            painter.fillRect(QRectF(_MARK_WIDTH - 5, box.top(), 1, box.height()), line)
+            painter.save()
+            painter.translate(0, box.bottom())
+            painter.rotate(-90)
+            paint_text(
+                painter, QRectF(0, 0, box.height(), _MARK_WIDTH - 5), host, ink, _MARK_PX, CENTER, bold=True
+            )
+            painter.restore()
 
 
 class DeviceRows:
-    """Rows under each other. `plot` is where they are drawn; `width` is that of the chart; all in pixels."""
+    """Rows under each other. `plot` is where they are drawn; `width` is that of the chart; all in pixels.
+    `names` is what they are called: `hosts` has the host of each row, in a run of several.
+    """
 
     def __init__(
         self,
@@ -25,12 +67,15 @@ class DeviceRows:
         most_row: float,
         numbers: float,
         top: float = 0.0,
+        hosts: Sequence[str] = (),
     ) -> None:
         """Rows of at most `most_row` in the middle of a `room` below `top`, `numbers` pixels at the right."""
         num_rows = max(1, len(labels))
         self.width = width
         self.row_height = min(most_row, room / num_rows)
-        left = label_width(labels, 12 if self.row_height >= 14 else 10) + 12
+        self._marks = HostMarks(labels, hosts, self.row_height)
+        self.names = self._marks.names
+        left = self._marks.width + label_width(self.names, 12 if self.row_height >= 14 else 10) + 12
         top += max(0.0, (room - num_rows * self.row_height) / 2)
         self.plot = QRectF(left, top, max(40.0, width - left - numbers), num_rows * self.row_height)
 
@@ -39,23 +84,27 @@ class DeviceRows:
         top = self.plot.top() + index * self.row_height
         return QRectF(self.plot.left(), top, self.plot.width(), self.row_height)
 
+    def paint_hosts(self, painter: QPainter, ink: QColor, line: QColor) -> None:
+        self._marks.paint(painter, self.plot.top(), self.row_height, ink, line)
+
     def paint_words(
         self,
         painter: QPainter,
         index: int,
-        label: tuple[str, QColor],
+        ink: QColor,
         number: tuple[str, QColor],
         *,
         bold: bool,
     ) -> None:
-        """The name and the number of a row, each with its ink; nothing where thin rows leave no room."""
+        """The name in an ink and the number in its own; nothing where thin rows leave no room."""
         height = self.row_height
         if index % (1 if height >= 8 else 2 if height >= 4.5 else 4):
             return
         px = 12 if height >= 14 else 10 if height >= 11 else 9
         row = self.row(index).adjusted(0, -4, 0, 4)
         at_right = QRectF(row.right(), row.y(), self.width - row.right(), row.height())
-        paint_text(painter, QRectF(0, row.y(), row.left(), row.height()), *label, px, bold=bold)
+        named = QRectF(self._marks.width, row.y(), row.left() - self._marks.width, row.height())
+        paint_text(painter, named, self.names[index], ink, px, bold=bold)
         paint_text(painter, at_right, *number, px, RIGHT, bold=bold, mono=True)
 
 

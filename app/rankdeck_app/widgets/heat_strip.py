@@ -35,7 +35,7 @@ class HeatFigure:
     """`shares` is (devices, columns) from 0 to 1, NaN where unknown; the last column is now. `lead` is
     shown bold. Never equal to another: every one has new readings. `began_s` is the moment of the first
     column where the strip does not end now; `marked_s` a moment that is marked there. `is_over`: no reading
-    will come.
+    will come. `hosts`: of each device, in a run of several.
     """
 
     labels: Sequence[str] = ()
@@ -46,6 +46,7 @@ class HeatFigure:
     began_s: float | None = None
     marked_s: float | None = None
     is_over: bool = False
+    hosts: Sequence[str] = ()
 
     @property
     def marked_share(self) -> float | None:
@@ -122,7 +123,8 @@ class HeatStrip(Chart[HeatFigure]):
         # Names of thin rows stand out above the first one.
         above = 4.0 if self.height() - AXIS_HEIGHT < 12 * max(1, len(labels)) else 0.0
         room = self.height() - AXIS_HEIGHT - above
-        return DeviceRows(labels, self.width(), room, most_row=64.0, numbers=44, top=above)
+        hosts = self.figure.hosts
+        return DeviceRows(labels, self.width(), room, most_row=64.0, numbers=44, top=above, hosts=hosts)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         figure, ink = self.figure, self._colors
@@ -132,7 +134,8 @@ class HeatStrip(Chart[HeatFigure]):
             painter.fillRect(rows.plot, ink.track)
             words = tr("Was not sampled") if figure.is_over else tr("Not sampled yet")
             paint_text(painter, rows.plot, words, ink.muted, 11, CENTER)
-        for index, label in enumerate(figure.labels):
+        rows.paint_hosts(painter, ink.muted, ink.axis)
+        for index in range(len(figure.labels)):
             if image is not None:
                 box = rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
                 painter.fillRect(box, ink.track)
@@ -140,8 +143,8 @@ class HeatStrip(Chart[HeatFigure]):
             leads = index == figure.lead
             value = figure.values[index] if index < len(figure.values) else None
             number = (UNKNOWN, ink.muted) if value is None else (f"{100 * value:.0f}%", ink.foreground)
-            named = label, ink.foreground if leads else ink.muted
-            rows.paint_words(painter, index, named, number, bold=leads)
+            name_ink = ink.foreground if leads else ink.muted
+            rows.paint_words(painter, index, name_ink, number, bold=leads)
         strip, share = rows.plot, figure.marked_share
         around = strip.toAlignedRect().adjusted(-1, 0, 1, 0)
         paint_outline(painter, around, self._theme.color("contrastBorder"))

@@ -155,6 +155,11 @@ def name_row(draft: Draft) -> FormRow:
     return FormRow(("name",), tr("Name"), OptionField("name", "text", draft.run_title, what))
 
 
+def hosts_row() -> FormRow:
+    what = tr("Names that ssh knows, or localhost, with commas: the first one has the run.")
+    return FormRow(("hosts", "use"), tr("Hosts"), OptionField("use", "list", tr("this one alone"), what))
+
+
 def problems_by_field(draft: Draft) -> dict[Place, Problem]:
     """The first problem of each field that there is for it; the others can only be mended in the text."""
     if not draft.problems:
@@ -189,6 +194,7 @@ def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
         marked("Run"): [
             name_row(draft),
             FormRow(("devices", "use"), tr("Devices"), devices),
+            hosts_row(),
             *of("rehearsal", "launch"),
         ],
         marked("Model"): of("model"),

@@ -47,3 +47,8 @@ def age_words(seconds: float) -> str:
         if seconds >= least_s:
             return tr(words, count=int(seconds // least_s))
     return tr("{count} s ago", count=int(seconds))
+
+
+def span_in_words(seconds: float) -> str:
+    """'12 s', '1:05'."""
+    return format_duration(seconds) if seconds >= 60 else f"{seconds:.0f} s"

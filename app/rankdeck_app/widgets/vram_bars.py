@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
@@ -22,7 +23,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
-from rankdeck_app.widgets.device_rows import label_width, natural_height
+from rankdeck_app.widgets.device_rows import HostMarks, label_width, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import (
     CENTER,
@@ -61,6 +62,7 @@ class DeviceBar:
     is_old: bool = False
     predicted_bytes: int | None = None
     ghost_bytes: int | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,11 @@ class BarsFigure:
     labels: Mapping[str, str] = field(default_factory=lambda: KIND_LABELS)
     ghost: str = ""
 
-    @property
+    @cached_property
     def largest_bytes(self) -> int:
         return max((bar.total_bytes or 0 for bar in self.bars), default=0)
 
-    @property
+    @cached_property
     def scale_bytes(self) -> int:
         predicted = (max(bar.predicted_bytes or 0, bar.ghost_bytes or 0) for bar in self.bars)
         return max(self.capacity_bytes or 0, self.largest_bytes, *predicted, 1)
@@ -107,7 +109,9 @@ class _Columns:
         self.row_height = min(room / num_rows, 72.0)
         self.text_size = 12 if self.row_height >= 13 else 10 if self.row_height >= 10 else 9
         self.unit_px = min(10, self.text_size)
-        self.bar_left = label_width([bar.label for bar in figure.bars], self.text_size) + 10
+        hosts = [bar.host for bar in figure.bars]
+        self.marks = HostMarks([bar.label for bar in figure.bars], hosts, self.row_height)
+        self.bar_left = self.marks.width + label_width(self.marks.names, self.text_size) + 10
         mono = QFontMetricsF(chart_font(self.text_size, bold=True, mono=True))
         self.number_width = max(mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(number))
         self.unit_width = QFontMetricsF(chart_font(self.unit_px)).horizontalAdvance(figure.unit[1]) + 4
@@ -164,6 +168,8 @@ class VramBars(Chart[BarsFigure]):
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         columns = self._columns()
+        ink = self._colors
+        columns.marks.paint(painter, columns.top, columns.row_height, ink.muted, ink.axis)
         for index, bar in enumerate(self.figure.bars):
             self._paint_row(painter, columns, index, bar)
         self._paint_median(painter, columns)
@@ -178,9 +184,8 @@ class VramBars(Chart[BarsFigure]):
         row = QRectF(0, columns.top + index * columns.row_height, self.width(), columns.row_height)
         ink = self._colors.foreground if leads else self._colors.muted
         px = columns.text_size
-        paint_text(
-            painter, QRectF(0, row.y(), columns.bar_left, row.height()), bar.label, ink, px, bold=leads
-        )
+        named = QRectF(columns.marks.width, row.y(), columns.bar_left - columns.marks.width, row.height())
+        paint_text(painter, named, columns.marks.names[index], ink, px, bold=leads)
         bar_top = row.y() + (row.height() - columns.bar_height) / 2
         box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
         paint_track(painter, self._theme, box)

@@ -128,19 +128,6 @@ def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, ap
     assert not view.rows and view.empty.isVisible()
 
 
-def test_a_run_of_several_hosts_is_for_a_terminal_and_says_so(app: App) -> None:
-    app.session.draft.set_value(("strategy", "use"), "ddp")
-    app.session.draft.set_value(("devices", "use"), "cpu:2")
-    app.session.draft.set_value(("hosts", "use"), ["box1", "box2"])
-    assert not app.session.draft.problems
-    app.window.commands.run("run.launch")
-    blocker = app.launching.blocker()
-    assert blocker is not None and "rankdeck train FILE" in (blocker.advice or "")
-    assert not app.launching.num_pending
-    app.session.draft.set_value(("hosts", "use"), [])
-    assert app.launching.blocker() is None
-
-
 def test_gpus_that_are_not_there_block_launch_with_a_way_out(qtbot: QtBot, app: App) -> None:
     qtbot.waitUntil(lambda: app.session.gpus.known, timeout=20_000)
     app.session.gpus.give_up()
@@ -217,11 +204,11 @@ def test_device_cards_show_what_is_in_use_and_nothing_of_a_run_that_is_over(
     open_run(app, written.path)
     view = app.window.show_activity("launch")
     assert isinstance(view, LaunchView)
-    cards = view.devices.grid.cards
+    cards = view.devices.here.grid.cards
     qtbot.waitUntil(lambda: "in use" in cards[0].accessibleDescription(), timeout=5000)
     written.end("failed", 1)
     qtbot.waitUntil(lambda: not cards[0].accessibleDescription(), timeout=5000)
-    assert app.tabs.usage() == ("", {})
+    assert app.tabs.usages() == ("", {})
 
 
 def test_a_living_run_is_saved_and_stopped_by_the_buttons_beside_its_tab(

@@ -16,7 +16,7 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.launch.devices import DevicesSection
+from rankdeck_app.views.launch.devices import HostDevices
 from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.strategy import StrategySection
@@ -67,11 +67,11 @@ def gpus(qtbot: QtBot, tmp_path: Path) -> Iterator[Gpus]:
 
 
 @pytest.fixture
-def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[DevicesSection]:
+def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[HostDevices]:
     view = launch_view(theme, draft, gpus, [], str)
     qtbot.addWidget(view)
     view.show()
-    yield view.devices
+    yield view.devices.here
 
 
 def use(draft: Draft) -> object:
@@ -79,7 +79,7 @@ def use(draft: Draft) -> object:
 
 
 def test_without_a_gpu_there_is_a_rehearsal_and_the_reason_in_one_line(
-    devices: DevicesSection, gpus: Gpus
+    devices: HostDevices, gpus: Gpus
 ) -> None:
     gpus.give_up("No NVIDIA driver found.")
     assert devices.rehearsal_button.isChecked() and not devices.gpu_button.isEnabled()
@@ -91,7 +91,7 @@ def test_without_a_gpu_there_is_a_rehearsal_and_the_reason_in_one_line(
 
 
 def test_the_stepper_goes_from_1_to_16_by_button_and_key(
-    qtbot: QtBot, devices: DevicesSection, draft: Draft
+    qtbot: QtBot, devices: HostDevices, draft: Draft
 ) -> None:
     qtbot.mouseClick(devices.stepper.more, Qt.MouseButton.LeftButton)
     assert use(draft) == "cpu:5"
@@ -106,7 +106,7 @@ def test_the_stepper_goes_from_1_to_16_by_button_and_key(
     assert use(draft) == "cpu:12" and len(devices.grid.cards) == 12
 
 
-def test_cards_are_46_high_in_two_columns_and_chips_36_in_four(devices: DevicesSection, draft: Draft) -> None:
+def test_cards_are_46_high_in_two_columns_and_chips_36_in_four(devices: HostDevices, draft: Draft) -> None:
     draft.set_value(("devices", "use"), "cpu:8")
     assert {card.height() for card in devices.grid.cards} == {46}
     draft.set_value(("devices", "use"), "cpu:9")
@@ -114,7 +114,7 @@ def test_cards_are_46_high_in_two_columns_and_chips_36_in_four(devices: DevicesS
     assert {card.height() for card in devices.grid.cards} == {36}
 
 
-def test_cards_are_blank_until_a_run_uses_the_devices(devices: DevicesSection) -> None:
+def test_cards_are_blank_until_a_run_uses_the_devices(devices: HostDevices) -> None:
     assert {card.accessibleDescription() for card in devices.grid.cards} == {""}
     devices.set_usage("virtual", {0: (3 << 20, 1.0, True), 1: (1 << 20, 0.3, False)})
     described = [card.accessibleDescription() for card in devices.grid.cards]
@@ -124,7 +124,7 @@ def test_cards_are_blank_until_a_run_uses_the_devices(devices: DevicesSection) -
 
 
 def test_gpus_are_chosen_one_by_one_all_free_and_none(
-    qtbot: QtBot, devices: DevicesSection, draft: Draft, gpus: Gpus
+    qtbot: QtBot, devices: HostDevices, draft: Draft, gpus: Gpus
 ) -> None:
     feed_machine(gpus, 4, busy=(1,))
     qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
@@ -141,7 +141,7 @@ def test_gpus_are_chosen_one_by_one_all_free_and_none(
 
 
 def test_going_to_rehearsal_and_back_keeps_the_gpus(
-    qtbot: QtBot, devices: DevicesSection, draft: Draft, gpus: Gpus
+    qtbot: QtBot, devices: HostDevices, draft: Draft, gpus: Gpus
 ) -> None:
     feed_machine(gpus, 2)
     draft.set_value(("devices", "use"), "gpu:1")
@@ -151,12 +151,12 @@ def test_going_to_rehearsal_and_back_keeps_the_gpus(
     assert use(draft) == "gpu:1"
 
 
-def described(devices: DevicesSection) -> list[str]:
+def described(devices: HostDevices) -> list[str]:
     return [card.accessibleDescription() for card in devices.grid.cards]
 
 
 def test_cards_tell_vram_load_heat_and_power_and_say_who_is_on_them(
-    devices: DevicesSection, gpus: Gpus, draft: Draft
+    devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     feed_machine(gpus, 8, busy=(1,))
     draft.set_value(("devices", "use"), "gpu:all")
@@ -173,7 +173,7 @@ def test_cards_tell_vram_load_heat_and_power_and_say_who_is_on_them(
 
 
 def test_a_lost_gpu_stays_with_the_time_and_cannot_be_chosen(
-    qtbot: QtBot, devices: DevicesSection, gpus: Gpus, draft: Draft
+    qtbot: QtBot, devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     feed_machine(gpus, 4)
     draft.set_value(("devices", "use"), "gpu:0")
@@ -188,7 +188,7 @@ def test_a_lost_gpu_stays_with_the_time_and_cannot_be_chosen(
 
 
 def test_old_figures_are_called_old_and_unsupported_ones_are_left_out(
-    devices: DevicesSection, gpus: Gpus, draft: Draft
+    devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     feed_machine(gpus, 2)
     draft.set_value(("devices", "use"), "gpu:all")
@@ -202,7 +202,7 @@ def test_old_figures_are_called_old_and_unsupported_ones_are_left_out(
 
 
 def test_of_a_split_gpu_one_instance_can_be_chosen(
-    qtbot: QtBot, devices: DevicesSection, gpus: Gpus, draft: Draft
+    qtbot: QtBot, devices: HostDevices, gpus: Gpus, draft: Draft
 ) -> None:
     split = device_lines.gpu(1, mig=True)
     parts = [device_lines.instance(1, place, split) for place in range(2)]
@@ -219,7 +219,7 @@ def test_of_a_split_gpu_one_instance_can_be_chosen(
     assert use(draft) == "gpu:0"
 
 
-def test_simulated_devices_are_called_so(devices: DevicesSection, gpus: Gpus, draft: Draft) -> None:
+def test_simulated_devices_are_called_so(devices: HostDevices, gpus: Gpus, draft: Draft) -> None:
     feed_machine(gpus, 16, simulated=True)
     draft.set_value(("devices", "use"), "gpu:all")
     assert devices.reason.isVisible() and devices.reason.text() == "simulated devices"

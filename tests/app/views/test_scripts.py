@@ -48,7 +48,7 @@ def test_the_switch_shows_the_form_of_a_script_and_launch_says_what_is_missing(
     assert view.model.isVisible() and not view.script.isVisible()
     qtbot.mouseClick(view.script_button, Qt.MouseButton.LeftButton)
     assert view.script.isVisible() and not view.model.isVisible() and not view.strategy.isVisible()
-    assert view.devices.rehearsal_button.text() == "No GPUs"
+    assert view.devices.here.rehearsal_button.text() == "No GPUs"
     opened.window.commands.run("run.launch")
     assert not opened.launching.num_pending and view.script.file_box.hasFocus()
     assert view.footer.button.toolTip().startswith("No script is chosen.")
@@ -58,11 +58,11 @@ def test_the_switch_shows_the_form_of_a_script_and_launch_says_what_is_missing(
     qtbot.keyClicks(line, "train.py")
     assert not view.footer.blocker.isVisible()
     assert view.footer.estimate.text() == "train.py on 1 rank, Python 3.10.4 ('.venv')"
-    qtbot.mouseClick(view.devices.stepper.more, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(view.devices.here.stepper.more, Qt.MouseButton.LeftButton)
     assert opened.session.script.ranks == 2
-    assert [card.accessibleName() for card in view.devices.grid.cards] == ["Rank 0", "Rank 1"]
+    assert [card.accessibleName() for card in view.devices.here.grid.cards] == ["Rank 0", "Rank 1"]
     qtbot.mouseClick(view.configuration_button, Qt.MouseButton.LeftButton)
-    assert view.model.isVisible() and view.devices.rehearsal_button.text() == "Rehearsal"
+    assert view.model.isVisible() and view.devices.here.rehearsal_button.text() == "Rehearsal"
     assert opened.session.draft.value(("devices", "use")) == "cpu:4"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
 from rankdeck_app.widgets.heat_strip import COLUMNS, HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
-from rankdeck_app.widgets.time_words import age_words
+from rankdeck_app.widgets.time_words import age_words, span_in_words
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
 REHEARSAL_BYTES = marked("tensor bytes on virtual devices (CPU rehearsal)")
@@ -87,12 +88,12 @@ def _balance(run: RunAnswers) -> Stat:
         device = run.label_of(run.devices[0])
         label = tr("{device} live", device=device) if run.is_by_owners else tr("{device} peak", device=device)
         return Stat(label, value, "888.8 MiB")
-    return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])
+    return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.rows])
 
 
 def bars(run: RunAnswers) -> BarsFigure:
     labels = SCRIPT_KIND_LABELS if run.is_script else KIND_LABELS
-    found = tuple(_bar(run, device) for device in run.devices)
+    found = tuple(_bar(run, device) for device in run.rows)
     has_ghosts = any(bar.ghost_bytes is not None for bar in found)
     cured = run.cured if has_ghosts else None
     ghost = "" if cured is None else tr("with {cure}, predicted", cure=cured.words)
@@ -101,18 +102,22 @@ def bars(run: RunAnswers) -> BarsFigure:
 
 def _bar(run: RunAnswers, device: DeviceFigures) -> DeviceBar:
     memory, label = run.memory_of(device), run.label_of(device)
-    predicted, ghost = run.predicted_bytes_of(device), run.cured_bytes_of(device)
+    bar = DeviceBar(
+        label,
+        device.used_bytes,
+        note=tr("in use now"),
+        is_old=device.host in run.silent_hosts,
+        predicted_bytes=run.predicted_bytes_of(device),
+        ghost_bytes=run.cured_bytes_of(device),
+        host=device.host,
+    )
     if memory is None:
-        return DeviceBar(
-            label, device.used_bytes, note=tr("in use now"), predicted_bytes=predicted, ghost_bytes=ghost
-        )
+        return bar
     note = tr("live at the end of the step: {size}", size=format_bytes(memory.live_bytes))
     if memory.reserved_bytes is not None:
         reserved = tr("reserved: {size}", size=format_bytes(memory.reserved_bytes))
         note += f"<br>{reserved}"
-    return DeviceBar(
-        label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted, ghost_bytes=ghost
-    )
+    return replace(bar, total_bytes=memory.peak_bytes, by_kind=memory.peak_by_kind, note=note)
 
 
 def bars_subtitle(run: RunAnswers, figure: BarsFigure) -> tuple[str, ...]:
@@ -125,8 +130,11 @@ def bars_subtitle(run: RunAnswers, figure: BarsFigure) -> tuple[str, ...]:
     of_all = when
     if run.capacity_bytes is not None:
         of_all = tr("{moment}, of {size}", moment=when, size=format_bytes(run.capacity_bytes, 0))
-    words = "; ".join(filter(None, (of_all, _beside(figure)))), of_all, when
-    return *_aged(words, memory_age(run)), short
+    words = *_aged(("; ".join(filter(None, (of_all, _beside(figure)))), of_all, when), memory_age(run)), short
+    if not run.is_by_hosts:
+        return words
+    fullest = tr("fullest of each host")
+    return *(f"{fullest}; {text}" for text in words), fullest, short
 
 
 def _aged(words: Sequence[str], age: str) -> tuple[str, ...]:
@@ -179,7 +187,7 @@ def _shows_all(run: RunAnswers) -> bool:
 
 def memory_age(run: RunAnswers) -> str:
     """How old the newest known memory of any device is, while the run lives."""
-    last = [device.memory_history.last_x for device in run.devices]
+    last = [device.memory_history.last_x for device in run.rows]
     known = [at for at in last if at is not None]
     return "" if not known or run.is_over else age_words((run.since_start_s or 0.0) - max(known))
 
@@ -197,8 +205,8 @@ def band(run: RunAnswers) -> BandFigure:
         short = tr("predicted {size}", size=format_bytes(predicted_bytes, 0))
         limits.append(MemoryLimit(name, predicted_bytes, is_hard=False, short=short))
     return BandFigure(
-        labels=[run.label_of(device) for device in charted.devices],
-        histories=[device.memory_history for device in charted.devices],
+        labels=[run.label_of(device) for device in charted.rows],
+        histories=[device.memory_history for device in charted.rows],
         lead=lead_of(run.imbalance),
         limits=tuple(limits),
         x_range=moments(run),
@@ -209,12 +217,12 @@ def band(run: RunAnswers) -> BandFigure:
 
 def _predicted_peak(run: RunAnswers) -> int | None:
     """Of the fullest device, in what the history is of: the driver's readings or sampled steps."""
-    known = [run.predicted_bytes_of(device, as_read=bool(len(device.used_history))) for device in run.devices]
+    known = [run.predicted_bytes_of(device, as_read=bool(len(device.used_history))) for device in run.rows]
     return max((value for value in known if value is not None), default=None)
 
 
 def band_subtitle(run: RunAnswers) -> tuple[str, ...]:
-    if not any(len(device.memory_history) for device in run.devices):
+    if not any(len(device.memory_history) for device in run.rows):
         return ("",)
     if run.is_over:
         return (tr("whole run"),)
@@ -230,23 +238,23 @@ def _span(run: RunAnswers) -> str:
 
 def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
     """Utilisation over the same time as memory; `seen` is what a person chose there."""
-    histories = [device.utilisation_history for device in run.devices]
+    histories = [device.utilisation_history for device in run.rows]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
-    labels = [run.label_of(device) for device in run.devices]
+    labels, hosts = [run.label_of(device) for device in run.rows], [one.host for one in run.rows]
     x0, x1 = seen or moments(run)
     began_s = x0 if seen is not None or _shows_all(run) else None
     if newest is None:
         unread = [None] * len(labels)
-        return HeatFigure(labels, None, unread, x1 - x0, None, began_s, is_over=run.is_over)
-    readings = [
-        (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.charted.devices
-    ]
+        return HeatFigure(labels, None, unread, x1 - x0, None, began_s, is_over=run.is_over, hosts=hosts)
+    shown = {device.device for device in run.rows}
+    charted = [device for device in run.charted.devices if device.device in shown]
+    readings = [(one.utilisation_history, max(_STALE_S, one.interval_s + 0.5)) for one in charted]
     column_s = (x1 - x0) / COLUMNS
     readings = [(history, max(reach_s, 2.5 * column_s)) for history, reach_s in readings]
     shares = shares_of(readings, x1, x1 - x0, column_s)
-    values = [_value_now(device, newest) for device in run.devices]
+    values = [_value_now(device, newest) for device in run.rows]
     lead, at_s = lead_of(run.imbalance), run.looked_back_at
-    return HeatFigure(labels, shares, values, x1 - x0, lead, began_s, at_s)
+    return HeatFigure(labels, shares, values, x1 - x0, lead, began_s, at_s, hosts=hosts)
 
 
 def heat_subtitle(run: RunAnswers, what: str) -> tuple[str, str]:
@@ -264,12 +272,11 @@ def _value_now(device: DeviceFigures, newest: float) -> float | None:
 
 def anatomy(run: RunAnswers) -> AnatomyFigure:
     """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
-    labels = [run.label_of(device) for device in run.devices]
     sampled = run.anatomy
+    spans = {} if sampled is None else {row.device: row.spans for row in sampled.rows}
+    rows = [AnatomyRow(run.label_of(one), spans.get(one.device, ()), one.host) for one in run.rows]
     if sampled is None:
-        return AnatomyFigure([AnatomyRow(label) for label in labels], is_over=run.is_over)
-    spans = {row.device: row.spans for row in sampled.rows}
-    rows = [AnatomyRow(run.label_of(device), spans.get(device.device, ())) for device in run.devices]
+        return AnatomyFigure(rows, is_over=run.is_over)
     window = sampled.pipeline_window if _flushes(run) else None
     start_s, end_s = window or (min(row.spans[0].start_s for row in sampled.rows), sampled.seconds)
     return AnatomyFigure(rows, start_s, end_s, is_pipeline=sampled.is_pipeline)
@@ -317,6 +324,10 @@ def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     if run.ending == "stopping":
         return "info", tr("Stopping…") if run.is_script else tr("Stopping, saving a checkpoint…"), ""
     if not run.is_over:
+        if run.silent_hosts:
+            host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
+            words = tr("{host} has told nothing for {time}.", host=host, time=span_in_words(seconds))
+            return "info", words, tr("What is shown of it is old.")
         if run.step is not None:
             return None
         return "info", tr("Starting ranks…"), _awaited(run)
@@ -331,9 +342,13 @@ def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     unexplained = lost_problem if run.outcome == "lost" else failed_problem
     problem = errors[0] if errors else unexplained(run.run)
     said = in_words(problem)
-    if problem.rank is None or f"rank {problem.rank}" in problem.message.lower():
-        return "error", said.message, said.advice or ""
-    message = tr("Rank {rank}: {message}", rank=problem.rank, message=said.message)
+    told = {"rank": problem.rank, "host": problem.host, "message": said.message}
+    if problem.rank is not None and problem.host:
+        message = tr("Rank {rank} on {host}: {message}", **told)
+    elif problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
+        message = tr("Rank {rank}: {message}", **told)
+    else:
+        message = said.message
     return "error", message, said.advice or ""
 
 

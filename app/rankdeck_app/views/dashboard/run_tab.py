@@ -181,7 +181,8 @@ class RunTab(Page):
         """What can be taken along; and of a completed run, which has no banner, what else can be done."""
         if not self._can_act:
             return []
-        weights = [] if self.run.is_script else [PageAction("save", tr("Export Weights…"), "run.weights")]
+        export = [PageAction("save", tr("Export Weights…"), "run.weights")]
+        weights = [] if self.run.is_script or self.run.copying is not None else export
         report = PageAction("file-code", tr("Save a Report…"), "run.report")
         rest = self._ended_actions() if self.run.outcome == "completed" else []
         return [*weights, report, *rest]

@@ -62,7 +62,7 @@ def _balance(run: RunAnswers) -> list[Stat]:
         return []
     if len(run.devices) == 1 or run.imbalance is None:
         return [run_figures.stats(run)[-1]] if len(run.devices) == 1 else []
-    return [imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])]
+    return [imbalance_stat(run.imbalance, [run.label_of(device) for device in run.rows])]
 
 
 # What runs

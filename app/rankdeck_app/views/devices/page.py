@@ -44,12 +44,20 @@ _NEXT_STEP = marked(
 
 
 class DevicesPage(Page):
-    """A tab that shows the machine's GPUs. `memory_of`: what an open run reports of one that it holds."""
+    """A tab that shows the GPUs of one host. `memory_of`: what an open run reports of one that it holds;
+    `bar` stands above, and leads to those of others.
+    """
 
     def __init__(
-        self, gpus: Gpus, theme: Theme, clock: FrameClock, memory_of: memory_holders.MemoryOf
+        self,
+        gpus: Gpus,
+        theme: Theme,
+        clock: FrameClock,
+        memory_of: memory_holders.MemoryOf,
+        bar: QWidget | None = None,
     ) -> None:
-        super().__init__(f"{PAGE_KIND}:", title=tr("Devices"), icon="graph-line")
+        title = tr("Devices: {host}", host=gpus.host) if gpus.host else tr("Devices")
+        super().__init__(f"{PAGE_KIND}:{gpus.host}", title=title, icon="graph-line")
         self._gpus = gpus
         self._memory_of = memory_of
         self._span_s = SPANS_S[0]
@@ -78,12 +86,12 @@ class DevicesPage(Page):
                 ("table", tr("Every metric"), self.table, everything),
             )
         }
-        self._build()
+        self._build(bar or QWidget())
         gpus.changed.connect(self._show_which)
         clock.subscribe(self._frame)
         self._show_which()
 
-    def _build(self) -> None:
+    def _build(self, bar: QWidget) -> None:
         self.spans = QButtonGroup(self)
         tooltip = tr("Show all devices side by side (Escape)")
         self.all_button = push_button(tr("All Devices"), tooltip, lambda: self.table.select(""), height=24)
@@ -94,9 +102,10 @@ class DevicesPage(Page):
         self.grid = ArrangedGrid(self.cards, devices=("bars", "heat"), whole=("table",), wide=("tracks",))
         inner = QWidget()
         column(top, (self.grid, 1), on=inner, margins=(16, 2, 16, 12), spacing=10)
-        self._whole = QStackedLayout(self)
+        self._whole = QStackedLayout()
         self._whole.addWidget(inner)
         self._whole.addWidget(self._nothing)
+        column(bar, (self._whole, 1), on=self, spacing=0)
 
     def _span_button(self, span_s: float) -> QPushButton:
         words = span_words(span_s)
@@ -124,7 +133,8 @@ class DevicesPage(Page):
         # A GPU that was lost from the start cannot tell its name.
         there = [gpu for gpu in gpus.whole if gpu.lost_at is None] or gpus.whole
         names = list(dict.fromkeys(gpu.name for gpu in there))
-        parts = [tr("devices"), *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
+        host = [gpus.host] if gpus.host else []
+        parts = [tr("devices"), *host, *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
         if gpus.driver:
             parts.append(tr("driver {version}", version=gpus.driver))
         return [*parts, tr(words.SIMULATED)] if gpus.is_simulated else parts

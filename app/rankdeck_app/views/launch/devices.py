@@ -1,8 +1,9 @@
-"""DEVICES: GPUs to choose from, or the number of virtual devices of a rehearsal.
+"""GPUs of one host to choose from, or the number of virtual devices of a rehearsal.
 
 The choice is the draft's `devices.use`, or that of the script that Launch would start, and nothing else: this
-view reads it, draws it and writes it. Without GPUs a script has as many ranks as devices are asked for.
-Figures on the cards are the driver's, a few times a second; those of virtual devices are the run's on show.
+view reads it, draws it and writes it. all_devices.py has one for each host. Without GPUs a script has as many
+ranks as devices are asked for. Figures on the cards are the driver's, a few times a second; those of virtual
+devices are the run's on show.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Usage = Mapping[int, tuple[int | None, float | None, bool]]
 _UNUSED = (None, None, False)
 
 
-class DevicesSection(QWidget):
-    """The body of the section; `tools` are the widgets for its header."""
+class HostDevices(QWidget):
+    """Those of a host, this one or another; `tools` are the widgets for the header above."""
 
     opened = Signal()
     """The person wants to see everything about the GPUs."""
@@ -70,7 +71,7 @@ class DevicesSection(QWidget):
         self.refresh()
 
     def _build(self, theme: Theme) -> None:
-        self.gpu_button = push_button("GPU", tr(THERE), self._to_gpus, kind="segment", height=24)
+        self.gpu_button = push_button("GPU", self._there, self._to_gpus, kind="segment", height=24)
         rehearse = self._to_rehearsal
         self.rehearsal_button = push_button("", "", rehearse, kind="segment", height=24)
         self.rehearsal_button.setMinimumWidth(LEAST_OF_BUTTON)  # a long word leaves room for the stepper
@@ -94,6 +95,11 @@ class DevicesSection(QWidget):
         self.problem.setVisible(bool(text))
         for button in (self.gpu_button, self.rehearsal_button):
             button.setAccessibleDescription(text)
+
+    @property
+    def _there(self) -> str:
+        host = self._gpus.host
+        return tr("Train on the GPUs of {host}", host=host) if host else tr(THERE)
 
     @property
     def first_button(self) -> QWidget:
@@ -183,7 +189,7 @@ class DevicesSection(QWidget):
         mode = self._mode(selection)
         has_gpus = bool(self._gpus.devices)
         self.gpu_button.setEnabled(has_gpus)
-        self.gpu_button.setToolTip(self._gpus.reason or tr(THERE))
+        self.gpu_button.setToolTip(self._gpus.reason or self._there)
         (self.gpu_button if mode == "gpu" else self.rehearsal_button).setChecked(True)
         self._name_kinds()
         self.stepper.setVisible(mode == "cpu")
@@ -209,7 +215,7 @@ class DevicesSection(QWidget):
 
     def _show_reason(self, mode: str) -> None:
         """Why there is no GPU to choose, or that those on show are none."""
-        text = self._gpus.reason or ""
+        text = self._gpus.refusal or self._gpus.reason or ""
         if mode == "gpu" and self._gpus.is_simulated:
             text = tr(SIMULATED)
         self.reason.setText(text)

@@ -15,20 +15,18 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.side_bar import SideBarSection, SideBarView
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.hosts import Hosts
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.launch.devices import DevicesSection
+from rankdeck_app.views.launch.all_devices import AllDevices
 from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.script import ScriptSection
 from rankdeck_app.views.launch.strategy import StrategySection
 from rankdeck_app.widgets.layouts import push_button, row
 from rankdeck_app.widgets.run_rows import field_of
-
-_OF_DEVICES = ("devices.use", "script.devices")
 
 
 class LaunchView(SideBarView):
@@ -46,7 +44,7 @@ class LaunchView(SideBarView):
         script: ScriptDraft,
         folder: ScriptFolder,
         choice: DeviceChoice,
-        gpus: Gpus,
+        hosts: Hosts,
         presets: Sequence[PresetCard],
         plan: DraftPlan,
         launch_keys: Callable[[], str],
@@ -55,13 +53,13 @@ class LaunchView(SideBarView):
         self._draft, self._draft_of_script = draft, script
         self._seen: set[str | None] = set()
         self.set_header(self._make_switch(script))
-        self.devices = DevicesSection(theme, choice, gpus)
+        self.devices = AllDevices(theme, draft, choice, hosts)
         self.model = ModelSection(theme, draft, presets, self.preset_picked.emit)
         self.strategy = StrategySection(theme, draft)
-        self.script = ScriptSection(theme, script, folder, gpus)
+        self.script = ScriptSection(theme, script, folder, hosts.here)
         header = self.add_section(tr("Devices"), self.devices).header
         for tool in self.devices.tools:
-            header.tools.addWidget(tool, 1 if tool is self.devices.summary else 0)
+            header.tools.addWidget(tool, 1)
         of_script = self.add_section(tr("Script"), self.script)
         of_script.header.tools.addWidget(self.script.save_button)
         self._of_script: list[QWidget] = [of_script]
@@ -82,7 +80,7 @@ class LaunchView(SideBarView):
         num_more, where = len([one for one in others if one != problem]), self._where(problem)
         self.footer.show_state(problem, busy, script, num_more=num_more, where=where)
         told = [*([] if problem is None else [problem]), *others]
-        self.devices.show_problem(next((one for one in told if one.path in _OF_DEVICES), None))
+        self.devices.show_problems(told)
         self.strategy.show_problem(next((one for one in told if one.path == "strategy.use"), None))
         self._unfold(told)
 
@@ -105,8 +103,8 @@ class LaunchView(SideBarView):
     def _find(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
         """Where a problem can be mended here, and in which section; None where only the text can be."""
         of_devices, of_script, of_model, of_strategy = self.sections
-        if problem.path in _OF_DEVICES:
-            return of_devices, self.devices.first_button
+        if (place := self.devices.place_of(problem)) is not None:
+            return of_devices, place
         if problem.path == "strategy.use":
             return of_strategy, self.strategy.list
         if (line := self.script.line_of(problem)) is not None:
@@ -117,8 +115,8 @@ class LaunchView(SideBarView):
             (of_strategy, self.strategy.options),
         )
         for section, form in forms:
-            if (place := field_of(problem, form.fields)) is not None:
-                return section, form.fields[place].editor
+            if (name := field_of(problem, form.fields)) is not None:
+                return section, form.fields[name].editor
         return None
 
     def _open(self, section: SideBarSection, field: QWidget) -> None:
