@@ -1,11 +1,11 @@
-"""What planning costs: every strategy of GPT-2 124M on four devices beside `import torch`, and a model of 1.3
-billion parameters.
+"""What planning costs: every strategy of GPT-2 124M on four devices beside `import torch`, a model of 1.3
+billion parameters, and a mesh of 64 devices beside one of 8.
 
     .venv/bin/python -m tests.bench.planning
 
-Goals: all rows within 12 imports of torch, the first figures within 2, 6 GiB for the large model. Imports are
-timed before and after; what a plan takes is told in multiples of their mean, in wall time and in processor
-time of the command and all of its children.
+Goals: all rows within 12 imports of torch, the first figures within 2, 6 GiB for the large model, three times
+the processor time for the large mesh. Imports are timed before and after; what a plan takes is told in
+multiples of their mean, in wall time and in processor time of the command and all of its children.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 
 MOST_IMPORTS = 12.0
 MOST_TO_FIRST = 2.0
+MOST_OF_MESH = 3.0
 _DEVICES = "4 x A100-80GB"
 _GPT = """
-data = {{ use = "synthetic", args = {{ samples = 64 }} }}
-train = {{ global_batch = 16 }}
-strategy = {{ use = "ddp" }}
+data = {{ use = "synthetic", args = {{ samples = 1024 }} }}
+train = {{ global_batch = {batch} }}
+strategy = {{ use = {strategy} }}
 [model]
 use = "gpt"
 args = {{ {sizes}, context = 1024, vocabulary = 50257, tied = true }}
@@ -43,10 +44,17 @@ def import_torch() -> tuple[float, float]:
     return time.monotonic() - started_s, used_s() - before_s
 
 
-def plan(folder: str, sizes: str, *options: str) -> list[tuple[float, dict[str, object]]]:
+def plan(
+    folder: str,
+    sizes: str,
+    *options: str,
+    devices: str = _DEVICES,
+    batch: int = 16,
+    strategy: str = '"ddp"',
+) -> list[tuple[float, dict[str, object]]]:
     """The rows with the seconds after which they came."""
     config = Path(folder, "gpt.toml")
-    config.write_text(_GPT.format(sizes=sizes))
+    config.write_text(_GPT.format(sizes=sizes, batch=batch, strategy=strategy))
     command = [
         sys.executable,
         "-m",
@@ -55,7 +63,7 @@ def plan(folder: str, sizes: str, *options: str) -> list[tuple[float, dict[str, 
         str(config),
         "--json",
         "--devices",
-        _DEVICES,
+        devices,
         *options,
     ]
     started_s = time.monotonic()
@@ -64,6 +72,21 @@ def plan(folder: str, sizes: str, *options: str) -> list[tuple[float, dict[str, 
         rows = [(time.monotonic() - started_s, json.loads(line)) for line in process.stdout]
     assert process.returncode == 0
     return rows
+
+
+def mesh_s(folder: str, num_devices: int) -> float:
+    """Processor seconds of all rows of hybrids on so many devices."""
+    before_s = used_s()
+    rows = plan(
+        folder,
+        "layers = 4, heads = 4, width = 256",
+        *("--strategy", "hybrid"),
+        devices=f"{num_devices} x A100-80GB",
+        batch=128,
+        strategy=f'"hybrid", data = {num_devices // 4}, stage = 2, tensor = 2',
+    )
+    assert any(row["verdict"] == "fits" for _, row in rows)
+    return used_s() - before_s
 
 
 def main() -> None:
@@ -85,6 +108,10 @@ def main() -> None:
             word = "ok" if found <= most else "TOO SLOW"
             print(f"{what}: {found:.1f} imports of torch, at most {most:.0f}: {word}")
         print(f"processor time: {planned_s / processor_s:.1f} imports of torch")
+        small_s, large_s, again_s = (mesh_s(folder, count) for count in (8, 64, 8))
+        ratio = 2 * large_s / (small_s + again_s)
+        word = "ok" if ratio <= MOST_OF_MESH else "TOO SLOW"
+        print(f"a mesh of 64: {ratio:.2f} x one of 8, at most {MOST_OF_MESH:.0f}: {word}")
         print("1.3 billion parameters:")
         for _, row in plan(folder, "layers = 24, heads = 16, width = 2048", "--strategy", "single,fsdp"):
             print(f"{row['label']:16} {row['verdict']} {row['seconds']:.1f} s")

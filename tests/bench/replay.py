@@ -2,6 +2,7 @@
 
     python -m tests.bench.replay [--devices 8] [--points 1000000] [--seconds 15]
     python -m tests.bench.replay --day      16 devices, 8.64e7 losses, 60 s; 6 GB of disk for its files
+    python -m tests.bench.replay --hosts 32     8 devices each, every rank with 10 events a second; live only
 
 Two measurements, in a real window (offscreen where there is no display). Attach: a finished run of so many
 steps, from opening to the last event drawn; fifty steps a line, as a rank that does 1000 a second writes them
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 from PySide6.QtCore import QEvent, QObject
@@ -39,6 +41,7 @@ STEPS_PER_S = 1000
 READINGS_HZ = 10
 READINGS_PER_FOLLOWED = 5
 """A step is followed each half second at most (training/sampling.py)."""
+DEVICES_OF_HOST = 8
 FLUSH_S = 0.05
 LINE_STEPS = int(STEPS_PER_S * FLUSH_S)
 
@@ -135,6 +138,39 @@ def write_as_process(runs: Path, kind: str, num_devices: int, num_points: int) -
     run.lose()
 
 
+def write_over_hosts(runs: Path, num_hosts: int) -> None:
+    """The same of a run of so many hosts, whose ranks all write, and whose samplers read once a second."""
+    infos = [
+        msgspec.structs.replace(info, host=f"box{info.index // DEVICES_OF_HOST}")
+        for info in device_infos(num_hosts * DEVICES_OF_HOST)
+    ]
+    run = WrittenRun(runs, "over-hosts")
+    run.begin(world_size=len(infos), devices=infos, steps=1_000_000)
+    print(run.path, flush=True)
+    sys.stdin.readline()
+    os.set_blocking(0, False)
+    rng, due = random.Random(2), time.time()
+    number, step = 0, 1
+    while _is_wanted():
+        number, due = number + 1, due + 1 / READINGS_HZ
+        time.sleep(max(0.0, due - time.time()))
+        is_followed = number % READINGS_PER_FOLLOWED == 0
+        for rank in range(len(infos)):
+            steps = msgspec.structs.replace(steps_line(rng, step, 1, time.time(), 1 / READINGS_HZ), rank=rank)
+            kinds = {"parameters": 21 * MIB, "activations": int((47 + rng.gauss(0, 1)) * MIB)}
+            held = events.DeviceMemory(rank, 60 * MIB, sum(kinds.values()), peak_by_kind=kinds)
+            memory = events.Memory(rank=rank, step=step, source=events.MEASURED_IN_REHEARSAL, devices=[held])
+            run.writer(f"rank-{rank}").write(memory if is_followed else steps)
+        step += not is_followed
+        for host in range(num_hosts) if number % READINGS_HZ == 0 else ():
+            busy = [
+                events.DeviceSample(device=host * DEVICES_OF_HOST + index, utilisation=rng.random())
+                for index in range(DEVICES_OF_HOST)
+            ]
+            run.writer(f"sampler-box{host}").write(events.Sample(interval_s=1.0, devices=busy))
+    run.lose()
+
+
 def _is_wanted() -> bool:
     try:
         return os.read(0, 1) != b""
@@ -148,6 +184,7 @@ class Writer:
     def __init__(self, runs: Path, kind: str, num_devices: int, num_points: int) -> None:
         command = [sys.executable, "-m", "tests.bench.replay", "--write", kind, "--runs", str(runs)]
         counts = ["--devices", str(num_devices), "--points", str(num_points)]
+        counts += ["--hosts", str(num_devices // DEVICES_OF_HOST)]
         self._process = subprocess.Popen(
             [*command, *counts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -243,11 +280,12 @@ class Bench:
 
     def live(self, seconds: float) -> str:
         """Frames and time of the processor while another process appends."""
-        writer = Writer(self._runs, "running", *self._sizes)
+        num_points = self._sizes[1]
+        writer = Writer(self._runs, "running" if num_points else "over-hosts", *self._sizes)
         before, begin = _resident_bytes(), time.perf_counter()
         live = self._open(writer.path)
-        self._spin(1800, lambda: live.step == self._sizes[1])
-        assert live.step == self._sizes[1], live.step
+        self._spin(1800, lambda: bool(live.devices) and (live.step or 0) == num_points)
+        assert (live.step or 0) == num_points, live.step
         loaded = (
             f"backlog: {_size_of(writer.path) / 1e9:.2f} GB in {time.perf_counter() - begin:.1f} s, "
             f"{(_resident_bytes() - before) / 1e6:.0f} MB of memory\n"
@@ -291,11 +329,16 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--day", action="store_true", help="16 devices, a day at 1000 losses a second, 60 s")
-    parser.add_argument("--write", choices=("finished", "finished-slow", "running"), help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", type=int, default=0, help="a run of so many hosts, of 8 devices each")
+    kinds = ("finished", "finished-slow", "running", "over-hosts")
+    parser.add_argument("--write", choices=kinds, help=argparse.SUPPRESS)
     parser.add_argument("--runs", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.day:
         args.devices, args.points, args.seconds = 16, 24 * 3600 * STEPS_PER_S, 60.0
+    if args.write == "over-hosts":
+        write_over_hosts(args.runs, args.hosts)
+        return
     if args.write is not None:
         write_as_process(args.runs, args.write, args.devices, args.points)
         return
@@ -303,8 +346,10 @@ def main() -> None:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RANKDECK_HOME"] = folder
+        if args.hosts:
+            args.devices, args.points = args.hosts * DEVICES_OF_HOST, 0
         bench = Bench(Path(folder), args.devices, args.points)
-        if not args.day:
+        if not args.day and not args.hosts:
             for kind in ("finished", "finished-slow"):
                 print(bench.attach(kind), flush=True)
         print(bench.live(args.seconds), flush=True)
