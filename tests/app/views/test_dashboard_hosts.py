@@ -1,0 +1,144 @@
+"""The dashboard of a run over several hosts: rows by host, of many the fullest of each, and silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck_app.composition import App
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.views.dashboard import run_figures
+from tests.helpers.app_window import open_run
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenRun]:
+    run = WrittenRun(tmp_path / "runs")
+    yield run
+    run.lose()
+
+
+@pytest.fixture
+def follow(qtbot: QtBot, written: WrittenRun) -> Iterator[Callable[[], LiveRun]]:
+    lives: list[LiveRun] = []
+
+    def followed() -> LiveRun:
+        live = LiveRun(written.path)
+        lives.append(live)
+        live.start()
+        qtbot.waitUntil(lambda: live.drain() is not None and bool(live.devices) and live.outcome is not None)
+        return live
+
+    yield followed
+    for live in lives:
+        live.close()
+
+
+def of_hosts(num_hosts: int, of_each: int) -> list[events.DeviceInfo]:
+    infos = device_infos(num_hosts * of_each)
+    return [msgspec.structs.replace(one, host=f"box{one.index // of_each}") for one in infos]
+
+
+def read(written: WrittenRun, host: int, devices: Sequence[int]) -> None:
+    """A second of what the sampler of a host reads."""
+    busy = [events.DeviceSample(device=index, utilisation=0.5) for index in devices]
+    written.writer(f"sampler-box{host}").write(events.Sample(interval_s=1.0, devices=busy))
+
+
+def test_every_row_knows_its_host(written: WrittenRun, follow: Callable[[], LiveRun]) -> None:
+    written.begin(devices=of_hosts(2, 2))
+    written.memory(0, 1, {index: {"parameters": 3 * MIB} for index in range(4)})
+    live = follow()
+    hosts = ["box0", "box0", "box1", "box1"]
+    assert [bar.host for bar in run_figures.bars(live).bars] == hosts
+    assert list(run_figures.heat(live).hosts) == hosts
+    assert [row.host for row in run_figures.anatomy(live).rows] == hosts
+    assert run_figures.bars(live).bars[3].label == "box1 Virtual 3" and not live.is_by_hosts
+
+
+def test_of_many_devices_the_fullest_of_each_host_has_a_row(
+    qtbot: QtBot, written: WrittenRun, follow: Callable[[], LiveRun]
+) -> None:
+    written.begin(devices=of_hosts(5, 8))
+    held = {index: {"parameters": (3 + (index % 8 == 5) * (1 + index)) * MIB} for index in range(40)}
+    written.memory(0, 1, held)
+    live = follow()
+    qtbot.waitUntil(lambda: live.drain() is not None and live.rows[0].device == 5)
+    assert [one.device for one in live.rows] == [5, 13, 21, 29, 37] and len(live.devices) == 40
+    figure = run_figures.bars(live)
+    assert [bar.label for bar in figure.bars][:2] == ["box0 Virtual 5", "box1 Virtual 13"]
+    assert [bar.total_bytes for bar in figure.bars] == [(4 + index) * MIB for index in (5, 13, 21, 29, 37)]
+    assert figure.imbalance is not None and figure.imbalance.device == 4
+    assert run_figures.bars_subtitle(live, figure)[0].startswith("fullest of each host; ")
+    assert len(run_figures.heat(live).labels) == len(run_figures.band(live).labels) == 5
+
+
+def test_many_devices_of_one_host_all_have_rows(written: WrittenRun, follow: Callable[[], LiveRun]) -> None:
+    written.begin(devices=device_infos(40))
+    assert len(follow().rows) == 40
+
+
+def test_a_host_that_falls_silent_is_named_and_its_figures_are_old(
+    qtbot: QtBot, written: WrittenRun, follow: Callable[[], LiveRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.begin(devices=of_hosts(2, 1))
+    written.memory(0, 1, {index: {"parameters": 3 * MIB} for index in range(2)})
+    written.steps(0, 1, [2.0])
+    for host in range(2):
+        read(written, host, [host])
+    live = follow()
+    qtbot.waitUntil(lambda: live.drain() is not None and all(one.read_s for one in live.devices))
+    assert not live.silent_hosts and run_figures.headline(live) is None
+    live._heard._heard_s["box1"] -= 61.0
+    live.drain()
+    assert live.silent_hosts.keys() == {"box1"}
+    assert run_figures.headline(live) == (
+        "info",
+        "box1 has told nothing for 1:01.",
+        "What is shown of it is old.",
+    )
+    assert [bar.is_old for bar in run_figures.bars(live).bars] == [False, True]
+    read(written, 1, [1])
+    qtbot.waitUntil(lambda: live.drain() is not None and not live.silent_hosts)
+    live._heard._heard_s["box1"] -= 60.0
+    written.end()
+    qtbot.waitUntil(lambda: live.drain() is not None and live.is_over)
+    assert not live.silent_hosts, "of a run that is over nothing more is told"
+
+
+@pytest.mark.parametrize(
+    ("rank", "message", "words"),
+    [(1, "SIGKILL", "Rank 1 on box1: SIGKILL"), (None, "box1 is gone", "box1 is gone")],
+)
+def test_the_banner_names_host_and_rank(
+    written: WrittenRun, follow: Callable[[], LiveRun], rank: int | None, message: str, words: str
+) -> None:
+    written.begin(world_size=2, devices=of_hosts(2, 1))
+    problem = Problem("rank-killed", message, rank=rank)
+    written.writer("supervisor").write(events.ProblemRaised(problem=problem))
+    written.end("failed", 1)
+    headline = run_figures.headline(follow())
+    assert headline is not None and headline[:2] == ("error", words)
+
+
+def test_what_is_used_is_told_by_host_and_by_the_place_there(
+    qtbot: QtBot, make_app: Callable[[], App], written: WrittenRun
+) -> None:
+    app = make_app()
+    written.begin(devices=of_hosts(2, 2))
+    written.memory(0, 1, {index: {"parameters": (1 + index) * MIB} for index in range(4)})
+    open_run(app, written.path)
+    qtbot.waitUntil(lambda: app.tabs.usages()[1].get("box1", {}).get(1, (None,))[0] == 4 * MIB, timeout=5000)
+    kind, usages = app.tabs.usages()
+    assert kind == "virtual" and {host: list(found) for host, found in usages.items()} == {
+        "box0": [0, 1],
+        "box1": [0, 1],
+    }
+    assert [leads for _, _, leads in usages["box1"].values()] == [False, True]
