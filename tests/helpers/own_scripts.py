@@ -11,7 +11,7 @@ from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.state.workspace import Workspace
@@ -73,5 +73,5 @@ def launch_view(
     script = ScriptDraft(folder / "script.json", folder, draft)
     scripts = ScriptFolder(workspace, folder / "interpreters.json", draft)
     choice = DeviceChoice(draft, script, draft)
-    hosts = Hosts(Engine(folder / "launch", draft), gpus, choice, draft)
+    hosts = GpusOfHosts(Engine(folder / "launch", draft), gpus, choice, draft)
     return LaunchView(theme, draft, script, scripts, choice, hosts, presets, idle_plan(draft), keys)

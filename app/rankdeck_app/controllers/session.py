@@ -25,7 +25,7 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.predictions import Predictions
@@ -78,7 +78,7 @@ class Session:
         )
         self.layouts = CardLayouts(state_folder / "cards.json", parent, disk=disk)
         self.choice = DeviceChoice(self.draft, self.script, parent)
-        self.hosts = Hosts(self.engine, self.gpus, self.choice, parent)
+        self.hosts = GpusOfHosts(self.engine, self.gpus, self.choice, parent)
         self.problems = ProblemList(parent)
         self.presets: Sequence[PresetCard] = engine_presets.all()
         is_automatic = partial(settings.get, "plan.automatic", bool)

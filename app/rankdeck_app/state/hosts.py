@@ -19,7 +19,7 @@ LOOK_AFTER_MS = 800
 """A name that is being typed is none yet, and nobody is called by half of it."""
 
 
-class Hosts(QObject):
+class GpusOfHosts(QObject):
     """`changed`: other hosts are looked at. `told`: that, or one of them has other devices than before."""
 
     changed = Signal()

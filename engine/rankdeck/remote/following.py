@@ -15,7 +15,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.remote import wire
 from rankdeck.remote.link import Link
 from rankdeck.remote.mirror import Mirror, folder_of
-from rankdeck.rundir import Origin, RunDir
+from rankdeck.rundir import HostedRun, RunDir
 
 _TURN_S = 0.05
 _NUMBER, _ASKED = 0, 1
@@ -100,7 +100,7 @@ class RemoteRun:
         match message:
             case wire.Found():
                 self._mirror = self._copy_of(message.run)
-                self._mirror.tell_origin(Origin(self._host, message.path))
+                self._mirror.tell_origin(HostedRun(self._host, message.path))
                 self._path = message.path
                 self._ask()
             case wire.Refused() if message.number == _NUMBER:

@@ -23,7 +23,7 @@ from rankdeck.base import files
 from rankdeck.base.home import copies_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.remote import travelling, wire
-from rankdeck.rundir import ORIGIN, Origin, RunDir, slug
+from rankdeck.rundir import ORIGIN, HostedRun, RunDir, slug
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAST_FREE_BYTES = 256 << 20
@@ -48,7 +48,7 @@ class Mirror:
         if not travelling.is_run_name(name):
             raise wire.WireError("no name of a run")
         self.run = RunDir(folder / name)
-        self._origin: Origin | None = None
+        self._origin: HostedRun | None = None
         self._parts: dict[str, bytearray] = {}
         self._sizes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class Mirror:
             os.close(self._own)
             raise
 
-    def tell_origin(self, origin: Origin) -> None:
+    def tell_origin(self, origin: HostedRun) -> None:
         """Raises: OSError, it cannot be written."""
         self._origin = origin
         files.write_own(self.run.path / ORIGIN, msgspec.json.encode(origin))

@@ -69,7 +69,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Origin:
+class HostedRun:
     """The run of another host that a directory is the copy of: the host as ssh calls it, the path there.
     `is_lost`: there it ended without a last word.
     """
@@ -81,7 +81,7 @@ class Origin:
 
 ORIGIN = "copy.json"
 """Written by whoever copies; no file of this name travels."""
-_last_word, _origin = msgspec.json.Decoder(End), msgspec.json.Decoder(Origin)
+_last_word, _origin = msgspec.json.Decoder(End), msgspec.json.Decoder(HostedRun)
 
 
 class RunDir:
@@ -230,7 +230,7 @@ class RunDir:
         return told if told.outcome in OUTCOMES else None
 
     @property
-    def copied_from(self) -> Origin | None:
+    def copied_from(self) -> HostedRun | None:
         """Where this is the copy of a run of another host, None for a run of this one; whoever gives away a
         run's directory names no host with it.
         """

@@ -14,7 +14,7 @@ from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.state.script_draft import ScriptDraft
 from tests.helpers.device_lines import feed_machine
 from tests.helpers.near_hosts import NearHosts
@@ -41,10 +41,10 @@ def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NearHosts:
 
 
 @pytest.fixture
-def hosts(near: NearHosts, choice: DeviceChoice, draft: Draft, tmp_path: Path) -> Iterator[Hosts]:
+def hosts(near: NearHosts, choice: DeviceChoice, draft: Draft, tmp_path: Path) -> Iterator[GpusOfHosts]:
     engine = Engine(tmp_path / "launch", draft)
     here = Gpus(engine, draft)
-    hosts = Hosts(engine, here, choice, draft)
+    hosts = GpusOfHosts(engine, here, choice, draft)
     yield hosts
     hosts.close()
     here.close()
@@ -55,7 +55,7 @@ def name(draft: Draft, *names: str) -> None:
     draft.set_value(("hosts", "use"), list(names) or None)
 
 
-def seen(hosts: Hosts) -> list[str]:
+def seen(hosts: GpusOfHosts) -> list[str]:
     return [gpus.host for gpus in hosts.seen]
 
 
@@ -78,7 +78,7 @@ def test_what_is_no_list_of_names_names_none(choice: DeviceChoice, draft: Draft,
 
 
 def test_hosts_are_asked_once_they_are_named_and_left_once_they_are_not(
-    qtbot: QtBot, hosts: Hosts, draft: Draft
+    qtbot: QtBot, hosts: GpusOfHosts, draft: Draft
 ) -> None:
     assert seen(hosts) == [""]
     for typed in ("b", "bo", "box1"):
@@ -95,7 +95,7 @@ def test_hosts_are_asked_once_they_are_named_and_left_once_they_are_not(
 
 
 def test_one_that_is_not_there_says_so_and_one_that_is_held_stays(
-    qtbot: QtBot, hosts: Hosts, draft: Draft
+    qtbot: QtBot, hosts: GpusOfHosts, draft: Draft
 ) -> None:
     gone = hosts.hold("gone1")
     qtbot.waitUntil(lambda: bool(gone.refusal), timeout=ANSWER_MS)
@@ -115,7 +115,7 @@ def over(devices: str, **of_hosts: str) -> RunConfig:
     return from_dict(tables, folder=Path())
 
 
-def test_devices_of_all_hosts_are_counted_as_far_as_they_are_known(qtbot: QtBot, hosts: Hosts) -> None:
+def test_devices_of_all_hosts_are_counted_as_far_as_they_are_known(qtbot: QtBot, hosts: GpusOfHosts) -> None:
     many = hosts.num_chosen
     assert many(over("cpu:2", box1="cpu:3")) == 5
     feed_machine(hosts.here, 4)

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.views.devices.host_bar import HostBar
 from rankdeck_app.views.devices.page import DevicesPage
 from tests.helpers.device_lines import feed_machine
@@ -29,7 +29,7 @@ def shown(app: App, host: str) -> tuple[DevicesPage, HostBar]:
     return page, page.findChildren(HostBar)[0]
 
 
-def fed(hosts: Hosts, host: str, count: int) -> Gpus:
+def fed(hosts: GpusOfHosts, host: str, count: int) -> Gpus:
     gpus = hosts.of(host) if host else hosts.here
     assert gpus is not None
     feed_machine(gpus, count)

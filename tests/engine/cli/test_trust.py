@@ -43,8 +43,8 @@ devices = { use = "cpu:1" }
 """
 NAMED = {"train", "run", "plan", "race", "adopt", "validate", "devices", "strategies", "presets", "doctor"}
 """What a person names themselves, or no run at all; `plan` asks with --accuracy."""
-FROM_ELSEWHERE = {"serve", "meet"}
-"""What starts the other commands here for a person at another host."""
+FROM_ELSEWHERE = {"serve", "meet", "copy"}
+"""What starts the other commands here for a person at another host, or there."""
 QUIET = (
     ("runs",),
     ("show", "RUN"),

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.widgets.gpu_words import host_state, status_text
 from rankdeck_app.widgets.layouts import push_button
 
@@ -21,7 +21,7 @@ _MARGINS = (16, 8, 16, 4)
 class HostBar(QWidget):
     """Empty where this machine is the only one. `on_pick` gets the host of a button, "" for this one."""
 
-    def __init__(self, hosts: Hosts, shown: str, on_pick: Callable[[str], object]) -> None:
+    def __init__(self, hosts: GpusOfHosts, shown: str, on_pick: Callable[[str], object]) -> None:
         super().__init__()
         self._hosts, self._shown, self._on_pick = hosts, shown, on_pick
         self.buttons: dict[str, QPushButton] = {}

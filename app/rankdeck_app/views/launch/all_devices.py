@@ -12,7 +12,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.state.device_choice import HOSTS, DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import HostDevices, Usage
 from rankdeck_app.widgets.controls import WholeLabel
@@ -51,7 +51,7 @@ class AllDevices(QWidget):
 
     opened = Signal(str)
 
-    def __init__(self, theme: Theme, draft: Draft, choice: DeviceChoice, hosts: Hosts) -> None:
+    def __init__(self, theme: Theme, draft: Draft, choice: DeviceChoice, hosts: GpusOfHosts) -> None:
         super().__init__()
         self._theme, self._choice, self.hosts = theme, choice, hosts
         self._usages: tuple[str, Mapping[str, Usage]] = ("", {})

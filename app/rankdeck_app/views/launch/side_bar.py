@@ -15,7 +15,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.side_bar import SideBarSection, SideBarView
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.hosts import Hosts
+from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
@@ -44,7 +44,7 @@ class LaunchView(SideBarView):
         script: ScriptDraft,
         folder: ScriptFolder,
         choice: DeviceChoice,
-        hosts: Hosts,
+        hosts: GpusOfHosts,
         presets: Sequence[PresetCard],
         plan: DraftPlan,
         launch_keys: Callable[[], str],
