@@ -19,7 +19,7 @@ from typing import Any
 
 from rankdeck.launch.guard import EXIT_STOPPED, STOP_S, Guard
 from rankdeck.launch.last_word import Sentence, how_it_was_killed, phrase
-from rankdeck.launch.peers import BEAT_S, LAPSE_S, SILENT, Word
+from rankdeck.launch.peers import ALONE, BEAT_S, LAPSE_S, SILENT, Word
 
 VICTIM_S = 5.0
 """How long a part that others have made fail may take to say so itself."""
@@ -159,6 +159,11 @@ def ranks_by_host(layout: Word) -> dict[str, range]:
 
 def how_it_went(name: str, address: str, how: str) -> Sentence:
     """Of a host that is there no more."""
+    if how == ALONE:
+        return phrase(
+            "None of the other hosts has been heard for {seconds} s: this one is cut off, or they all are.",
+            seconds=round(LAPSE_S),
+        )
     if how == SILENT:
         return phrase(
             "{host} ({address}) has been silent for {seconds} s: it is cut off, stopped or without power.",

@@ -27,8 +27,9 @@ _MOST_WAITING_BYTES = 1 << 23
 _LEAVE_S = 2.0
 _MOST_STRANGERS = 32
 """Connections that have not said the secret yet; one more takes the place of the first."""
-SILENT, CLOSED, LEFT = "silent", "closed", "left"
-"""How a host goes: nothing comes, its connection is closed, or it has said that it is done."""
+SILENT, CLOSED, LEFT, ALONE = "silent", "closed", "left", "alone"
+"""How a host goes: nothing comes, its connection is closed, it has said that it is done, or nothing comes of
+any."""
 Word = dict[str, Any]
 
 
@@ -74,6 +75,10 @@ class Peer:
         self._flush()
         if now_s - self._heard_s > LAPSE_S:
             self.close(SILENT)
+
+    def has_beaten(self, now_s: float) -> bool:
+        """Whether it was heard since it should have been, but for the last beats."""
+        return now_s - self._heard_s < LAPSE_S - 2 * BEAT_S
 
     def excuse(self, now_s: float) -> None:
         """Nobody here has listened for a while: this process was suspended."""
@@ -228,6 +233,9 @@ class Gathering:
             if not self.is_complete:
                 del self.hosts[peer.name]  # it may come again
             del self._peers[peer.name]
+            rest, now_s = self._peers.values(), time.monotonic()
+            if how == SILENT and rest and not any(one.has_beaten(now_s) for one in rest):
+                how = ALONE
             self._on_gone(peer.name, how)
 
     def tell(self, word: Word) -> None:

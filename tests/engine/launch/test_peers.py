@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rankdeck.launch import peers
-from rankdeck.launch.peers import CLOSED, LEFT, MAX_LINE_BYTES, SILENT, Gathering, Membership, Word
+from rankdeck.launch.peers import (
+    ALONE,
+    CLOSED,
+    LEFT,
+    MAX_LINE_BYTES,
+    SILENT,
+    Gathering,
+    Membership,
+    Word,
+)
 from tests.helpers.waiting import wait_until
 
 _LOOPBACK = "127.0.0.1"
@@ -203,6 +212,17 @@ def test_who_is_killed_has_closed_and_who_is_stopped_is_silent(
     finally:
         far.kill()
         far.wait()
+
+
+def test_where_nobody_is_heard_it_is_this_host_that_is_cut_off(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "LAPSE_S", 1.5)
+    one, two = Other(head, "box1"), Other(head, "box2")
+    head.until(lambda: head.meeting.is_complete, one, two)
+    head.until(lambda: len(head.gone) == 2)
+    assert sorted(how for _, how in head.gone) == [ALONE, SILENT], "the last one has nobody beside it"
+    assert head.gone[0][1] == ALONE
 
 
 def test_who_was_suspended_itself_blames_nobody_for_it(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
