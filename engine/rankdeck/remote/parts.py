@@ -78,16 +78,20 @@ def _begin(
     head, *others = hosts.all
     detached = ["--detach", "--json"]
     listen = ["--listen", address or address_of(head, others)]
-    begun = _answer(hosts, [head.begin([*command(head, ""), *detached, *listen], {NAME: head.name})])
+    first = head.begin([*command(head, ""), *detached, *listen], {NAME: head.name})
     try:
+        begun = _answer(hosts, [first])
         asked = [
             host.begin([*command(host, begun.run), *detached], {JOIN: begun.place, NAME: host.name})
             for host in others
         ]
         _answer(hosts, asked)
     except BaseException:
-        stopped = head.begin(["stop", begun.path, "--now"])
-        hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
+        # What is only beginning can be stopped once it has said where it is.
+        hosts.poll_until(lambda: first.code is not None or head.error is not None, _END_S)
+        if path := _said(first).path:
+            stopped = head.begin(["stop", path, "--now"])
+            hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
         raise
     return head.name, begun
 
@@ -106,13 +110,17 @@ def _answer(hosts: Hosts, asked: Sequence[Ran]) -> Begun:
     hosts.check(ran.host for ran in asked)
     begun = Begun()
     for ran in asked:
-        try:
-            begun = msgspec.convert(json_of(bytes(ran.out)), Begun)
-        except (ValueError, msgspec.ValidationError):
-            begun = Begun()
+        begun = _said(ran)
         if ran.code != 0 or not begun.path:
             raise _why_not(ran, begun)
     return begun
+
+
+def _said(ran: Ran) -> Begun:
+    try:
+        return msgspec.convert(json_of(bytes(ran.out)), Begun)
+    except (ValueError, msgspec.ValidationError):
+        return Begun()
 
 
 def _why_not(ran: Ran, begun: Begun) -> MachineError | ConfigError:
