@@ -276,8 +276,12 @@ def stay(host: str, path: str, *, as_json: bool) -> int:
     from rankdeck.cli.follow import choose, follow
     from rankdeck.remote.following import RemoteRun
 
+    def say_late() -> None:
+        words = phrase("{host} does not answer yet; the run goes on there.", host=host)
+        console.err().print(words, soft_wrap=True)
+
     with RemoteRun(host, path, is_known=True) as followed:
-        run = followed.copy()
+        run = followed.copy(say_late)
         display = choose(run, progress=not as_json)
 
         def stop(now: bool) -> None:

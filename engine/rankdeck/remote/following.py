@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -17,7 +18,7 @@ from rankdeck.remote.link import Link
 from rankdeck.remote.mirror import Mirror, folder_of
 from rankdeck.rundir import HostedRun, RunDir
 
-_TURN_S = 0.05
+_TURN_S, _LATE_S = 0.05, 5.0
 _NUMBER, _ASKED = 0, 1
 """Of what is followed, and of the commands about it."""
 
@@ -51,13 +52,16 @@ class RemoteRun:
         if self._for_itself is not None:
             self._for_itself.cleanup()
 
-    def copy(self) -> RunDir:
-        """Wait until the copy can be read: of a run that is over all of it is here then.
+    def copy(self, say_late: Callable[[], object] = lambda: None) -> RunDir:
+        """Wait until the copy can be read: of a run that is over all of it is here then. `say_late` is called
+        where that takes long.
 
         Raises:
             RankdeckError: there is no such run, no such host, or no room for a copy.
         """
-        self._is_found.wait()
+        if not self._is_found.wait(_LATE_S):
+            say_late()
+            self._is_found.wait()
         if self._error is not None:
             raise self._error
         assert self._mirror is not None
