@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 FACTOR = 8
 _LARGEST_APPEND = 65_536
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Window(NamedTuple):
@@ -145,33 +146,39 @@ class Series:
 
     @property
     def last_x(self) -> float | None:
-        return float(self._raw[0][0, -1]) if len(self) else None
+        """Of a curve that was cut to where no point is held one by one, where its last bin begins."""
+        return next((float(track[0][0, -1]) for track in (self._raw, *self._tiers) if len(track)), None)
 
     @property
     def last_y(self) -> float | None:
         return self.last_of()
 
     def last_of(self, curve: int = 0) -> float | None:
-        """The newest y of a curve."""
-        return float(self._raw[1][curve, -1]) if len(self) else None
+        """The newest y of a curve; None as well where it is not held any more."""
+        return float(self._raw[1][curve, -1]) if len(self._raw) else None
 
     @property
     def num_bytes(self) -> int:
         """Memory held, in bytes."""
         return self._raw.num_bytes + sum(tier.num_bytes for tier in self._tiers)
 
-    def append(self, x: float, y: float) -> None:
+    def append(self, x: float, y: float, *keys: float) -> None:
         """One point of a single curve, as `append_many`; y is within the range of a float32."""
         last_x = self.last_x
-        self._raw.append(1, x if last_x is None else max(x, last_x), y)
+        self._raw.append(1, x if last_x is None else max(x, last_x), y, *keys)
         self._fill_tiers()
 
-    def append_many(self, x: ArrayLike, y: ArrayLike, keys: ArrayLike = ()) -> None:
+    def append_many(
+        self, x: Sequence[float] | Floats, y: Sequence[Any] | NDArray[Any], keys: Sequence[float] = ()
+    ) -> None:
         """Appends points in order: n of x, (n) or (curves, n) of y. An x that goes back (a clock that was
         set) counts as the last x.
 
         `keys` (a keyed series only): what `cut` compares with instead of x; they never go back either.
         """
+        if len(x) == len(y) == 1 and isinstance(y[0], int | float) and abs(y[0]) <= _LARGEST_FLOAT32:
+            self.append(x[0], y[0], *keys)  # many devices tell one point each at a time
+            return
         xs = np.asarray(x, dtype=np.float64)
         with np.errstate(over="ignore"):
             ys = np.asarray(y).astype(np.float32).reshape(self._num_curves, len(xs))
@@ -246,7 +253,7 @@ class Series:
         for level, track in enumerate(tracks):
             is_coarsest = level == len(tracks) - 1
             x = track[0][0]
-            if not is_coarsest and track.first > 0 and x[0] > x0:
+            if not is_coarsest and track.first > 0 and (not len(x) or x[0] > x0):
                 continue
             begin = max(0, int(np.searchsorted(x, x0, side="right")) - 1)
             end = min(len(x), int(np.searchsorted(x, x1, side="left")) + 1)

@@ -165,3 +165,32 @@ def test_a_copy_of_a_series_goes_on_by_itself_and_takes_no_more_room_than_it_nee
     assert (len(copied), len(series), series.last_x) == (204, 203, 202.0)
     series.append_many([500.0], [1.0])
     np.testing.assert_equal(copied.window(0, 600, 1000), series.window(0, 600, 1000))
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_points_that_come_one_by_one_are_those_that_come_together(keyed: bool) -> None:
+    x = [1.0, 2.0, 1.5, 3.0, 3.0, *np.arange(4.0, 900.0)]
+    y: list[float] = [0, 1e30, -1e39, np.nan, 1e39, *np.sin(np.arange(896.0)).tolist()]
+    keys = np.arange(len(x), dtype=float).tolist() if keyed else []
+    together, alone = Series(64, 64, keyed=keyed), Series(64, 64, keyed=keyed)
+    together.append_many(x, y, keys)
+    for at in range(len(x)):
+        alone.append_many(x[at : at + 1], y[at : at + 1], keys[at : at + 1])
+    for series in (together, alone):
+        series.cut(700)
+    one, other = together.window(0, 900, 10_000), alone.window(0, 900, 10_000)
+    for name in ("x", "low", "high"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert len(together) == len(alone)
+
+
+def test_a_curve_that_is_cut_to_before_all_single_points_goes_on() -> None:
+    x = np.arange(900.0)
+    series = Series(64, 64)
+    series.append_many(x, x)
+    series.cut(700)
+    last = series.last_x
+    assert last is not None and 688 <= last <= 700 and series.last_y is None
+    assert series.window(0, 900, 100).x[-1] <= 700
+    series.append_many([701.0, 702.0], [1.0, 2.0])
+    assert (series.last_x, series.last_y) == (702.0, 2.0) and series.window(600, 900, 100).x[-1] == 702.0
