@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
+from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
+from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -142,3 +146,13 @@ def test_what_is_used_is_told_by_host_and_by_the_place_there(
         "box1": [0, 1],
     }
     assert [leads for _, _, leads in usages["box1"].values()] == [False, True]
+
+
+def test_a_frame_that_took_much_leaves_drawing_to_the_next_once(written: WrittenRun, qtbot: QtBot) -> None:
+    live = LiveRun(written.path)
+    page = RunPage(live, Theme(), FrameClock(60), run_command=lambda _command: None)
+    qtbot.addWidget(page)
+    long_ago_s = time.thread_time() - 1.0
+    assert [page._puts_off("cards", long_ago_s) for _ in range(4)] == [True, False, True, False]
+    assert not page._puts_off("plots", time.thread_time())
+    live.close()

@@ -49,6 +49,7 @@ LR_WORDS, NORM_WORDS = (marked("lr"), "", ""), (marked("norm"), "", "")
 # Figures that change faster cannot be read.
 _STATS_EVERY_S = 0.25
 _DRAWN_READING_S = 0.25
+_MUCH_S = 0.004
 
 
 def page_id(run_path: object) -> str:
@@ -76,6 +77,7 @@ class RunTab(Page):
         self._shown_actions: list[PageAction] = []
         self._pending = ~Changed.NOTHING
         self._stats_at = self._drawn_at = 0.0
+        self._put_off: set[str] = set()
         self._aged_at = 0
         self._known_devices = 0
         self._strip = StatStrip(theme)
@@ -240,12 +242,13 @@ class RunTab(Page):
 
     def _frame(self) -> None:
         """One tick of the clock: take, then repaint what changed."""
+        began_s = time.thread_time()
         self.run.drain()
         if self._pending & Changed.STATE:
             self._show_state()
         if self.isVisible():
             self._grow_old()
-            is_due = self._is_due()
+            is_due = not self._puts_off("cards", began_s) and self._is_due()
             if is_due:
                 self._refresh()
             # One plot a frame is made, or drawn, the one that waited longest: all together would make a slow
@@ -253,8 +256,15 @@ class RunTab(Page):
             unmade = [name for name in self.grid.shown if self.cards[name].made_body is None]
             if unmade:
                 self.cards[unmade[0]].make_body()
-            elif is_due:
+            elif is_due and not self._puts_off("plots", began_s):
                 any(plot.tick() for plot in sorted(self._plots, key=lambda plot: plot.drawn_at))
+
+    def _puts_off(self, what: str, began_s: float) -> bool:
+        """Whether this frame has done its share, and leaves that to the next one: what many devices tell at
+        once is taken in one frame and drawn in others. Nothing is put off twice in a row."""
+        is_late = time.thread_time() - began_s > _MUCH_S and what not in self._put_off
+        (self._put_off.add if is_late else self._put_off.discard)(what)
+        return is_late
 
     def _is_due(self) -> bool:
         """What is read for the first time is drawn now and then only: a million steps come first."""
