@@ -102,7 +102,8 @@ class Launching(QObject):
         listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
         self._session.problems.set(DRAFT, tr("configuration"), [] if script.is_chosen else problems)
         self._session.problems.set(SCRIPT, tr("script"), listed if script.is_chosen else [])
-        self._window.context.set("raceable", blocker is None and not script.is_chosen)
+        is_of_one_host = not script.is_chosen and not self._session.choice.hosts
+        self._window.context.set("raceable", blocker is None and is_of_one_host)
         self.changed.emit()
 
     def _offer_back(self, before: Snapshot) -> None:

@@ -101,7 +101,8 @@ def _asked(
 ) -> tuple[Asked, int]:
     """What fits, planned now, and on how many devices.
 
-    Raises: ConfigError where nothing fits, no run can be kept, or --save asks a rehearsal for a winner.
+    Raises: ConfigError where nothing fits, no run can be kept, hosts are named, or --save asks a rehearsal
+    for a winner.
     """
     from rankdeck import rundir
     from rankdeck.cli.plan import predicted_lines
@@ -109,6 +110,13 @@ def _asked(
     from rankdeck.launch.race import Asked
     from rankdeck.planner.candidates import candidates_for
 
+    if config.hosts.use:
+        raise ConfigError(
+            phrase("A race is of one host, and hosts.use names {n}.", n=len(config.hosts.use)),
+            code="hosts",
+            path="hosts.use",
+            advice=phrase("Leave hosts.use out, or start each strategy by itself."),
+        )
     folder = rundir.runs_folder(runs)
     rundir.check_can_hold_runs(folder)
     checked_name(config.name)
