@@ -10,12 +10,12 @@ from rankdeck.base.cgroups import tightest
 from rankdeck.base.errors import ConfigError, DeviceError, MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
+from rankdeck.cli.devices_of_hosts import gpus_of
 from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
 from rankdeck.config.gpu_models import gpu_model, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.remote.devices import gpus_of
 from rankdeck.remote.ssh import is_here
 from rankdeck.telemetry.listing import GpuStatus, list_gpus
 
