@@ -120,7 +120,7 @@ def test_what_a_host_cannot_do_is_told_and_nothing_is_left(
 def test_a_part_that_cannot_be_begun_ends_the_first(tmp_path: Path) -> None:
     file = job(tmp_path / "job")
     odd = f'hosts.devices={{ "{_HERE[1]}" = "gpu:7" }}'
-    told = rankdeck_here("train", file, "--runs", tmp_path / "runs", "--set", odd)
+    told = rankdeck_here("train", file, "--runs", tmp_path / "runs", "--devices", "auto", "--set", odd)
     assert told.code in (2, 3) and told.err.startswith(f"{_HERE[1]}: "), told
     (head,) = list_folder(tmp_path / "runs")
     wait_until(lambda: not head.is_alive())
@@ -130,4 +130,4 @@ def test_a_part_that_cannot_be_begun_ends_the_first(tmp_path: Path) -> None:
 def test_elsewhere_than_with_train_such_a_configuration_is_refused(tmp_path: Path) -> None:
     file = job(tmp_path / "job")
     told = rankdeck_here("race", file, "--runs", tmp_path / "runs")
-    assert told.code == 2 and "hosts.use names 2 hosts" in told.err, told
+    assert told.code == 2 and "hosts.use names 2 hosts, and a race is of one." in told.err, told

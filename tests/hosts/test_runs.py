@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,3 +161,34 @@ def test_hosts_that_were_told_different_things_do_not_begin(begin: Callable[...,
     assert run.codes() == [1, 1]
     assert "box2 was started with another configuration." in run.said(0)
     assert not list(run.part(0).events_folder.glob("rank-*"))
+
+
+def listening(host: Host) -> set[str]:
+    """The addresses that something but sshd listens at, in hexadecimal as the kernel tells them."""
+    told = "".join(host.execute("cat", f"/proc/net/{kind}") for kind in ("tcp", "tcp6"))
+    rows = [line.split() for line in told.splitlines() if ":" in line and "local_address" not in line]
+    at = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return {address for address, port in at if port != f"{22:04X}"}
+
+
+_ANYWHERE = """
+import socket, time
+server = socket.create_server(("", 0))
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_listens_but_at_the_address_that_the_others_reach(begin: Callable[..., HostRun]) -> None:
+    run = begin(*_LONG)
+    run.wait_for_steps()
+    for host in run.hosts:
+        own = "".join(f"{int(part):02X}" for part in reversed(host.address.split(".")))
+        assert listening(host) <= {own, "0100007F"} and own in listening(host)
+    enter = ["nsenter", "-t", str(run.hosts[1].pid), "-n", sys.executable, "-c", _ANYWHERE]
+    with subprocess.Popen(enter, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"up\n"
+        assert "00000000" in listening(run.hosts[1]), "this test would see it"
+        other.kill()
+    os.kill(_python(run.commands[0].pid), signal.SIGINT)
+    assert run.codes() == [130, 130]

@@ -112,7 +112,7 @@ def _asked(
 
     if config.hosts.use:
         raise ConfigError(
-            phrase("A race is of one host, and hosts.use names {n}.", n=len(config.hosts.use)),
+            phrase("hosts.use names {n} hosts, and a race is of one.", n=len(config.hosts.use)),
             code="hosts",
             path="hosts.use",
             advice=phrase("Leave hosts.use out, or start each strategy by itself."),

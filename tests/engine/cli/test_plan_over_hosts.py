@@ -11,7 +11,6 @@ from rankdeck.base.errors import ConfigError, DeviceError, MachineError
 from rankdeck.cli.plan_target import target_of
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.planner.candidates import Candidate
-from tests.helpers.cli import rankdeck_here
 from tests.helpers.near_hosts import NearHosts
 from tests.helpers.nvmlsim import GIB, SimulatedGpus, build
 
@@ -81,8 +80,3 @@ def test_a_gpu_that_a_host_does_not_have_is_named_with_it(with_gpus: NearHosts) 
 def test_a_host_that_is_not_there_is_named(near: NearHosts) -> None:
     with pytest.raises(MachineError, match="no host called gone1"):
         target_of(over("gpu:all", hosts=("localhost", "gone1")), None, None)
-
-
-def test_a_race_is_of_one_host() -> None:
-    refused = rankdeck_here("race", "digits-ddp", "--set", 'hosts.use=["box1"]', code=2)
-    assert "A race is of one host, and hosts.use names 1." in refused.err
