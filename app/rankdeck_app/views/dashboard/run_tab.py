@@ -248,7 +248,8 @@ class RunTab(Page):
             self._show_state()
         if self.isVisible():
             self._grow_old()
-            is_due = not self._puts_off("cards", began_s) and self._is_due()
+            is_news = bool(self._pending & Changed.STATE)  # which is said with the buttons beside the tab
+            is_due = (is_news or not self._puts_off("cards", began_s)) and self._is_due()
             if is_due:
                 self._refresh()
             # One plot a frame is made, or drawn, the one that waited longest: all together would make a slow
