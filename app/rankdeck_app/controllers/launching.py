@@ -26,7 +26,7 @@ from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.device_choice import place_of
 from rankdeck_app.state.draft import Snapshot
-from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.engine_process import NOT_SHOWN, Launch
 from rankdeck_app.state.missing_gpus import missing_gpu
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.script_draft import NONE_CHOSEN
@@ -268,6 +268,8 @@ class Launching(QObject):
         """Say why something did not start."""
         self._session.problems.set(LAUNCH, name, problems)
         show = (tr("Show Problems"), lambda: self._window.show_panel("problems"))
-        words = tr("{name} did not start: {why}", name=name, why=in_words(problems[0]).message)
+        words = in_words(problems[0]).message
+        if problems[0].code != NOT_SHOWN:
+            words = tr("{name} did not start: {why}", name=name, why=words)
         self._window.toasts.show(words, "error", [show])
         self._window.show_panel("problems")

@@ -101,7 +101,7 @@ class AppCommands:
                 ("Ctrl+K S",),
             ),
             row("config.show", phrase("Run: Edit Configuration"), self.show_config, ("Ctrl+K Ctrl+E",)),
-            row("devices.refresh", phrase("Run: Look for GPUs"), self.session.gpus.ask),
+            row("devices.refresh", phrase("Run: Look for GPUs"), self.session.hosts.ask),
         ]
 
     def _active_run_rows(self) -> list[Command]:

@@ -31,6 +31,8 @@ from rankdeck_app.state.problem_list import text_of
 # How long the window's end waits for a launch that has begun, for a run would not start half-way; and for one
 # that is given up then, which ends what it started itself.
 CLOSING_WAIT_MS, _GIVING_UP_MS = 15_000, 2000
+NOT_SHOWN = "not-shown"
+"""Of a run that has begun all the same."""
 
 
 def engine_environment() -> QProcessEnvironment:
@@ -236,10 +238,21 @@ class Launch(QObject):
         if began is None:
             self.refused.emit(self._problems_of(exit_code, out, err))
         elif self._bring is not None and began.host and not is_here(began.host):
-            bring, self._bring = self._bring, None
-            bring(began.host, began.path).answered.connect(self._answered)
+            self._bring(began.host, began.path).answered.connect(partial(self._brought, began))
         else:
             self.arrived.emit(Path(began.path))
+
+    def _brought(self, began: _Begun, exit_code: int, out: str, err: str) -> None:
+        """What goes on there has begun, whether it can be shown here or not."""
+        copy = _begun(out)
+        if copy is not None:
+            self.arrived.emit(Path(copy.path))
+            return
+        problems, host = parse_problems(out), began.host
+        why = problems[0].message if problems else err.strip() or str(exit_code)
+        text = tr("{name} runs on {host}, and cannot be shown: {why}", name=self.name, host=host, why=why)
+        advice = tr("See it in a terminal: rankdeck --host {host} watch {run}", host=host, run=began.run)
+        self.refused.emit([Problem(NOT_SHOWN, text, advice=advice)])
 
     def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
         if self._cancelled:

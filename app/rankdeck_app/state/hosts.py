@@ -44,6 +44,11 @@ class GpusOfHosts(QObject):
         """Begin to look at once."""
         self._look()
 
+    def ask(self) -> None:
+        """Look again, now, at those that have not answered or have no GPU."""
+        for gpus in self.seen:
+            gpus.ask()
+
     @property
     def seen(self) -> list[Gpus]:
         """Of each host that is looked at, this one first."""

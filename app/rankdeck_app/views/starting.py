@@ -9,7 +9,7 @@ from PySide6.QtCore import QTimer
 from rankdeck.base.errors import Problem
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.engine_process import NOT_SHOWN, Launch
 from rankdeck_app.theme import set_look
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
@@ -51,11 +51,13 @@ class StartingPage(Page):
         self._timer.stop()
         cancelled = problems[0].code == "cancelled"
         self.set_title(self._launch.name, icon="circle-slash" if cancelled else "error")
-        title = tr("{run} did not start", run=self._launch.name)
+        title, state = tr("{run} did not start", run=self._launch.name), tr("Nothing of it is running.")
         if cancelled:
             title = tr("{run} was cancelled", run=self._launch.name)
+        elif problems[0].code == NOT_SHOWN:
+            title, state = tr("{run} runs elsewhere", run=self._launch.name), ""
         self.title_label.setText(title)
-        self.status.setText(tr("Nothing of it is running."))
+        self.status.setText(state)
         told = ((spoken(problem.headline()), problem.advice) for problem in problems)
         self.problems.setText("\n\n".join("\n".join(filter(None, lines)) for lines in told))
         set_look(self.problems, tone="dim" if cancelled else "error")

@@ -13,6 +13,7 @@ import typer
 from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
+from rankdeck.cli.until_end import term_interrupts
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -24,7 +25,8 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
     from rankdeck.remote.parts import begin_parts
 
     _look_over(config.hosts.use, config.hosts.address, needs_gpus=config.selection.kind == "gpu")
-    head, begun = begin_parts(config, runs, _say)
+    with term_interrupts():
+        head, begun = begin_parts(config, runs, _say)
     return _stay(head, begun, detach=detach, as_json=as_json)
 
 
@@ -35,7 +37,8 @@ def resume_on_hosts(
     from rankdeck.remote.parts import begin_parts_again
 
     _look_over(hosts, None, needs_gpus=False)
-    head, begun = begin_parts_again(run, hosts, argv, _say)
+    with term_interrupts():
+        head, begun = begin_parts_again(run, hosts, argv, _say)
     return _stay(head, begun, detach=detach, as_json=as_json)
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 import typer
 
 from rankdeck.cli import console
+from rankdeck.cli.until_end import term_interrupts
 from rankdeck.rundir import RaceDir
 
 ANNOUNCE = "--announce"
@@ -31,8 +30,7 @@ def start_detached(*, as_json: bool) -> int:
     reading, writing = os.pipe()
     words = [word for word in sys.argv[1:] if word != "--detach"]
     command = [sys.executable, "-P", "-m", "rankdeck", *words, "--yes", ANNOUNCE, str(writing)]
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, term_interrupts():
         racer = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -50,8 +48,6 @@ def start_detached(*, as_json: bool) -> int:
             racer.terminate()
             racer.wait()
             raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
         if not path:
             _pass_on(out, sys.stdout.fileno())
             _pass_on(err, sys.stderr.fileno())
@@ -61,10 +57,6 @@ def start_detached(*, as_json: bool) -> int:
     else:
         typer.echo(path)
     return 0
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _pass_on(said: IO[bytes], handle: int) -> None:

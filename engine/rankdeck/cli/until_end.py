@@ -97,6 +97,20 @@ def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
     return end.exit_code if end is not None else 1
 
 
+@contextlib.contextmanager
+def term_interrupts() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: what was begun is ended by whoever began it."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 class Interrupts:
     """Counts Ctrl-C and SIGTERM; `act` does what they ask for, outside of the handler."""
 

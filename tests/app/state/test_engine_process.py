@@ -11,7 +11,14 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.language import PSEUDO, forget, use_language
-from rankdeck_app.state.engine_process import Engine, engine_environment, parse_problems, refusal_of
+from rankdeck_app.state.engine_process import (
+    NOT_SHOWN,
+    Engine,
+    engine_environment,
+    parse_problems,
+    refusal_of,
+)
+from rankdeck_app.views.starting import StartingPage
 
 WAIT_MS = 30_000
 
@@ -83,3 +90,32 @@ def test_problems_are_found_among_other_words() -> None:
 
 def test_the_engine_is_this_python_by_default(engine: Engine) -> None:
     assert engine.python == sys.executable
+
+
+_BEGINS = """\
+#!/bin/sh
+case "$*" in
+  *"--host box1 copy /there/run"*)
+    echo '{"problems": [{"code": "no-copy", "message": "No space left here."}]}'; exit 3 ;;
+  *) echo '{"host": "box1", "run": "run", "path": "/there/run"}' ;;
+esac
+"""
+
+
+def test_a_run_that_has_begun_elsewhere_and_cannot_be_copied_is_not_said_to_have_failed(
+    qtbot: QtBot, engine: Engine, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(_BEGINS)
+    program.chmod(0o755)
+    engine.python = str(program)
+    launch = engine.launch("Mine", "", runs=None, workspace=tmp_path)
+    page = StartingPage("starting:1", launch)
+    qtbot.addWidget(page)
+    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS) as refused:
+        pass
+    (problem,) = refused.args[0]
+    assert problem.code == NOT_SHOWN
+    assert problem.message == "Mine runs on box1, and cannot be shown: No space left here."
+    assert problem.advice == "See it in a terminal: rankdeck --host box1 watch run"
+    assert page.title_label.text() == "Mine runs elsewhere" and not page.status.text()
