@@ -1,4 +1,4 @@
-"""The whole app in one window, its views plugged in, ended with the test."""
+"""The whole app in one window, its views plugged in, ended with the test; and a run that is being written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication
 from rankdeck_app.composition import App
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
+from tests.helpers.written_run import WrittenRun
 
 
 @pytest.fixture
@@ -38,3 +39,10 @@ def make_app(
 @pytest.fixture
 def app(make_app: Callable[[], App]) -> App:
     return make_app()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenRun]:
+    run = WrittenRun(tmp_path / "runs")
+    yield run
+    run.lose()

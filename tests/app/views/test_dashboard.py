@@ -34,13 +34,6 @@ SIZES = [(1091, 601), (931, 421)]
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Iterator[WrittenRun]:
-    run = WrittenRun(tmp_path / "runs")
-    yield run
-    run.lose()
-
-
-@pytest.fixture
 def opened(qtbot: QtBot) -> Iterator[Callable[[Path], RunPage]]:
     lives: list[LiveRun] = []
     clock = FrameClock(60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,13 +19,6 @@ from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Iterator[WrittenRun]:
-    run = WrittenRun(tmp_path / "runs")
-    yield run
-    run.lose()
 
 
 @pytest.fixture

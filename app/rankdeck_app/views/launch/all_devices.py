@@ -67,8 +67,7 @@ class AllDevices(QWidget):
         self._groups = QVBoxLayout()
         self._groups.setSpacing(10)
         self.form = DraftForm(theme, draft, lambda: [hosts_row()])
-        self._of_configuration = column(self.form, margins=(12, 2, 12, 4))
-        column(self.here, self._groups, self._of_configuration, on=self, spacing=6)
+        column(self.here, self._groups, column(self.form, margins=(12, 2, 12, 4)), on=self, spacing=6)
         hosts.changed.connect(self.refresh)
         choice.changed.connect(self.refresh)
         self._aging = QTimer(self, interval=_LOOK_EVERY_MS)
@@ -83,8 +82,7 @@ class AllDevices(QWidget):
         self.here.setVisible(not has_hosts)
         self._of_here.setVisible(not has_hosts)
         self.summary.setVisible(has_hosts)
-        count = len(self._choice.hosts)
-        self.summary.setText(tr("{n} hosts", "{n} host", count))
+        self.summary.setText(tr("{n} hosts", "{n} host", len(self._choice.hosts)))
         self.form.setVisible(not self._choice.is_of_script)
 
     def _make(self, names: Sequence[str]) -> None:
