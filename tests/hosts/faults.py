@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.run.fold import read_fold
-from rankdeck.rundir import RunDir, list_folder
+from rankdeck.rundir import EventReader, RunDir, list_folder
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck
 from tests.helpers.host_network import Host, HostNetwork
@@ -32,7 +33,7 @@ _WHOLE_STEPS = 300
 _AGAIN = (*_JOB, "--set", f"train.steps={_WHOLE_STEPS}", "--set", "train.checkpoint_every=25")
 _AGAIN = (*_AGAIN, "--set", "launch.max_restarts=1", "--set", "hosts.min=2")
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-_PARITY = 2e-6
+_PARITY, _APART_S = 2e-6, 5.0
 
 
 class Trial(msgspec.Struct, omit_defaults=True):
@@ -321,6 +322,18 @@ def _check_steps(trial: Trial, run: RunDir, steps: int) -> None:
         trial.wrong.append(f"{fold.step} steps, and not {steps}")
     if fold.counts.missing or fold.counts.unreadable:
         trial.wrong.append(f"events: {fold.counts}")
+    if (apart_s := max(_times_apart(run))) > _APART_S:
+        trial.wrong.append(f"one step ends {apart_s:.1f} s later on one host than on another")
+
+
+def _times_apart(run: RunDir) -> list[float]:
+    """Of each step, between the first rank's end of it and the last one's: they sum gradients together."""
+    ended: dict[int, list[float]] = {}
+    for _, event in EventReader(run).read(1 << 30):
+        if isinstance(event, events.Steps):
+            for step, t in enumerate(event.ended, event.first):
+                ended.setdefault(step, []).append(t)
+    return [max(times) - min(times) for times in ended.values()]
 
 
 def _brief(problems: list[Problem]) -> list[str]:

@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Any
 
+from rankdeck.launch.host_clocks import CLOCK, HostClocks
 from rankdeck.launch.host_guard import LEAVE_S, HostGuard, how_it_went, ranks_by_host
 from rankdeck.launch.last_word import Sentence, phrase
 from rankdeck.launch.peers import LEFT, Gathering, Word
@@ -38,6 +39,7 @@ class HeadGuard(HostGuard):
         self._gathering = Gathering(
             self._selector, server, given["secret"], given["others"], self._hear, self._lose
         )
+        self._clocks = HostClocks(self._run, self._gathering.say_to)
         self._open_store()
         super().prepare()
 
@@ -48,6 +50,7 @@ class HeadGuard(HostGuard):
 
     def look(self, now_s: float) -> None:
         self._gathering.look(now_s)
+        self._clocks.look(now_s, self._gathering.names_there)
         if self.has_begun or self._status is not None:
             return
         if self._gathering.is_complete:
@@ -72,7 +75,9 @@ class HeadGuard(HostGuard):
         self.begin_part(self._tell_layout())
 
     def begin_part(self, layout: Word, *more: str) -> None:
-        self._receiver = Receiver(self._run, ranks_by_host(layout))
+        ranks = ranks_by_host(layout)
+        self._receiver = Receiver(self._run, ranks)
+        self._clocks.begin(self._attempt, ranks)
         super().begin_part(layout, "--store", str(self._store.fileno()), *more)
         self._store.close()
 
@@ -103,6 +108,8 @@ class HeadGuard(HostGuard):
     def _hear(self, name: str, word: Word) -> None:
         if word.get("word") == "events" and self._receiver is not None:
             self._receiver.take(name, word)
+        elif word.get("word") == CLOCK:
+            self._clocks.take(name, word)
         elif word.get("word") == "stop":
             self.stop(now=bool(word.get("now")))
         elif word.get("word") == "ended":

@@ -72,6 +72,8 @@ class MemberGuard(HostGuard):
                 self.end_part()
             case "over":
                 self._is_over = True
+            case "clock":
+                self._membership.say({**word, "now": time.time()})
 
     def _lose(self, how: str) -> None:
         self._is_over = True

@@ -238,6 +238,11 @@ class Gathering:
                 how = ALONE
             self._on_gone(peer.name, how)
 
+    def say_to(self, name: str, word: Word) -> None:
+        """Nothing, where it is not there."""
+        if name in self._peers:
+            self._peers[name].say(word)
+
     def tell(self, word: Word) -> None:
         """All hosts that are there."""
         for peer in list(self._peers.values()):

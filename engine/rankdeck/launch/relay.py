@@ -23,6 +23,11 @@ _TRAVELS = re.compile(r"(rank-\d{1,6}|supervisor|guard|sampler)\.\d{1,6}\.jsonl"
 _SIGNS = re.compile(r"[^\w-]", re.ASCII)
 
 
+def name_in_files(host: str) -> str:
+    """A host's name as the names of its files have it."""
+    return _SIGNS.sub("-", host)
+
+
 class Sender:
     """Of one host's directory, from an attempt on."""
 
@@ -79,7 +84,7 @@ class Receiver:
             if int(writer[5:]) not in self._ranks.get(host, ()):
                 return
         else:
-            writer = f"{writer}-{_SIGNS.sub('-', host)}"
+            writer = f"{writer}-{name_in_files(host)}"
             if not writer.startswith("sampler"):
                 told = b"".join(self._problems(f"{writer}.{attempt}", told))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -35,6 +35,7 @@ class RemoteRun:
         self._for_itself: tempfile.TemporaryDirectory[str] | None = None
         self._error: RankdeckError | None = None
         self._asked: SimpleQueue[list[str]] = SimpleQueue()
+        self._is_told = False
         self._is_found, self._is_over = threading.Event(), threading.Event()
         self.link = Link(host, self._take, self._ask, is_known=is_known)
         self._thread = threading.Thread(target=self._work, name=f"link to {host}", daemon=True)
@@ -80,6 +81,7 @@ class RemoteRun:
         try:
             while not self._is_over.is_set():
                 self.link.poll(_TURN_S)
+                self._tell_clock()
                 while self.link.is_up and not self._asked.empty():
                     self.link.send(wire.Command(number=_ASKED, argv=self._asked.get()))
         except RankdeckError as error:
@@ -91,6 +93,13 @@ class RemoteRun:
             self._error = RankdeckError(message, code="no-copy")
         finally:
             self._is_found.set()
+
+    def _tell_clock(self) -> None:
+        """Nobody reads the copy before its times can be put right."""
+        if self._mirror is not None and self.link.clock.offset_s is not None:
+            self._mirror.tell_clock(self.link.clock)
+            if self._is_told:
+                self._is_found.set()
 
     def _ask(self) -> None:
         if self._mirror is None or self._path is None:
@@ -104,15 +113,16 @@ class RemoteRun:
         match message:
             case wire.Found():
                 self._mirror = self._copy_of(message.run)
-                self._mirror.tell_origin(HostedRun(self._host, message.path))
+                before = self._mirror.run.copied_from
+                ahead_s = 0.0 if before is None else before.ahead_s
+                self._mirror.tell_origin(HostedRun(self._host, message.path, ahead_s=ahead_s))
                 self._path = message.path
                 self._ask()
             case wire.Refused() if message.number == _NUMBER:
                 raise RankdeckError(message.message, code=message.code, advice=message.advice or None)
             case wire.Piece() | wire.Whole() | wire.Told() if self._mirror is not None:
                 self._mirror.take(message, body)
-                if isinstance(message, wire.Told):
-                    self._is_found.set()
+                self._is_told = self._is_told or isinstance(message, wire.Told)
             case wire.Output() | wire.Ended() | wire.Refused():
                 pass
             case _:

@@ -13,38 +13,19 @@ import select
 import subprocess
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO
 
 import rankdeck
 from rankdeck.base.errors import RankdeckError
 from rankdeck.remote import ssh, wire
+from rankdeck.remote.clock import Clock
 
 PING_S = 1.0
 GIVEN_UP_S = 10.0
 """A pipe that has not answered for so long is closed, and another one begun."""
-OFFSET_EVERY_S = 30.0
-"""How often the clock of the host is compared anew."""
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 _MOST_SAID_BYTES = 1 << 14
-
-
-class Clock:
-    """How far the clock of a host is ahead of this one's, by the quickest of the last pings."""
-
-    def __init__(self) -> None:
-        self.offset_s: float | None = None
-        self._seen: deque[tuple[float, float, float]] = deque(maxlen=120)
-
-    def add(self, sent: float, there: float, back: float) -> None:
-        """`sent` and `back` by this clock, `there` by that one, in between (Unix seconds)."""
-        if not sent <= back:
-            return  # this clock was set
-        self._seen.append((back - sent, there - (sent + back) / 2, back))
-        while self._seen[0][2] < back - OFFSET_EVERY_S:
-            self._seen.popleft()
-        self.offset_s = min(self._seen)[1]
 
 
 class Link:

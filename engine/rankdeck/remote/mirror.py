@@ -23,11 +23,13 @@ from rankdeck.base import files
 from rankdeck.base.home import copies_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.remote import travelling, wire
+from rankdeck.remote.clock import Clock
 from rankdeck.rundir import ORIGIN, HostedRun, RunDir, slug
 
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAST_FREE_BYTES = 256 << 20
 """What another host sends never fills the disk."""
+_FINE_S = 0.05
 
 
 def folder_of(host: str) -> Path:
@@ -69,6 +71,13 @@ class Mirror:
         """Raises: OSError, it cannot be written."""
         self._origin = origin
         files.write_own(self.run.path / ORIGIN, msgspec.json.encode(origin))
+
+    def tell_clock(self, clock: Clock) -> None:
+        """Of the host, as far as it matters to who looks at charts. Raises: as `tell_origin`."""
+        if self._origin is None or clock.offset_s is None:
+            return
+        if abs(clock.offset_s - self._origin.ahead_s) > _FINE_S + 2 * clock.within_s:
+            self.tell_origin(replace(self._origin, ahead_s=round(clock.offset_s, 3)))
 
     def have(self, number: int) -> Iterator[wire.Have]:
         """What is here already, to be said before it is followed."""

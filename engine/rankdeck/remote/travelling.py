@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 
 from rankdeck.base import files
+from rankdeck.rundir import CLOCKS
 
 MOST_FILES = 20_000
 """Of a run: 4,096 ranks have so many in one attempt."""
@@ -21,7 +22,9 @@ _NUMBER = "[0-9]{1,9}"
 _HOST = "[A-Za-z0-9_-]{1,255}"
 _WHO = f"(?:rank-{_NUMBER}|(?:supervisor|guard|sampler)(?:-{_HOST})?)"
 _GROWS = re.compile(
-    f"events/{_WHO}[.]{_NUMBER}[.]jsonl|logs/{_WHO}[.]{_NUMBER}[.](?:out|err|stacks|calls)", re.ASCII
+    f"{re.escape(CLOCKS)}|events/{_WHO}[.]{_NUMBER}[.]jsonl|"
+    f"logs/{_WHO}[.]{_NUMBER}[.](?:out|err|stacks|calls)",
+    re.ASCII,
 )
 _WHOLE = re.compile(
     f"config(?:[.]{_NUMBER})?[.]toml|environment(?:[.]{_NUMBER})?[.]json|labels[.]json|plan[.]json", re.ASCII
@@ -45,14 +48,19 @@ def is_run_name(name: str) -> bool:
 
 
 def growing_files(run: Path) -> list[str]:
-    """Those that are there, events before logs, the supervisor's first."""
-    found = [
+    """Those that are there: what puts times right, events before logs, the supervisor's first."""
+    found = [CLOCKS] if (run / CLOCKS).exists() else []
+    found += [
         f"{folder}/{path.name}"
         for folder in ("events", "logs")
         for path in sorted(files.entries(run / folder))
     ]
-    names = [name for name in found if grows(name)]
-    return sorted(names, key=lambda name: (name.startswith("logs/"), "supervisor" not in name))[:MOST_FILES]
+    names = filter(grows, found)
+    return sorted(names, key=_turn)[:MOST_FILES]
+
+
+def _turn(name: str) -> tuple[bool, bool]:
+    return name.startswith("logs/"), name != CLOCKS and "supervisor" not in name
 
 
 def whole_files(run: Path) -> list[str]:

@@ -19,6 +19,7 @@ from rankdeck.base import files
 from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.spells import Spell
 from rankdeck.rundir import (
+    Clocks,
     Labels,
     RunDir,
     attempt_of,
@@ -116,7 +117,7 @@ def read_info(run: RunDir) -> RunInfo:
         title=labels.name or run.first_title,
         outcome=outcome,
         strategy=_strategy(run, begun, tables),
-        started=first.started if first else _seconds(run.environment().get("started")),
+        started=run.here(first.started) if first else _seconds(run.environment().get("started")),
         spells=tuple(_spells(run, started, goes_on=begun is not None and outcome == "running")),
         num_devices=len(begun.devices) if begun else None,
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
@@ -132,16 +133,20 @@ def read_info(run: RunDir) -> RunInfo:
 def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> Iterator[Spell]:
     """Of each attempt, the first one first, as attempt.spells_of tells them; `goes_on`: the newest does,
     unless it has told its end."""
+    clocks = Clocks(run)
+    clocks.refresh()
     for one in reversed(started):
-        last = next(events_from_end(run.events_folder / f"supervisor.{one.attempt}.jsonl"), one)
+        path = run.events_folder / f"supervisor.{one.attempt}.jsonl"
+        last, began = next(events_from_end(path), one), run.here(one.started)
         if isinstance(last, events.RunEnded):
-            yield Spell(one.started, last.t)
+            yield Spell(began, run.here(last.t))
         elif goes_on and one is started[0]:
-            yield Spell(one.started)
+            yield Spell(began)
         else:
             paths = _files(run, "*", one.attempt)
-            told = (event.t for path in paths for event in islice(events_from_end(path), 1))
-            yield Spell(one.started, max(told, default=one.t))
+            lasts = ((path.name, event.t) for path in paths for event in islice(events_from_end(path), 1))
+            told = (clocks.right(name, t) for name, t in lasts)
+            yield Spell(began, max(told, default=run.here(one.t)))
 
 
 def _strategy(run: RunDir, begun: events.RunStarted | None, tables: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 Other programs import it. Read directory.py first.
 """
 
+from rankdeck.rundir.clocks import CLOCKS, Clocks
 from rankdeck.rundir.directory import (
     ORIGIN,
     OUTCOMES,
@@ -32,9 +33,11 @@ from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
 from rankdeck.rundir.writing import EventWriter
 
 __all__ = [
+    "CLOCKS",
     "FIRST_STEPS",
     "ORIGIN",
     "OUTCOMES",
+    "Clocks",
     "Cursor",
     "End",
     "EventReader",

@@ -6,6 +6,7 @@
       logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
       checkpoints/<step>/  weights.safetensors
       labels.json           what a person says of it afterwards (labels.py)
+      clocks.jsonl          of a run of several hosts: how far their clocks are ahead (clocks.py)
       guard.lock (flock = alive)  control.sock  end.json
 
 The app and the command line know a run by this directory alone. Read writing.py and reading.py next.
@@ -19,7 +20,7 @@ import secrets
 import tempfile
 import time
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +72,19 @@ class End:
 @dataclass(frozen=True)
 class HostedRun:
     """The run of another host that a directory is the copy of: the host as ssh calls it, the path there.
-    `is_lost`: there it ended without a last word.
+    `is_lost`: there it ended without a last word. `ahead_s`: by so much that host's clock is ahead of this
+    one's; what the run's files say of times stays as it is, and readers put it right.
     """
 
     host: str
     path: str
     is_lost: bool = False
+    ahead_s: float = 0.0
+
+
+def in_range(t: float) -> float:
+    """A time that was put right is a time still (events.UnixTime)."""
+    return min(max(0.0, t), 250e9)
 
 
 ORIGIN = "copy.json"
@@ -205,9 +213,11 @@ class RunDir:
         except (OSError, ValueError):
             return {}
         try:
-            msgspec.convert(told.get("started"), events.UnixTime)
+            started = msgspec.convert(told.get("started"), events.UnixTime)
         except msgspec.ValidationError:
             told.pop("started", None)
+        else:
+            told["started"] = self.here(started)
         return told
 
     def _latest(self, stem: str, suffix: str) -> Path:
@@ -227,7 +237,12 @@ class RunDir:
             told = document_of(_last_word.decode, files.read_bytes(self.path / "end.json"))
         except (OSError, msgspec.DecodeError):
             return None
-        return told if told.outcome in OUTCOMES else None
+        return replace(told, ended=self.here(told.ended)) if told.outcome in OUTCOMES else None
+
+    def here(self, t: float) -> float:
+        """A time (Unix seconds) by the clock of the run's host, by that of this machine."""
+        origin = self.copied_from
+        return t if origin is None else in_range(t - origin.ahead_s)
 
     @property
     def copied_from(self) -> HostedRun | None:

@@ -15,6 +15,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base import files
+from rankdeck.rundir.clocks import Clocks
 from rankdeck.rundir.directory import RunDir
 from rankdeck.rundir.lines import LONGEST_LINE_BYTES, attempt_of
 
@@ -39,7 +40,7 @@ class LineCounts(NamedTuple):
 @dataclass
 class EventReader:
     """Reads a run's events as they come; `cursors` (file name -> Cursor) is all that has to be kept to go on
-    later.
+    later. Of a run that came from several hosts all times are by one clock (clocks.py).
 
     `missing` counts the lines that gaps in `seq` reveal, per file; `unreadable` the lines that are no events,
     and a file that cannot be read (a pipe, a folder); `newer` the events that a newer version wrote. Attempts
@@ -57,6 +58,9 @@ class EventReader:
     writers: tuple[str, ...] | None = None
     _given_up: set[str] = field(default_factory=set, init=False, repr=False)
     """Files with a line that is longer than any event."""
+
+    def __post_init__(self) -> None:
+        self._clocks = Clocks(self.run)
 
     def counts(self) -> LineCounts:
         """What could not be given so far, of all files."""
@@ -103,10 +107,13 @@ class EventReader:
         """The next events of one file; its cursor stays where it is if there are none."""
         cursor = self.cursors.setdefault(name, Cursor())
         chunk = self._chunk(name, cursor, chunk_bytes)
-        return self._decode(name, cursor, chunk) if chunk else []
+        found = self._decode(name, cursor, chunk) if chunk else []
+        self._clocks.put_right(name, found)
+        return found
 
     def names(self) -> list[str]:
-        """The files of events that there are."""
+        """The files of events that there are; what is known of their hosts' clocks from here on."""
+        self._clocks.refresh()
         found = files.entries(self.run.events_folder)
         names = sorted(path.name for path in found if path.name.endswith(".jsonl"))
         return [name for name in names if self.writers is None or name.rsplit(".", 2)[0] in self.writers]

@@ -62,6 +62,13 @@ class Head:
 
         wait_until(turned, every_s=0.001)
 
+    def end(self) -> None:
+        self.meeting.close()
+        for other in self.others:
+            other.end.close()
+            other.selector.close()
+        self.selector.close()
+
 
 class Other:
     """Another guard."""
@@ -89,11 +96,7 @@ class Other:
 def head() -> Iterator[Head]:
     made = Head(2)
     yield made
-    made.meeting.close()
-    for other in made.others:
-        other.end.close()
-        other.selector.close()
-    made.selector.close()
+    made.end()
 
 
 def test_all_hear_of_each_other_and_what_is_said(head: Head) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.remote import ssh
+from rankdeck.remote.clock import Clock
 from rankdeck.remote.following import RemoteRun
-from rankdeck.remote.link import Clock, Link
+from rankdeck.remote.link import Link
 from rankdeck.remote.serving import Serving
 from tests.helpers.far_host import FarHost
 from tests.helpers.remote_runs import Writing, lags_s, steps_in

@@ -1,0 +1,26 @@
+"""How far the clock of another machine is ahead of this one's. Standard library only: guards ask too."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 30.0
+
+
+class Clock:
+    """By the quickest of the answers of the last half minute: half of its way is how wrong it may be."""
+
+    def __init__(self) -> None:
+        self.offset_s: float | None = None
+        self.within_s = 0.0
+        self._seen: deque[tuple[float, float, float]] = deque(maxlen=120)
+
+    def add(self, sent: float, there: float, back: float) -> None:
+        """`sent` and `back` by this clock, `there` by that one, in between (Unix seconds)."""
+        if not sent <= back:
+            return  # this clock was set
+        self._seen.append((back - sent, there - (sent + back) / 2, back))
+        while self._seen[0][2] < back - WINDOW_S:
+            self._seen.popleft()
+        trip_s, self.offset_s, _ = min(self._seen)
+        self.within_s = trip_s / 2
