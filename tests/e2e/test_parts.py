@@ -15,6 +15,8 @@ from rankdeck.run.fold import read_fold
 from rankdeck.rundir import list_folder
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck, rankdeck_here
+from tests.helpers.near_hosts import NearHosts
+from tests.helpers.tree import PRODUCT
 from tests.helpers.waiting import wait_until
 
 _SAVED = ("--set", "train.checkpoint_every=20")
@@ -125,6 +127,28 @@ def test_a_part_that_cannot_be_begun_ends_the_first(tmp_path: Path) -> None:
     (head,) = list_folder(tmp_path / "runs")
     wait_until(lambda: not head.is_alive())
     assert head.outcome() == "stopped"
+
+
+def test_hosts_have_the_same_versions_of_what_the_lock_file_beside_own_code_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = NearHosts(tmp_path / "near", monkeypatch)
+    package = tmp_path / "site" / "numpy-0.0.1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: numpy\nVersion: 0.0.1\n")
+    near.give("box2", {"PYTHONPATH": f"{PRODUCT}:{package.parent}"})
+    file = job(tmp_path / "job", hosts=("box1", "box2"))
+    lock = file.with_name("uv.lock")
+    lock.write_text('[[package]]\nname = "numpy"\nversion = "2.0"\n')
+    told = rankdeck_here("train", file, code=3)
+    assert "Hosts have other versions of what uv.lock names. box2 has numpy 0.0.1, box1 has " in told.err
+    assert "Install what uv.lock says" in told.err
+    assert not near.runs("box1").exists() and not near.runs("box2").exists()
+    lock.write_text('[[package]]\nname = "torch"\nversion = "2.0"\n')
+    told = rankdeck_here("train", file, "--json", code=0)
+    assert told.json["outcome"] == "completed" and "numpy" not in told.err
+    (code,) = (tmp_path / "near" / "box2" / "rankdeck" / "state" / "code").iterdir()
+    assert (code / "uv.lock").read_text() == lock.read_text()
 
 
 def test_elsewhere_than_with_train_such_a_configuration_is_refused(tmp_path: Path) -> None:

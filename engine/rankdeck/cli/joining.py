@@ -84,7 +84,15 @@ def several_of(config: RunConfig, hosts: str | None, listen: str | None, join: s
 
 def tell_place(run: RunDir, several: Several | None, attempt: int, *, quietly: bool) -> None:
     """Where the others join, on the first host."""
+    from rankdeck.config.over_hosts import JOIN
+
     if several is not None and several.listener is not None and not quietly:
         place = several.place(run.name, attempt)
-        words = phrase("On each of the others: --hosts {n} --join {place}", n=several.num_hosts, place=place)
+        words = phrase(
+            "On each of the others: --hosts {n} --join {place} (ps shows that to everybody there, "
+            "and does not show {variable}=PLACE before the command)",
+            n=several.num_hosts,
+            place=place,
+            variable=JOIN,
+        )
         console.err().print(words, soft_wrap=True)

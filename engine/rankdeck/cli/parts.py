@@ -24,7 +24,9 @@ def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_jso
     """The exit code of the run, or of its beginning where it is left then."""
     from rankdeck.remote.parts import begin_parts
 
-    _look_over(config.hosts.use, config.hosts.address, needs_gpus=config.selection.kind == "gpu")
+    code = Path(config.folder or ".") if config.own_code() else None
+    needs_gpus = config.selection.kind == "gpu"
+    _look_over(config.hosts.use, config.hosts.address, needs_gpus=needs_gpus, code=code)
     with term_interrupts():
         head, begun = begin_parts(config, runs, _say)
     return _stay(head, begun, detach=detach, as_json=as_json)
@@ -63,13 +65,15 @@ def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
     return 0
 
 
-def _look_over(hosts: Sequence[str], address: str | None, *, needs_gpus: bool) -> None:
+def _look_over(
+    hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
+) -> None:
     """Raises: MachineError, these hosts cannot train one run."""
     from rankdeck.cli.doctor import print_row
     from rankdeck.doctor.lines import Verdict
     from rankdeck.doctor.over_hosts import look_over_hosts
 
-    for line in look_over_hosts(hosts, address, needs_gpus=needs_gpus):
+    for line in look_over_hosts(hosts, address, needs_gpus=needs_gpus, code=code):
         if line.verdict is Verdict.BROKEN:
             seen = "; ".join(line.evidence[:2])
             words = phrase("{finding} {evidence}", finding=line.finding, evidence=seen)

@@ -6,10 +6,12 @@ of them for importing torch. What a host does for it is in probe_hosts.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import rankdeck
+from rankdeck.base import installed
 from rankdeck.base.phrases import ALL_OF, COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import TITLES_OF_HOSTS, CheckLine, Verdict, not_tried, row
@@ -23,6 +25,9 @@ _LITTLE_BYTES = 2 << 30
 _SLOW_PER_S = 20 << 20
 """Gradients of 100 MB then take ten seconds."""
 _ALIKE = ("python", "torch")
+_TITLES = {"nccl": "NCCL"}
+_MOST_PACKAGES = 5
+"""That are named; of environments that have nothing to do with each other it would be hundreds."""
 
 
 class _Asked(NamedTuple):
@@ -39,12 +44,21 @@ class _Asked(NamedTuple):
         """The first; empty where it was not told."""
         return next(iter(self.steps(stage)), {})
 
+    def installed(self) -> dict[str, str]:
+        """Versions of packages; empty where they were not told."""
+        told = self.step("facts").get("installed")
+        return {name: str(one)[:40] for name, one in told.items()} if isinstance(told, dict) else {}
+
 
 def look_over_hosts(
-    names: Sequence[str], head_address: str | None = None, *, needs_gpus: bool = False
+    names: Sequence[str],
+    head_address: str | None = None,
+    *,
+    needs_gpus: bool = False,
+    code: Path | None = None,
 ) -> Iterator[CheckLine]:
     """Every row, as it is known. `head_address`: where the others reach the first one, where that is not
-    ssh's.
+    ssh's; `code`: the folder of a person's own code that they will run.
 
     Raises: ConfigError, no host can be called so.
     """
@@ -58,7 +72,7 @@ def look_over_hosts(
             return
         asked = _begin(hosts, head_address)
         try:
-            yield from _looked(hosts, asked, needs_gpus=needs_gpus)
+            yield from _looked(hosts, asked, needs_gpus=needs_gpus, code=code)
         finally:
             for one in asked:
                 one.ran.end()
@@ -103,11 +117,13 @@ def _begin(hosts: Hosts, head_address: str | None) -> list[_Asked]:
     return asked
 
 
-def _looked(hosts: Hosts, asked: Sequence[_Asked], *, needs_gpus: bool) -> Iterator[CheckLine]:
+def _looked(
+    hosts: Hosts, asked: Sequence[_Asked], *, needs_gpus: bool, code: Path | None
+) -> Iterator[CheckLine]:
     yield _reached(hosts, asked)
     yield _interfaces(asked)
     _until(hosts, asked, lambda one: one.step("facts"), _FACTS_S)
-    yield _alike(asked)
+    yield _alike(asked, needs_gpus=needs_gpus, code=code)
     yield _clocks(asked)
     yield _free(asked, needs_gpus=needs_gpus)
     yield _disks(asked)
@@ -173,23 +189,94 @@ def _interfaces(asked: Sequence[_Asked]) -> CheckLine:
     return row("interfaces", Verdict.LOOK, finding, *evidence, fix=fix)
 
 
-def _alike(asked: Sequence[_Asked]) -> CheckLine:
-    first, odd, evidence, unlike = asked[0].step("facts"), list[str](), list[str](), list[str]()
+def _alike(asked: Sequence[_Asked], *, needs_gpus: bool, code: Path | None) -> CheckLine:
+    """The worse of both, with what the other one saw."""
+    both = _same_versions(asked, needs_gpus=needs_gpus), _same_packages(asked, code)
+    line, other = sorted(both, key=lambda one: -list(Verdict).index(one.verdict))
+    line.evidence += [*([other.finding] if other.verdict is not Verdict.GOOD else []), *other.evidence]
+    line.phrases = {**line.phrases, **other.phrases}
+    return line
+
+
+def _same_versions(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
+    first, odd, evidence, unlike = asked[0].step("facts"), set[str](), list[str](), list[str]()
+    must = (*_ALIKE, "nccl") if needs_gpus else _ALIKE
     for one in asked:
         facts = one.step("facts")
-        words = ", ".join(f"{name} {facts.get(name) or '?'}" for name in (*_ALIKE, "driver"))
-        others = [name for name in _ALIKE if _short(name, facts) != _short(name, first)]
+        told = (*_ALIKE, "nccl", "driver")
+        words = ", ".join(f"{_TITLES.get(name, name)} {facts.get(name) or '?'}" for name in told)
+        others = [name for name in must if _short(name, facts) != _short(name, first)]
         (unlike if others else evidence).append(f"{one.host.name}: {words}")
-        odd += others
+        odd.update(others)
+    build = phrase("Install the same build of torch on all, with the NCCL that it asks for.")
     if odd:
-        names = listed(sorted(set(odd)), ALL_OF)
+        names = listed((_TITLES.get(name, name) for name in (*_ALIKE, "nccl") if name in odd), ALL_OF)
         finding = phrase("Hosts differ in {names}.", names=names)
-        fix = phrase("Install the same there: rankdeck --host NAME install.")
+        fix = build if odd == {"nccl"} else phrase("Install the same there: rankdeck --host NAME install.")
         return row("alike", Verdict.BROKEN, finding, *evidence[:1], *unlike, *evidence[1:], fix=fix)
+    if len({one.step("facts").get("nccl") for one in asked}) > 1:
+        finding = phrase("Hosts differ in NCCL, and a run of GPUs would be refused.")
+        return row("alike", Verdict.LOOK, finding, *evidence, fix=build)
     if len({one.step("facts").get("driver") for one in asked}) > 1:
         finding = phrase("Hosts have other drivers, which may be slower together.")
         return row("alike", Verdict.LOOK, finding, *evidence, fix=phrase("Install the same one on all."))
     return row("alike", Verdict.GOOD, phrase("Python and torch are the same everywhere."), *evidence)
+
+
+def _same_packages(asked: Sequence[_Asked], code: Path | None) -> CheckLine:
+    """What a lock file names has to be the same for a person's own code; other differences are told."""
+    lock = None if code is None else installed.lock_file(code)
+    try:
+        names = None if lock is None else installed.locked(lock)
+    except (OSError, ValueError) as error:
+        assert lock is not None
+        why = getattr(error, "strerror", None) or error
+        finding = phrase("{file} cannot be read: {why}.", file=lock.name, why=why)
+        fix = phrase("Write it anew: no versions of packages were compared.")
+        return row("alike", Verdict.LOOK, finding, fix=fix)
+    differ, lack = _apart(asked, names)
+    if lock is None:
+        if code is not None and differ:
+            finding = phrase("Hosts have other versions of packages, and no lock file says which matter.")
+            fix = phrase(
+                "Install the same on all; with a lock file beside the configuration they have to be."
+            )
+            return row("alike", Verdict.LOOK, finding, *_few(differ), fix=fix)
+        return row("alike", Verdict.GOOD, phrase("No package has to be the same."), *_few(differ))
+    fix = phrase("Install what {file} says into the Python that Rankdeck has on each host.", file=lock.name)
+    if differ:
+        finding = phrase("Hosts have other versions of what {file} names.", file=lock.name)
+        return row("alike", Verdict.BROKEN, finding, *_few(differ), *_few(lack), fix=fix)
+    if lack:
+        finding = phrase("Not all hosts have what {file} names.", file=lock.name)
+        return row("alike", Verdict.LOOK, finding, *_few(lack), fix=fix)
+    return row("alike", Verdict.GOOD, phrase("What {file} names is the same everywhere.", file=lock.name))
+
+
+def _apart(asked: Sequence[_Asked], names: Container[str] | None) -> tuple[list[str], list[str]]:
+    """What hosts have in another version than the first one, and what one of both lacks; of the packages of
+    these names, or of all."""
+    differ, lack = list[str](), list[str]()
+    head, here = asked[0].host.name, asked[0].installed()
+    for one in asked[1:]:
+        host, there = one.host.name, one.installed()
+        for name in sorted(here.keys() | there.keys()) if here and there else ():
+            if names is not None and name not in names:
+                continue
+            words = {"package": name, "host": host, "other": head}
+            if name not in there:
+                lack.append(phrase("{host} has no {package}, {other} has {here}", here=here[name], **words))
+            elif name not in here:
+                lack.append(phrase("{host} has {package} {there}, {other} none", there=there[name], **words))
+            elif here[name] != there[name]:
+                words |= {"there": there[name], "here": here[name]}
+                differ.append(phrase("{host} has {package} {there}, {other} has {here}", **words))
+    return differ, lack
+
+
+def _few(words: Sequence[str]) -> list[str]:
+    more = len(words) - _MOST_PACKAGES
+    return [*words[:_MOST_PACKAGES], *([phrase("and {count} more", count=more)] if more > 0 else [])]
 
 
 def _short(name: str, facts: dict[str, Any]) -> str:
@@ -207,7 +294,9 @@ def _clocks(asked: Sequence[_Asked]) -> CheckLine:
     apart_s = max(offsets.values()) - min(offsets.values())
     if apart_s <= _SKEW_S:
         return row("clocks", Verdict.GOOD, phrase("At most {s:.2f} s apart.", s=apart_s), *evidence)
-    finding = phrase("They are {s:.1f} s apart: times of hosts cannot be compared.", s=apart_s)
+    finding = phrase(
+        "They are {s:.1f} s apart: charts of a run put that right, the hosts' own logs do not.", s=apart_s
+    )
     fix = phrase("Let something keep them right (chrony, systemd-timesyncd). Training does not mind.")
     return row("clocks", Verdict.LOOK, finding, *evidence, fix=fix, command="timedatectl set-ntp true")
 

@@ -8,7 +8,6 @@ line of JSON when it is known. Both are started by over_hosts.py on the desk.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ from typing import Any
 import psutil
 
 from rankdeck import rundir
+from rankdeck.base import installed
 from rankdeck.base.errors import MachineError
 from rankdeck.base.leases import lease_holder
 from rankdeck.telemetry.listing import ask_once
@@ -83,7 +83,9 @@ def _answer(server: socket.socket) -> None:
 def _facts() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": platform.python_version(),
-        "torch": _version("torch"),
+        "torch": installed.version("torch"),
+        "nccl": installed.nccl(),
+        "installed": installed.versions(),
         "free_bytes": shutil.disk_usage(_existing_runs()).free,
     }
     try:
@@ -97,13 +99,6 @@ def _facts() -> dict[str, Any]:
 def _existing_runs() -> str:
     folder = rundir.runs_folder(None).absolute()
     return str(next(place for place in (folder, *folder.parents) if place.is_dir()))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _add_up(number: int, num_hosts: int, store: Place, own: socket.socket | None) -> None:

@@ -18,7 +18,7 @@ from rankdeck.launch.relay import Receiver
 
 _MEET_S = 300.0
 """How long the first host waits for the last one."""
-_ALIKE = ("rankdeck", "python", "torch", "config", "attempt")
+_ALIKE = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
 """What has to be the same on all hosts."""
 
 
@@ -215,10 +215,16 @@ def _is_sensible(host: Word) -> bool:
 def _odd(key: str, host: Word, own: Word) -> Sentence:
     if key == "config":
         return phrase("{host} was started with another configuration.", host=host["name"])
+    if key == "lock":
+        return phrase(
+            "The lock files of {host} and of this host differ: have the same one beside both configurations, "
+            "and install what it says.",
+            host=host["name"],
+        )
     return phrase(
         "{host} has {library} {there}, and this is {here}.",
         host=host["name"],
-        library=key,
-        there=str(host.get(key))[:40],
-        here=str(own[key]),
+        library="NCCL" if key == "nccl" else key,
+        there=str(host.get(key))[:40] or "?",
+        here=str(own[key]) or "?",
     )

@@ -4,7 +4,6 @@ one of these.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 import rankdeck
+from rankdeck.base import files, installed
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import digest
@@ -136,7 +136,9 @@ class Several:
             "devices": msgspec.to_builtins(devices),
             "rankdeck": rankdeck.__version__,
             "python": ".".join(platform.python_version_tuple()[:2]),
-            "torch": importlib.metadata.version("torch").partition("+")[0],
+            "torch": installed.version("torch") or "",
+            "nccl": (any(device.kind == "gpu" for device in devices) and installed.nccl()) or "",
+            "lock": _lock_digest(config),
             "config": _digest(config),
         }
         launch, least = config.launch, config.hosts.min or self.num_hosts
@@ -158,6 +160,15 @@ def _digest(config: RunConfig) -> str:
     told = portable(config)
     told["data"].get("args", {}).pop("path", None)
     return digest(json.dumps(told, sort_keys=True).encode())
+
+
+def _lock_digest(config: RunConfig) -> str:
+    """Of what pins the packages that a person's own code imports; "" where nothing does."""
+    lock = installed.lock_file(Path(config.folder or ".")) if config.own_code() else None
+    try:
+        return "" if lock is None else digest(files.read_bytes(lock))
+    except OSError:
+        return ""
 
 
 def _check_number(num_hosts: int) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import rankdeck
+from rankdeck.base import installed
 from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.config import presets
@@ -88,7 +89,7 @@ def install(host: str, *, python: str = "", more: Sequence[str] = ()) -> None:
     Raises:
         MachineError: it could not be installed.
     """
-    torch = importlib.metadata.version("torch").partition("+")[0]
+    torch = installed.version("torch")
     command = ssh.shell(host, _INSTALL, f"{_NAME}-py3-none-any.whl", f"torch=={torch}", python, *more)
     try:
         code = subprocess.run(command, input=wheel(), check=False).returncode

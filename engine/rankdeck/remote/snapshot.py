@@ -1,8 +1,9 @@
 """A configuration and the code that it names, as one archive that another host unpacks.
 
-The code is the configuration's folder: what git knows there or would add, else its Python files. Nothing that
-is large goes along: data never moves by itself. The folder that it is unpacked to is named by its contents,
-so the same code is there once.
+The code is the configuration's folder: what git knows there or would add, else its Python files and its lock
+file. Nothing that is large goes along: data never moves by itself. The folder that it is unpacked to is named
+by its contents, so the same code is there once; it stays as long as a run there names it, since that may be
+resumed at any time, and a month longer.
 """
 
 from __future__ import annotations
@@ -11,28 +12,39 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
+import stat
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import tomlkit
 
-from rankdeck.base import files
+from rankdeck.base import files, installed
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.home import state_dir
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.over_hosts import portable
+from rankdeck.rundir import default_runs_folder, is_run
+from rankdeck.rundir.listing import indexed_paths
 
 CONFIG = "rankdeck.config.toml"
 """What the configuration is called in the archive."""
 LARGEST_FILE_BYTES = 4 << 20
 LARGEST_BYTES = 64 << 20
 _MOST_FILES = 10_000
+_UNUSED_S = 30 * 86_400.0
+_LOOK_S = 2.0
+"""Whoever waits for the archive is answered before it takes the host for silent."""
+_OWN_NAME = re.compile(r"[0-9a-f]{16}|\.\w{8}", re.ASCII)
+"""What is unpacked, and what is half so, or half removed."""
 _PASSED_OVER = {"__pycache__", "node_modules", "runs", "venv"}
 
 
@@ -74,7 +86,7 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _names(folder: Path) -> Iterator[str]:
     """Regular files of the folder that go along."""
-    for number, name in enumerate(_known_to_git(folder) or _python_files(folder)):
+    for number, name in enumerate(_known_to_git(folder) or _own_files(folder)):
         if number >= _MOST_FILES:
             return
         path = folder / name
@@ -93,7 +105,9 @@ def _known_to_git(folder: Path) -> list[str]:
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
-def _python_files(folder: Path) -> Iterator[str]:
+def _own_files(folder: Path) -> Iterator[str]:
+    if (lock := installed.lock_file(folder)) is not None:
+        yield lock.name
     for path, folders, names in os.walk(folder):
         here = Path(path)
         folders[:] = sorted(
@@ -132,6 +146,7 @@ def unpack(archive: bytes) -> Path:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = place / hashlib.sha256(archive).hexdigest()[:16]
     if final.is_dir():
+        _mark_used(final)
         return final
     hidden = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
@@ -143,4 +158,72 @@ def unpack(archive: bytes) -> Path:
             raise
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+    _mark_used(final)
+    with suppress(OSError):
+        _remove_unused(place)
     return final
+
+
+def _mark_used(path: Path) -> None:
+    with suppress(OSError):
+        os.utime(path, follow_symlinks=False)
+
+
+def _remove_unused(place: Path) -> None:
+    """What a run names is in use. It takes a moment at most: what is left then is for the next time.
+
+    Raises: OSError, a folder of runs cannot be read, and all stays.
+    """
+    until_s = time.monotonic() + _LOOK_S
+    unused = {path.name: path for path in files.entries(place) if _is_unused(path)}
+    for name in _names_in_runs(set(unused), until_s):
+        _mark_used(unused.pop(name))
+    for path in unused.values():
+        if time.monotonic() > until_s:  # or not all runs were looked at
+            return
+        with suppress(OSError):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Under a name that nobody unpacks to: half of it may be all that can be removed. Raises: OSError."""
+    hidden = Path(tempfile.mkdtemp(prefix=".", dir=path.parent))
+    try:
+        if _is_unused(path):
+            path.replace(hidden)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _is_unused(path: Path) -> bool:
+    """For so long; where a clock was ahead once, from now on."""
+    try:
+        told = path.lstat()
+    except OSError:
+        return False
+    if _OWN_NAME.fullmatch(path.name) is None or not stat.S_ISDIR(told.st_mode):
+        return False
+    if told.st_mtime > time.time():
+        _mark_used(path)
+    return time.time() - told.st_mtime > _UNUSED_S
+
+
+def _names_in_runs(names: set[str], until_s: float) -> Iterator[str]:
+    """Those that are in the configuration of a run of this host, each once, until then."""
+    for run in _places_of_runs() if names else ():
+        if not names or time.monotonic() > until_s:
+            return
+        for file in files.entries(run) if is_run(run) else ():
+            if file.name.startswith("config.") and file.name.endswith(".toml"):
+                with suppress(OSError):
+                    text = files.read_bytes(file, files.LARGEST_TOML_BYTES)
+                    found = {name for name in names if name.encode() in text}
+                    names -= found
+                    yield from found
+
+
+def _places_of_runs() -> Iterator[Path]:
+    """All that is where runs were begun: one may have been renamed. Raises: OSError, nobody can tell."""
+    for folder in dict.fromkeys([*(path.parent for path in indexed_paths()), default_runs_folder()]):
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            yield from folder.iterdir()

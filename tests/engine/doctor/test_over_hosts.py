@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ Asked = over_hosts._Asked
 _FACTS = {
     "python": "3.11.7",
     "torch": "2.13.0",
+    "nccl": "2.27.5",
     "driver": None,
     "gpus": 2,
     "free_gpus": 2,
@@ -62,19 +64,112 @@ def test_what_is_no_list_of_hosts_is_refused(hosts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "verdict", "words"),
+    ("one", "needs_gpus", "verdict", "words"),
     [
-        (facts("b", torch="2.12.1"), Verdict.BROKEN, "differ in torch"),
-        (facts("b", python="3.12.1"), Verdict.BROKEN, "differ in python"),
-        (facts("b", python="3.11.2"), Verdict.GOOD, "the same everywhere"),
-        (facts("b", driver="550.1"), Verdict.LOOK, "other drivers"),
-        (told("b"), Verdict.BROKEN, "differ in python and torch"),
+        (facts("b", torch="2.12.1"), False, Verdict.BROKEN, "differ in torch"),
+        (facts("b", python="3.12.1"), False, Verdict.BROKEN, "differ in python"),
+        (facts("b", python="3.11.2"), True, Verdict.GOOD, "the same everywhere"),
+        (facts("b", driver="550.1"), True, Verdict.LOOK, "other drivers"),
+        (told("b"), False, Verdict.BROKEN, "differ in python and torch"),
+        (told("b"), True, Verdict.BROKEN, "differ in python and torch and NCCL"),
+        (facts("b", nccl="2.28.9"), True, Verdict.BROKEN, "differ in NCCL"),
+        (
+            facts("b", nccl="2.28.9"),
+            False,
+            Verdict.LOOK,
+            "differ in NCCL, and a run of GPUs would be refused",
+        ),
+        (facts("b", nccl=None), True, Verdict.BROKEN, "differ in NCCL"),
+        (facts("b"), True, Verdict.GOOD, "the same everywhere"),
     ],
 )
-def test_versions(one: Asked, verdict: Verdict, words: str) -> None:
-    line = over_hosts._alike([facts("a"), one])
+def test_versions(one: Asked, needs_gpus: bool, verdict: Verdict, words: str) -> None:
+    line = over_hosts._alike([facts("a"), one], needs_gpus=needs_gpus, code=None)
     assert line.verdict is verdict and words in line.finding
     assert len(line.evidence) == 2 and (line.fix is not None) == (verdict is not Verdict.GOOD)
+    assert line.evidence[0].startswith("a: python 3.11.7, torch 2.13.0, NCCL 2.27.5, driver ")
+
+
+_HERE = {"numpy": "2.1.0", "einops": "0.8.0", "pip": "25.0"}
+_LOCK = "".join(f'[[package]]\nname = "{name}"\nversion = "9"\n' for name in ("NumPy", "einops", "tqdm"))
+
+
+@pytest.mark.parametrize(
+    ("there", "lock", "verdict", "words", "seen"),
+    [
+        (_HERE, _LOCK, Verdict.GOOD, "the same everywhere", ()),
+        ({**_HERE, "pip": "24.0"}, _LOCK, Verdict.GOOD, "the same everywhere", ()),
+        (
+            {**_HERE, "numpy": "2.2.0", "pip": "24.0"},
+            _LOCK,
+            Verdict.BROKEN,
+            "other versions of what uv.lock names",
+            ("bb has numpy 2.2.0, a has 2.1.0",),
+        ),
+        (
+            {"numpy": "2.2.0", "tqdm": "4.0"},
+            _LOCK,
+            Verdict.BROKEN,
+            "other versions of what uv.lock names",
+            (
+                "bb has numpy 2.2.0, a has 2.1.0",
+                "bb has no einops, a has 0.8.0",
+                "bb has tqdm 4.0, a none",
+            ),
+        ),
+        (
+            {"numpy": "2.1.0", "pip": "25.0"},
+            _LOCK,
+            Verdict.LOOK,
+            "Not all hosts have what uv.lock names",
+            ("bb has no einops, a has 0.8.0",),
+        ),
+        ({**_HERE, "numpy": "2.2.0"}, "[[package", Verdict.LOOK, "uv.lock cannot be read: ", ()),
+        (
+            {"numpy": "2.1.0", "pip": "24.0"},
+            None,
+            Verdict.LOOK,
+            "no lock file says which",
+            ("bb has pip 24.0, a has 25.0",),
+        ),
+        ({"numpy": "2.1.0", "more": "1"}, None, Verdict.GOOD, "the same everywhere", ()),
+        ("no table", _LOCK, Verdict.GOOD, "the same everywhere", ()),
+    ],
+)
+def test_packages_that_a_lock_file_names_are_the_same_for_own_code(
+    tmp_path: Path, there: Any, lock: str | None, verdict: Verdict, words: str, seen: tuple[str, ...]
+) -> None:
+    if lock is not None:
+        (tmp_path / "uv.lock").write_text(lock)
+    hosts = [facts("a", installed=_HERE), facts("bb", installed=there)]
+    line = over_hosts._alike(hosts, needs_gpus=False, code=tmp_path)
+    assert line.verdict is verdict and words in line.finding
+    told = [words for words in line.evidence if ": python" not in words]
+    assert told == list(seen) and (line.fix is not None) == (verdict is not Verdict.GOOD)
+    if verdict is Verdict.BROKEN:
+        assert line.evidence[0] == seen[0], "a command shows the first ones alone"
+    made = {words: said.template.format(**said.arguments) for words, said in line.phrases.items()}
+    assert {line.finding, *seen} <= made.keys() and all(words == again for words, again in made.items())
+
+
+def test_without_own_code_other_packages_are_evidence_and_few_are_named() -> None:
+    here, there = ({f"p{index}": version for index in range(9)} for version in ("1", "2"))
+    hosts = [facts("a", installed=here), facts("bb", installed=there)]
+    line = over_hosts._alike(hosts, needs_gpus=False, code=None)
+    assert line.verdict is Verdict.GOOD and line.fix is None
+    assert line.evidence[2:] == [*(f"bb has p{index} 2, a has 1" for index in range(5)), "and 4 more"]
+
+
+def test_of_two_differences_the_worse_is_said_first_and_the_other_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "uv.lock").write_text(_LOCK)
+    hosts = [facts("a", installed=_HERE), facts("bb", installed={**_HERE, "numpy": "3"}, driver="550")]
+    line = over_hosts._alike(hosts, needs_gpus=False, code=tmp_path)
+    assert line.verdict is Verdict.BROKEN and "uv.lock" in line.finding
+    assert "Hosts have other drivers, which may be slower together." in line.evidence
+    assert set(line.evidence) - {one for one in line.evidence if ": python" in one} <= line.phrases.keys()
+    hosts = [facts("a", installed=_HERE), facts("bb", installed={**_HERE, "numpy": "3"}, torch="1")]
+    line = over_hosts._alike(hosts, needs_gpus=False, code=tmp_path)
+    assert line.finding == "Hosts differ in torch." and "bb has numpy 3, a has 2.1.0" in line.evidence
 
 
 def rows_of(one: Asked, *, needs_gpus: bool) -> list[CheckLine]:

@@ -75,13 +75,21 @@ def test_a_host_that_says_nonsense_of_itself_ends_the_start_in_words(
     assert end.reason == "What box2 says of itself makes no sense."
 
 
-def test_a_host_with_another_torch_is_refused_with_both(
-    head: tuple[RunDir, dict[str, Any], tuple[str, int]],
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"torch": "1.0"}, "box2 has torch 1.0, and this is "),
+        ({"nccl": "2.27.5"}, "box2 has NCCL 2.27.5, and this is ?."),
+        ({"lock": "another"}, "The lock files of box2 and of this host differ: "),
+    ],
+)
+def test_a_host_with_another_torch_nccl_or_lock_file_is_refused_in_words(
+    head: tuple[RunDir, dict[str, Any], tuple[str, int]], other: dict[str, str], words: str
 ) -> None:
     run, hello, at = head
-    come(at, {**hello, "ranks": 1, "devices": [{}], "torch": "1.0"})
+    come(at, {**hello, "ranks": 1, "devices": [{}], **other})
     end = wait_until(run.end)
-    assert (end.reason or "").startswith("box2 has torch 1.0, and this is ")
+    assert (end.reason or "").startswith(words)
     assert not launching.problems(run)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from rankdeck.cli.joining import several_of, tell_place
 from rankdeck.config import from_dict
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.layout import HostPart, Layout, alone, layout_of
 from rankdeck.launch.several import Several
+from rankdeck.rundir import RunDir
 from tests.helpers.cli import rankdeck_here
 
 _PLACE = "127.0.0.1:9/aaaaaaaaaaaaaaaaaaaa"
@@ -72,6 +75,50 @@ def test_what_the_first_says_is_what_the_others_join(tmp_path: Path) -> None:
         return str(own["config"])
 
     assert digest("/a", 3) == digest("/b", 3) != digest("/a", 4)
+
+
+def test_what_the_first_says_is_taken_from_the_environment_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = Several.as_head(2, "127.0.0.1")
+    assert head.listener is not None
+    with head.listener:
+        tell_place(RunDir(tmp_path / "a-run-1"), head, 2, quietly=False)
+    told = capsys.readouterr().err
+    (place,) = re.findall(rf"127\S+{head.secret}\S*", told)
+    (variable,) = re.findall(r"(\w+)=PLACE", told)
+    config = from_dict({}, folder=tmp_path)
+    assert several_of(config, None, None, None) is None
+    monkeypatch.setenv(variable, place)
+    member = several_of(config, "2", None, None)
+    assert member is not None and (member.secret, member.run, member.attempt) == (head.secret, "a-run-1", 2)
+
+
+def own_word(folder: Path, use: str = "net.py:make", kind: str = "virtual") -> dict[str, str]:
+    """What a host says of itself whose configuration is in that folder."""
+    config = from_dict({"model": {"use": use}, "strategy": {"use": "ddp"}}, folder=folder)
+    spec = Several.as_member(2, _PLACE).spec(config, [DeviceInfo(0, "one", kind)])
+    return dict(spec["own"])
+
+
+def test_lock_files_are_told_by_their_bytes_where_code_of_a_person_runs(tmp_path: Path) -> None:
+    texts = {"a": b"one", "b": b"one", "c": b"two"}
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "poetry.lock").write_bytes(text)
+    a, b, c = (own_word(tmp_path / name)["lock"] for name in texts)
+    assert a and a == b != c
+    assert own_word(tmp_path)["lock"] == own_word(tmp_path / "a", "mlp")["lock"] == ""
+
+
+def test_nccl_is_told_where_devices_are_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, more in (("torch", "Requires-Dist: nvidia-nccl-cu12==2.27.5\n"), ("nvidia-nccl-cu12", "")):
+        place = tmp_path / f"{name.replace('-', '_')}-2.27.5.dist-info"
+        place.mkdir()
+        (place / "METADATA").write_text(f"Name: {name}\nVersion: 2.27.5\n{more}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = [own_word(tmp_path, kind=kind)["nccl"] for kind in ("gpu", "virtual")]
+    assert told == ["2.27.5", ""]
 
 
 def test_each_host_takes_its_own_devices_of_the_same_configuration(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import shutil
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,10 @@ import pytest
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig, from_dict, load
 from rankdeck.remote import snapshot
+from rankdeck.rundir import RunDir, create, enter_in_index, final_path
+from tests.fuzz.watching import without_rights
+
+_DAY_S = 86_400
 
 
 def own(folder: Path, use: str = "net.py:make") -> RunConfig:
@@ -68,6 +75,9 @@ def test_elsewhere_goes_python_alone_and_of_the_catalogue_nothing(tmp_path: Path
         (tmp_path / name).write_text("")
     assert names(snapshot.pack(config)) == [snapshot.CONFIG, "b/c.py", "net.py"]
     assert names(snapshot.pack(from_dict({}, folder=tmp_path))) == [snapshot.CONFIG]
+    for name in ("pdm.lock", "b/uv.lock", "poetry.lock"):
+        (tmp_path / name).write_text(name)
+    assert names(snapshot.pack(config)) == [snapshot.CONFIG, "b/c.py", "net.py", "poetry.lock"]
 
 
 def test_what_would_be_too_much_or_is_elsewhere_is_refused(
@@ -101,3 +111,111 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
 def test_what_is_no_archive_is_told(data: bytes) -> None:
     with pytest.raises((OSError, EOFError, tarfile.TarError)):
         snapshot.unpack(data)
+
+
+def unpacked(folder: Path, name: str) -> Path:
+    """Code with a file of this name in it."""
+    config = own(folder / name)
+    (folder / name / f"{name}.py").touch()
+    return snapshot.unpack(snapshot.pack(config))
+
+
+def age(path: Path, days: float) -> None:
+    at_s = time.time() - days * _DAY_S
+    os.utime(path, (at_s, at_s), follow_symlinks=False)
+
+
+def run_of(code: Path, runs: Path, name: str) -> RunDir:
+    """What is left of a run that was begun with it."""
+    hidden = create(runs, load(code / snapshot.CONFIG), {}, name)
+    run = RunDir(hidden.path.rename(final_path(hidden)))
+    enter_in_index(run)
+    return run
+
+
+def test_code_that_no_run_names_goes_a_month_after_its_last_use(tmp_path: Path) -> None:
+    runs = tmp_path / "some" / "runs"
+    named = of_run, of_resumed, of_renamed = [unpacked(tmp_path, name) for name in ("one", "two", "three")]
+    of_removed, unused, fresh, again = [unpacked(tmp_path, name) for name in ("four", "five", "six", "seven")]
+    run_of(of_run, runs, "a")
+    resumed = load(of_resumed / snapshot.CONFIG)
+    (run_of(of_run, runs, "b").path / "config.1.toml").write_text(resumed.to_toml())
+    run_of(of_renamed, runs, "c").path.rename(runs / "another name")
+    shutil.rmtree(run_of(of_removed, runs, "d").path)
+    for code in (*named, of_removed, unused, again):
+        age(code, 31)
+    age(fresh, 29)
+    assert snapshot.unpack(snapshot.pack(own(tmp_path / "seven"))) == again
+    new = unpacked(tmp_path, "new")
+    assert set(new.parent.iterdir()) == {*named, fresh, again, new}
+    assert load(of_renamed / snapshot.CONFIG).model.use == f"{of_renamed}/net.py:make"
+    assert all(time.time() - code.stat().st_mtime < _DAY_S for code in named), "each is looked for again"
+
+
+def test_what_is_none_of_it_stays_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "theirs.py").touch()
+    code = unpacked(tmp_path, "one")
+    (code / "link").symlink_to(outside)
+    place, number = code.parent, "0123456789abcde"
+    half, notes, file, link = (place / name for name in (".abcd_123", "notes", number + "f", number + "0"))
+    half.mkdir()
+    notes.mkdir()
+    file.touch()
+    link.symlink_to(outside)
+    ahead = unpacked(tmp_path, "ahead")
+    for path in (code, half, notes, file, link, outside):
+        age(path, 400)
+    age(ahead, -400)
+    new = unpacked(tmp_path, "new")
+    assert set(place.iterdir()) == {notes, file, link, ahead, new}
+    assert [path.name for path in outside.iterdir()] == ["theirs.py"]
+    assert ahead.stat().st_mtime <= time.time(), "it would stay for ever"
+
+
+def test_what_cannot_be_removed_stays_and_is_never_half_there(tmp_path: Path) -> None:
+    config, code = own(tmp_path / "one"), unpacked(tmp_path, "one")
+    closed = code / "part"
+    closed.mkdir()
+    (closed / "kept.py").touch()
+    closed.chmod(0o500)
+    age(code, 31)
+    with without_rights():
+        new = unpacked(tmp_path, "new")
+    assert new.is_dir() and not code.exists()
+    (left,) = [path for path in new.parent.iterdir() if path != new]
+    assert (left / "part" / "kept.py").exists()
+    assert snapshot.unpack(snapshot.pack(config)) == code and (code / "one.py").exists()
+    (left / "part").chmod(0o700)
+
+
+def test_where_runs_are_too_many_for_a_moment_all_code_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused = unpacked(tmp_path, "one")
+    age(unused, 31)
+    monkeypatch.setattr(snapshot, "_LOOK_S", 0.0)
+    new = unpacked(tmp_path, "new")
+    assert set(new.parent.iterdir()) == {unused, new}
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o700])
+def test_where_runs_cannot_be_read_all_code_stays(tmp_path: Path, mode: int) -> None:
+    unused, named = unpacked(tmp_path, "one"), unpacked(tmp_path, "two")
+    runs = run_of(named, tmp_path / "runs of another", "a").path.parent
+    for code in (unused, named):
+        age(code, 31)
+    runs.chmod(mode)
+    with without_rights():
+        new = unpacked(tmp_path, "new")
+    runs.chmod(0o700)
+    assert set(new.parent.iterdir()) == {named, new} | ({unused} if mode == 0 else set())
+
+
+def test_a_place_that_cannot_hold_code_is_told(tmp_path: Path) -> None:
+    place = unpacked(tmp_path, "one").parent
+    place.rename(tmp_path / "elsewhere")
+    place.touch()
+    with pytest.raises(OSError):
+        unpacked(tmp_path, "two")
