@@ -479,6 +479,30 @@ class CheckpointSaved(Event, tag="checkpoint"):
     reason: str
 
 
+class StoodStill(Event, tag="stood_still"):
+    """Where a rank stands that has beaten last `silent_s` seconds ago: so the hosts of a run tell the first
+    one, which compares what all do.
+
+    `until_told_s`: so long it may take there. `is_excused`: it writes a checkpoint, or is in a debugger.
+    `is_close`: its process was looked at, and the rest is known: `frames` (file, line, function) with the
+    innermost first, `calls` as in diagnose/calls.py, `work` its last microbatch (phase, number).
+    """
+
+    rank: int
+    pid: int
+    step: int
+    phase: str
+    silent_s: float
+    until_told_s: float
+    is_excused: bool = False
+    is_close: bool = False
+    suspended: bool = False
+    cores: float = 0.0
+    frames: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
+    calls: list[tuple[str, int, str, str, bool]] = msgspec.field(default_factory=list)
+    work: tuple[str, int] | None = None
+
+
 class Dropped(Event, tag="dropped"):
     """Lines that could not be written: how many, and why in the words of the system (a full disk)."""
 
@@ -535,6 +559,7 @@ AnyEvent = (
     | Drained
     | WeightsSaved
     | CheckpointSaved
+    | StoodStill
     | Dropped
     | RankEnded
     | Stopping

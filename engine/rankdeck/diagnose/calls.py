@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankdeck.base.parsing import json_of
-from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.base.phrases import Phrase, marked, phrase
 
 _SAME_SHAPE = ("all_reduce", "broadcast", "reduce")
 """What every rank passes tensors of one shape to."""
 _LONGEST = 40
+MICROBATCH = marked("{phase} of microbatch {number}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def work_of(text: str | bytes) -> Phrase | None:
     """What a rank of a pipeline has begun last, of the same JSON: 'forward of microbatch 3'."""
     try:
         name, number = json_of(text)["microbatch"]
-        return phrase("{phase} of microbatch {number}", phase=str(name)[:_LONGEST], number=int(number))
+        return phrase(MICROBATCH, phase=str(name)[:_LONGEST], number=int(number))
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -136,7 +136,7 @@ class HeadGuard(HostGuard):
 
     def go_on(self) -> bool:
         if self._status != 0:
-            self._gathering.tell({"word": "end", "because": self.name})
+            self._gathering.tell({"word": "end", "because": self._blamed()})
         until_s = time.monotonic() + LEAVE_S
         while self._gathering.names_there - set(self._ended) and time.monotonic() < until_s:
             self.turn()
@@ -153,9 +153,13 @@ class HeadGuard(HostGuard):
             return False
         return self.begin_again(self._tell_layout(failed), failed)
 
+    def _blamed(self) -> str:
+        """The host that this part's end is due to: this one, or another that all waited for."""
+        return str(self.part().get("host", self.name))
+
     def _parts(self) -> list[Word]:
         """How each has ended, this one first."""
-        own = {**self.part(), "name": self.name}
+        own = {**self.part(), "name": self._blamed()}
         return [own, *({**part, "name": name} for name, part in self._ended.items())]
 
     def _why_again(self) -> Sentence | None:
@@ -195,14 +199,15 @@ class HeadGuard(HostGuard):
     def _await_others(self, status: int) -> None:
         """Nobody is left behind: what the others came to is the run's end too."""
         if status != 0 and self.lost is None:
-            self._gathering.tell({"word": "end", "because": self.name})
+            self._gathering.tell({"word": "end", "because": self._blamed()})
         until_s = time.monotonic() + LEAVE_S
         while self._gathering.num_there and time.monotonic() < until_s:
             self.turn()
         self._gathering.close()
         own = self.part()
         failed = [part for part in self._parts() if part.get("status") != 0]
-        is_other = status == 0 or ("victim" in own and any("victim" not in part for part in failed))
+        is_victim = "victim" in own and any("victim" not in part for part in failed)
+        is_other = status == 0 or is_victim or "host" in own
         if failed and is_other and self.lost is None:
             self._status, self.because = 1, self._cause(failed)
 

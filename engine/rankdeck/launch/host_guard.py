@@ -74,7 +74,7 @@ class HostGuard(Guard, abc.ABC):
 
     def part(self) -> Word:
         """How this one has ended: `again` is there where another attempt may help, and names what failed;
-        `victim` where others have made it fail."""
+        `victim` where others have made it fail; `host` where it has seen that another one is to blame."""
         status = 1 if self._status is None else self._status
         words = {"again": ""} if status < 0 else self._last_words()
         told: Word = {
@@ -82,7 +82,7 @@ class HostGuard(Guard, abc.ABC):
             "status": status,
             "reason": str(words.get("reason") or self._reason() or ""),
         }
-        told |= {key: words[key] for key in ("again", "victim") if isinstance(words.get(key), str)}
+        told |= {key: words[key] for key in ("again", "victim", "host") if isinstance(words.get(key), str)}
         if status < 0 and self.because is not None:
             told["victim"] = "yes"
         elif status < 0:

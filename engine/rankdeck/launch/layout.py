@@ -46,6 +46,15 @@ class Layout(msgspec.Struct, frozen=True):
         first = sum(host.ranks for host in self.hosts[: self.index])
         return range(first, first + self.own.ranks)
 
+    def other_host_of(self, rank: int | None) -> str:
+        """The name of the other host that has the rank; "" where it is this one's, or nobody's."""
+        first = 0
+        for index, host in enumerate(self.hosts):
+            if rank is not None and first <= rank < first + host.ranks:
+                return host.name if index != self.index else ""
+            first += host.ranks
+        return ""
+
     @property
     def devices(self) -> list[DeviceInfo]:
         """Of all hosts, numbered through."""

@@ -64,7 +64,8 @@ class Peer:
         """Lost where the connection is."""
         if self._is_done:
             return
-        self._waiting += json.dumps(word).encode() + b"\n"
+        # A piece of a file is within the limit of a line whatever bytes are in it.
+        self._waiting += json.dumps(word, ensure_ascii=False).encode(errors="replace") + b"\n"
         self._flush()
 
     def look(self, now_s: float) -> None:

@@ -1,9 +1,9 @@
 """What the ranks of other hosts write comes to the head, so that its directory tells of the whole run.
 
 Each guard follows its own ranks' events and sends what is new; the head's guard appends it to files of the
-same names. A rank's file is whole there; of what a supervisor, a guard and a sampler say, problems and
-readings come, under the host's name. What was on its way when a connection broke is on that host alone.
-Standard library only, as all of the guard.
+same names. A rank's file is whole there; of what a supervisor, a guard and a sampler say, problems, readings
+and where ranks stand still come, under the host's name. What was on its way when a connection broke is on
+that host alone. Standard library only, as all of the guard.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from rankdeck.launch.peers import Word
 
 _PIECE_BYTES = 16_384
+_LONGEST_BYTES = 8 << 20
 _MOST_AT_ONCE = 64
 """Pieces that are sent at one look: a beat does not wait behind more than a megabyte."""
 _TRAVELS = re.compile(r"(rank-\d{1,6}|supervisor|guard|sampler)\.\d{1,6}\.jsonl", re.ASCII)
+_PASSED_ON = ("problem", "stood_still")
 _SIGNS = re.compile(r"[^\w-]", re.ASCII)
 
 
@@ -55,10 +57,14 @@ class Sender:
         try:
             with open(self._folder / name, "rb") as file:
                 data = os.pread(file.fileno(), _PIECE_BYTES, offset)
+                if name.startswith(("supervisor", "guard")):
+                    if len(data) == _PIECE_BYTES and b"\n" not in data:
+                        # Too long a line stays here, and holds up none.
+                        offset += os.pread(file.fileno(), _LONGEST_BYTES, offset).find(b"\n") + 1
+                        data = os.pread(file.fileno(), _PIECE_BYTES, offset)
+                    data = data[: data.rfind(b"\n") + 1]
         except OSError:
             return None
-        if name.startswith(("supervisor", "guard")):
-            data = data[: data.rfind(b"\n") + 1]
         if not data:
             return None
         self._sent[name] = offset + len(data)
@@ -86,7 +92,7 @@ class Receiver:
         else:
             writer = f"{writer}-{name_in_files(host)}"
             if not writer.startswith("sampler"):
-                told = b"".join(self._problems(f"{writer}.{attempt}", told))
+                told = b"".join(self._passed_on(f"{writer}.{attempt}", told))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             handle = os.open(self._folder / f"{writer}.{attempt}.jsonl", flags, 0o644)
@@ -99,15 +105,15 @@ class Receiver:
         finally:
             os.close(handle)
 
-    def _problems(self, file: str, told: bytes) -> Iterator[bytes]:
-        """Its lines that are problems, counted anew: when the run began and ended, the head says."""
+    def _passed_on(self, file: str, told: bytes) -> Iterator[bytes]:
+        """Its lines that are passed on, counted anew: when the run began and ended, the head says."""
         for line in told.splitlines():
             try:
                 event = json.loads(line)
-                is_problem = event.get("kind") == "problem"
+                is_ours = event.get("kind") in _PASSED_ON
             except (ValueError, AttributeError, RecursionError):
                 continue
-            if is_problem:
+            if is_ours:
                 number = self._num_told.get(file, 0)
                 self._num_told[file] = number + 1
                 yield json.dumps({**event, "seq": number}).encode() + b"\n"

@@ -79,6 +79,8 @@ class Supervising(abc.ABC):
         self._reason: str | None = None
         self._restarts = self._is_victim = False
         self._failed = ""
+        self.blamed_host = ""
+        """Where the cause is, if that is another host."""
 
     @property
     @abc.abstractmethod
@@ -266,6 +268,7 @@ class Supervising(abc.ABC):
             told = {"reason": self._reason[:4000]}
             told |= {"again": self._failed[:4000]} if self._restarts else {}
             told |= {"victim": "yes"} if self._is_victim else {}
+            told |= {"host": self.blamed_host} if self.blamed_host else {}
             try:
                 os.write(self._arguments.words, json.dumps(told).encode())
             except OSError:

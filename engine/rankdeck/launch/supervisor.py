@@ -31,6 +31,7 @@ from rankdeck.diagnose.cause import Cause
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.launch import supervising
 from rankdeck.launch.children import GRACE_S, end_ranks
+from rankdeck.launch.host_watch import HeadWatch, MemberWatch
 from rankdeck.launch.layout import Layout, alone, layout_of
 from rankdeck.launch.rank_processes import RankProcess, can_fork_preloaded
 from rankdeck.launch.watch import Watch
@@ -71,18 +72,21 @@ class Supervisor(supervising.Supervising):
         own = 1 if self._config.strategy_card.one_process else num_devices
         self._layout = arguments.layout or alone(own, self._devices)
         self._store = arguments.store
-        self._watch = Watch(
-            arguments.run,
-            arguments.attempt,
-            self._config.launch,
-            self.raise_problem,
-            compiles=self._config.train.compile,
-        )
+        self._watch = self._make_watch()
         self._ranks: list[RankProcess] = []
         launch = self._config.launch
         self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
         self.restarts_itself = self._layout.is_alone
         shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
+
+    def _make_watch(self) -> Watch:
+        given = self._run, self._arguments.attempt, self._config.launch, self.raise_problem
+        compiles = self._config.train.compile
+        if self._layout.is_alone:
+            return Watch(*given, compiles=compiles)
+        if self._layout.index == 0:
+            return HeadWatch(*given, compiles=compiles)
+        return MemberWatch(*given, compiles=compiles, tell=self._writer.write)
 
     @property
     def ranks(self) -> Sequence[RankProcess]:
@@ -192,6 +196,11 @@ class Supervisor(supervising.Supervising):
         if problem.code == COMMUNICATION and not self._layout.is_alone:
             problem = problem.but(severity="warning")
         super().raise_problem(with_cure(problem, self._config))
+
+    def cause(self, oom_kills: int, disk: str) -> Cause:
+        found = super().cause(oom_kills, disk)
+        self.blamed_host = self._layout.other_host_of(found.problem.rank)
+        return found
 
     def may_restart(self, cause: Cause) -> bool:
         """Bad input stays bad, and the same numbers become NaN again."""

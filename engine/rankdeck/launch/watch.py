@@ -41,7 +41,7 @@ VICTIM_S = 1.0
 """How long after a victim the cause may take to show itself."""
 INPUT_S = 1.5
 """How long after a rank that calls the input bad the others may take to agree."""
-_LOOK_AGAIN_S = 10.0
+LOOK_AGAIN_S = 10.0
 """Where a run that has stood still for too long is not ended: seconds between two looks at it."""
 _NUM_TAIL = 2_000
 
@@ -65,6 +65,7 @@ class Watch:
         self._raise_problem = raise_problem
         self.saves = SaveWatch(run.path)
         self.ranks: Sequence[Child] = ()
+        self._num_ranks = 0
         self._page: HeartbeatPage | None = None
         self._started_s = self._polled_s = self._spared_s = self._excused_s = 0.0
         self._began_s = self._still_s = 0.0  # when they stood still, and for how long somebody has looked on
@@ -76,7 +77,8 @@ class Watch:
     def begin(self, ranks: Sequence[Child], world_size: int | None = None) -> None:
         """`ranks` are those of this host, of `world_size` in all."""
         self.ranks, self._started_s = ranks, time.monotonic()
-        self._page = HeartbeatPage(world_size or len(ranks))
+        self._num_ranks = world_size or len(ranks)
+        self._page = HeartbeatPage(self._num_ranks)
 
     @property
     def heartbeats(self) -> str:
@@ -134,8 +136,7 @@ class Watch:
 
     def _look(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
         """`since_s`: since the look before."""
-        slowest_s = {rank: self._readers[rank].longest_gap_s for rank in beats}
-        until_told_s = self._patience.until_told_s(beats, slowest_s)
+        until_told_s = self.until_told_s(beats)
         began_s = max(self._excused_s, *(beat.at_s for beat in beats.values()))
         if began_s != self._began_s:
             self._began_s, self._still_s = began_s, 0.0
@@ -151,16 +152,20 @@ class Watch:
             return self.judge(beats, now_s, still_s, self._patience.until_ended_s(until_told_s))
         return False
 
+    def until_told_s(self, beats: Mapping[int, Beat]) -> float:
+        """How long these may stand still before that is told."""
+        slowest_s = {rank: self._readers[rank].longest_gap_s for rank in beats}
+        return self._patience.until_told_s(beats, slowest_s)
+
     def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
         """Tell once of each place where ranks stand still; whether it has lasted too long by now."""
         key = min((beat.step, rank) for rank, beat in beats.items())
-        is_over = still_s > until_ended_s and now_s - self._spared_s > _LOOK_AGAIN_S
+        is_over = still_s > until_ended_s and now_s - self._spared_s > LOOK_AGAIN_S
         is_over = is_over and self._on_hang != "wait"
         if key == self._suspected and not is_over:
             return False
         self._standing = self._look_closely(beats, now_s)
-        in_debugger = any(map(is_debugged, self._standing.stacks.values()))
-        if in_debugger or any(is_traced(self._pid(rank)) for rank in beats):
+        if self._is_looked_at(beats):
             self._excused_s = now_s
             return False
         if key != self._suspected:
@@ -174,6 +179,16 @@ class Watch:
             self._spared_s = now_s
         return False
 
+    def _is_looked_at(self, beats: Mapping[int, Beat]) -> bool:
+        """Whether a person does, with a debugger."""
+        in_debugger = any(map(is_debugged, self._standing.stacks.values()))
+        return in_debugger or any(map(is_traced, self._pids(beats).values()))
+
+    @property
+    def _is_one(self) -> bool:
+        """Whether there is no other rank, on no host."""
+        return max(self._num_ranks, len(self.ranks)) == 1
+
     def _may_end(self) -> bool:
         """Whether ending the run loses nothing that could still come: a rank alone that computes may well be
         slow, and so may all of them while they load and build, each for itself."""
@@ -181,7 +196,7 @@ class Watch:
         has_begun = min(beat.step for beat in standing.beats.values()) > 0
         if self._on_hang == "wait":
             return False
-        if len(self.ranks) == 1:
+        if self._is_one:
             return has_begun and not standing.is_computing
         return has_begun or standing.is_waited
 
@@ -194,7 +209,7 @@ class Watch:
         if standing.suspended:
             pids = " ".join(str(self._pid(rank)) for rank in standing.suspended)
             return phrase("The run waits for it. Let it go on with: kill -CONT {pids}", pids=pids)
-        if len(self.ranks) == 1 and standing.is_computing:
+        if self._is_one and standing.is_computing:
             return phrase(
                 "It computes and may be slow only: rankdeck stacks {run} tells more, rankdeck stop {run} "
                 "ends it.",
@@ -218,13 +233,18 @@ class Watch:
     def _pid(self, rank: int) -> int:
         return next(one.pid for one in self.ranks if one.rank == rank)
 
+    def _pids(self, beats: Mapping[int, Beat]) -> dict[int, int]:
+        """Of the processes that are here."""
+        return {rank: self._pid(rank) for rank in beats}
+
     def _cpu_of(self, beats: Mapping[int, Beat]) -> dict[int, float]:
-        return {rank: cpu_s(self._pid(rank)) for rank in beats}
+        return {rank: cpu_s(pid) for rank, pid in self._pids(beats).items()}
 
     def _look_closely(self, beats: dict[int, Beat], now_s: float) -> Standing:
         """Where everybody stands now."""
-        suspended = sorted(rank for rank in beats if is_suspended(self._pid(rank)))
-        traced = {rank for rank in beats if is_traced(self._pid(rank))}
+        pids = self._pids(beats)
+        suspended = sorted(rank for rank, pid in pids.items() if is_suspended(pid))
+        traced = {rank for rank, pid in pids.items() if is_traced(pid)}
         answers = self._ask([rank for rank in beats if rank not in traced and rank not in suspended])
         cores = {}
         if self._cpu is not None and now_s > self._cpu[0]:
@@ -249,7 +269,7 @@ class Watch:
             for rank in self.ranks
             if rank.rank in ranks
         }
-        return ask(self._run, self._attempt, asked, with_calls=len(self.ranks) > 1)
+        return ask(self._run, self._attempt, asked, with_calls=not self._is_one)
 
     def patience_s(self) -> float:
         """After a failure: for how long more may be learnt of its cause. What one rank says of bad input, the

@@ -109,6 +109,10 @@ def test_all_hear_of_each_other_and_what_is_said(head: Head) -> None:
     head.until(lambda: one.heard and two.heard and head.heard, one, two)
     assert one.heard == two.heard == [{"word": "begin", "hosts": ["a" * 10_000]}]
     assert head.heard == [("box1", {"word": "failed", "code": 1})]
+    piece = "손실".encode().decode("latin-1") * 2600
+    one.end.say({"word": "events", "data": piece})
+    head.until(lambda: len(head.heard) == 2, one, two)
+    assert head.heard[1] == ("box1", {"word": "events", "data": piece}) and not head.gone
     late = Other(head, "box3")
     head.until(lambda: late.heard and late.gone, one, two, late)
     assert late.heard[0]["word"] == "refused" and not head.gone

@@ -39,6 +39,7 @@ def test_of_a_supervisor_and_a_guard_problems_come_under_the_hosts_name(folders:
         b'{"kind":"problem","problem":{},"seq":7}\n',
         b"nonsense\n",
         b"[" * 9000 + b"\n",
+        b'{"kind":"stood_still","rank":0,"seq":9}\n',
     ]
     for name in ("supervisor", "guard"):
         (there / "events" / f"{name}.1.jsonl").write_bytes(b"".join(lines) + b"half a line")
@@ -47,11 +48,33 @@ def test_of_a_supervisor_and_a_guard_problems_come_under_the_hosts_name(folders:
         receiver.take("box 2", word)
     found = {file.name: file.read_bytes() for file in (here / "events").iterdir()}
     told = b'{"kind": "problem", "problem": {}, "seq": 0}\n'  # nothing is missing before it
+    told += b'{"kind": "stood_still", "rank": 0, "seq": 1}\n'
     assert found == {
         "supervisor-box-2.1.jsonl": told,
         "guard-box-2.1.jsonl": told,
         "sampler-box-2.1.jsonl": b"readings",
     }
+
+
+def test_a_line_that_is_too_long_stays_there_and_holds_up_none(folders: tuple[Path, Path]) -> None:
+    there, here = folders
+    sender, receiver = Sender(str(there)), Receiver(str(here), {"box2": range(1)})
+    problem = b'{"kind": "problem", "problem": {}, "seq": %d}\n'
+    file = there / "events" / "supervisor.0.jsonl"
+    for text in (problem % 0, b'{"kind":"problem","message":"' + b"x" * 300_000 + b'"}\n', problem % 1):
+        with file.open("ab") as events:
+            events.write(text)
+    with file.open("ab") as events:
+        events.write(b"[" * 20_000)  # not ended yet
+    for _ in range(4):
+        for word in sender.news():
+            receiver.take("box2", word)
+    assert (here / "events" / "supervisor-box2.0.jsonl").read_bytes() == problem % 0 + problem % 1
+    with file.open("ab") as events:
+        events.write(b"\n" + problem % 2)
+    for word in sender.news():
+        receiver.take("box2", word)
+    assert (here / "events" / "supervisor-box2.0.jsonl").read_bytes().endswith(problem % 2)
 
 
 @pytest.mark.parametrize(

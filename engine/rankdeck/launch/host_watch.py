@@ -1,0 +1,191 @@
+"""Watches of a run of several hosts. No host alone can tell whom all wait for: each tells where its ranks
+stand when they make no progress (events.StoodStill), and the first one judges.
+
+What the others tell comes by their guards into files of the run's directory (relay.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankdeck.base.heartbeat import Beat
+from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.calls import MICROBATCH, CollectiveCall
+from rankdeck.diagnose.cause import RankEvidence
+from rankdeck.diagnose.hang import Standing
+from rankdeck.diagnose.stacks import Frame
+from rankdeck.events import StoodStill
+from rankdeck.launch.watch import LOOK_AGAIN_S, Watch
+from rankdeck.rundir import EventReader, attempt_of
+
+TELL_S = 5.0
+"""How long ranks stand still before that is told to the first host, and told again."""
+_HEAR_S = 8.0
+"""How much longer the first host waits where it has not heard where all stand."""
+_OLD_S = 3 * TELL_S
+_MOST_FRAMES, _MOST_CALLS, _LONGEST = 40, 16, 300
+
+
+class MemberWatch(Watch):
+    """Of any but the first host: it warns of nothing, and ends nothing. `tell` writes an event."""
+
+    def __init__(self, *given: Any, tell: Callable[[StoodStill], object], **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._tell = tell
+        self._told_s = self._looked_s = 0.0
+
+    def _look(self, beats: dict[int, Beat], now_s: float, since_s: float) -> bool:
+        super()._look(beats, now_s, since_s)
+        is_late = self._cpu is not None or self._still_s > TELL_S
+        if is_late and now_s - self._told_s >= TELL_S:
+            self._told_s, is_excused = now_s, self._excused_s >= now_s
+            for rank, beat in beats.items():
+                self._tell(self._where(rank, beat, now_s, is_excused=is_excused))
+        return False
+
+    def judge(self, beats: dict[int, Beat], now_s: float, still_s: float, until_ended_s: float) -> bool:
+        """As closely as the first host looks at its own."""
+        key = min((beat.step, rank) for rank, beat in beats.items())
+        if key != self._suspected or now_s - self._looked_s > LOOK_AGAIN_S:
+            self._suspected, self._looked_s, self._told_s = key, now_s, 0.0
+            self._standing = self._look_closely(beats, now_s)
+            if self._is_looked_at(beats):
+                self._excused_s = now_s
+        return False
+
+    def _where(self, rank: int, beat: Beat, now_s: float, *, is_excused: bool) -> StoodStill:
+        told = StoodStill(
+            rank=rank,
+            pid=self._pid(rank),
+            step=beat.step,
+            phase=beat.phase,
+            silent_s=now_s - beat.at_s,
+            until_told_s=self.until_told_s({rank: beat}),
+            is_excused=is_excused,
+        )
+        standing = self._standing
+        if standing.beats.get(rank) != beat:
+            return told
+        told.is_close, told.suspended = True, rank in standing.suspended
+        told.cores = standing.cores.get(rank, 0.0)
+        told.frames = [
+            (frame.file[-_LONGEST:], frame.line, frame.function[:_LONGEST])
+            for frame in standing.stacks.get(rank, ())[:_MOST_FRAMES]
+        ]
+        told.calls = [
+            (call.group, call.number, call.kind[:_LONGEST], call.shape[:_LONGEST], call.is_over)
+            for call in standing.calls.get(rank, ())[-_MOST_CALLS:]
+        ]
+        if rank in standing.work:
+            arguments = standing.work[rank].arguments
+            told.work = str(arguments["phase"]), int(arguments["number"])
+        return told
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What a host told of a rank: `beat` by the clock here."""
+
+    told: StoodStill
+    beat: Beat
+    heard_s: float
+
+
+class HeadWatch(Watch):
+    """Of the first host: its own ranks, and what it hears of the others."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._reader = EventReader(self._run)
+        self._heard: dict[int, _Heard] = {}
+
+    def living_beats(self) -> dict[int, Beat]:
+        now_s = time.monotonic()
+        self._hear(now_s)
+        self._heard = {rank: one for rank, one in self._heard.items() if now_s - one.heard_s < _OLD_S}
+        if any(one.told.is_excused for one in self._heard.values()):
+            self._excused_s = now_s
+        newest_s = max((one.beat.at_s for one in self._heard.values()), default=0.0)
+        if newest_s > self._began_s:  # news of then, and not a beat of now
+            self._began_s, self._still_s = newest_s, min(self._still_s, now_s - newest_s)
+        return super().living_beats() | {rank: one.beat for rank, one in self._heard.items()}
+
+    def _hear(self, now_s: float) -> None:
+        for name in self._reader.names():
+            if not name.startswith("supervisor-") or attempt_of(name) != self._attempt:
+                continue
+            while found := self._reader.next_of(name):
+                for event in found:
+                    if isinstance(event, StoodStill) and self._is_elsewhere(event.rank):
+                        self._take(event, now_s)
+
+    def _is_elsewhere(self, rank: int) -> bool:
+        return 0 <= rank < self._num_ranks and all(one.rank != rank for one in self.ranks)
+
+    def _take(self, told: StoodStill, now_s: float) -> None:
+        """The way takes its time: of one beat what was told first counts."""
+        at_s, before = now_s - max(0.0, told.silent_s), self._heard.get(told.rank)
+        is_same = before is not None and before.beat[:2] == (told.step, told.phase)
+        if is_same and before is not None and abs(before.beat.at_s - at_s) < TELL_S / 2:
+            at_s = before.beat.at_s
+        self._heard[told.rank] = _Heard(told, Beat(told.step, told.phase, at_s), now_s)
+
+    def until_told_s(self, beats: Mapping[int, Beat]) -> float:
+        """Of all hosts the longest; a while longer where not all have told where exactly their ranks are."""
+        others = [one.told for one in self._heard.values()]
+        limit_s = max([super().until_told_s(beats), *(told.until_told_s for told in others)])
+        close = sum(told.is_close for told in others)
+        return limit_s if close + len(self.ranks) >= self._num_ranks else limit_s + _HEAR_S
+
+    def _pid(self, rank: int) -> int:
+        return self._heard[rank].told.pid if rank in self._heard else super()._pid(rank)
+
+    def _pids(self, beats: Mapping[int, Beat]) -> dict[int, int]:
+        return {rank: pid for rank, pid in super()._pids(beats).items() if rank not in self._heard}
+
+    def _look_closely(self, beats: dict[int, Beat], now_s: float) -> Standing:
+        own = super()._look_closely(beats, now_s)
+        told = {rank: one.told for rank, one in self._heard.items() if rank in beats}
+        return replace(
+            own,
+            stacks={**own.stacks, **{rank: _frames(one) for rank, one in told.items() if one.frames}},
+            suspended=sorted([*own.suspended, *(rank for rank, one in told.items() if one.suspended)]),
+            calls={**own.calls, **{rank: _calls(one) for rank, one in told.items() if one.calls}},
+            work={
+                **own.work,
+                **{
+                    rank: phrase(MICROBATCH, phase=one.work[0], number=one.work[1])
+                    for rank, one in told.items()
+                    if one.work is not None
+                },
+            },
+            cores={**own.cores, **{rank: one.cores for rank, one in told.items()}},
+        )
+
+    def evidence(self) -> list[RankEvidence]:
+        """With the ranks of other hosts that were seen to stand still."""
+        standing = self._standing
+        others = [rank for rank in standing.beats if self._is_elsewhere(rank)]
+        return super().evidence() + [
+            RankEvidence(
+                rank=rank,
+                exit_code=None,
+                beat=standing.beats[rank],
+                suspended=rank in standing.suspended,
+                frames=standing.stacks.get(rank, ()),
+                calls=standing.calls.get(rank, ()),
+                work=standing.work.get(rank),
+            )
+            for rank in others
+        ]
+
+
+def _frames(told: StoodStill) -> list[Frame]:
+    return [Frame(*frame) for frame in told.frames]
+
+
+def _calls(told: StoodStill) -> list[CollectiveCall]:
+    return [CollectiveCall(*call) for call in told.calls]

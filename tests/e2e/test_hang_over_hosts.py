@@ -1,0 +1,151 @@
+"""Ranks of two hosts that stand still: whoever all wait for is named, with its host, wherever it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import Problem
+from rankdeck.run.fold import read_fold
+from rankdeck.rundir import RunDir, list_folder
+from tests.helpers import launching
+from tests.helpers.cli import rankdeck
+from tests.helpers.near_hosts import NearHosts
+from tests.helpers.waiting import wait_until
+
+_MINE = """\
+import os, time
+from pathlib import Path
+import torch
+from torch import nn
+
+calls = 0
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def loss(outputs, targets):
+    global calls
+    calls += torch.is_grad_enabled()
+    fault, rank = os.environ.get("FAULT", ""), os.environ["RANK"]
+    once = os.environ.get("ONCE")
+    if calls == 20 and fault.endswith(rank) and not (once and Path(once).exists()):
+        if once:
+            Path(once).touch()
+        if fault.startswith("barrier"):
+            torch.distributed.barrier()
+        while fault.startswith("busy"):
+            pass
+        if fault.startswith("asleep"):
+            time.sleep(1000)
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum"), len(targets)
+"""
+_JOB = """\
+name = "still"
+model = { use = "mine.py:model" }
+loss = { use = "mine.py:loss" }
+strategy = { use = "ddp" }
+train = { steps = 100000, evaluate_every = 0, global_batch = 48, checkpoint_every = 10 }
+launch = { timeout_s = 6 }
+hosts = { use = ["box1", "box2"] }
+devices = { use = "cpu:1" }
+"""
+
+
+class Hosts:
+    """Two of them, and a job of theirs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.near = NearHosts(folder / "near", monkeypatch)
+        (folder / "job").mkdir()
+        (folder / "job" / "mine.py").write_text(_MINE)
+        self.file = folder / "job" / "job.toml"
+        self.file.write_text(_JOB)
+
+    def begin(self, fault: str, *more: str, **environment: str) -> list[RunDir]:
+        """Its parts, the head's first."""
+        for host in ("box1", "box2"):
+            self.near.give(host, {"FAULT": fault, "OMP_NUM_THREADS": "1", **environment})
+        rankdeck("train", self.file, *more, "--detach", code=0)
+        return [list_folder(self.near.runs(host))[0] for host in ("box1", "box2")]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return Hosts(tmp_path, monkeypatch)
+
+
+def told(run: RunDir, severity: str = "error") -> list[Problem]:
+    return [one for one in read_fold(run).problems if one.severity == severity]
+
+
+def warnings(run: RunDir) -> list[Problem]:
+    """But for the connections that are lost when one ends."""
+    return [one for one in told(run, "warning") if one.code != "communication"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank"),
+    [
+        ("busy 1", 1),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("busy 0", 0), ("asleep 1", 1))),
+    ],
+)
+def test_who_does_not_arrive_is_named_with_its_host(hosts: Hosts, fault: str, rank: int) -> None:
+    head, other = hosts.begin(fault)
+    wait_until(lambda: head.end() and other.end(), deadline_s=90)
+    (warning,), (problem,) = warnings(head), told(head)
+    assert (warning.code, problem.code) == ("hang-suspected", "hang")
+    box = f"box{rank + 1}"
+    for one in (warning, problem):
+        assert one.headline().startswith(f"rank {rank} on {box}: ")
+        assert "wait in all_reduce" in one.message or "wait, in all_reduce" in one.message
+        assert "in step 20, in loss (" in one.message and "mine.py, line " in one.message
+    assert not told(other) and not warnings(other)
+    ends = [run.end() for run in (head, other)]
+    assert [end.outcome for end in ends if end is not None] == ["failed", "failed"]
+    reasons = [str(end.reason) for end in ends if end is not None]
+    assert "It did not arrive where the other ranks wait" in reasons[0]
+    assert reasons[0].startswith(f"{box}: rank 1: " if rank else "rank 0: ")
+    assert reasons[1] == f"The run ended because of {box}."
+
+
+@pytest.mark.slow
+def test_ranks_in_different_collectives_are_compared(hosts: Hosts) -> None:
+    head, _ = hosts.begin("barrier 1")
+    wait_until(lambda: head.end(), deadline_s=90)
+    (problem,) = told(head)
+    assert (problem.code, problem.rank) == ("hang", None)
+    assert "different collectives, rank 0 in" in problem.message and "rank 1 in" in problem.message
+
+
+@pytest.mark.slow
+def test_one_that_a_person_suspends_is_told_and_waited_for(hosts: Hosts) -> None:
+    sets = ("train.steps=600", "launch.timeout_s=4", "train.checkpoint_every=0")
+    head, other = hosts.begin("", *(word for one in sets for word in ("--set", one)))
+    wait_until(lambda: (read_fold(head).step or 0) > 5, deadline_s=60)
+    pid = launching.rank_pids(other)[1]
+    os.kill(pid, signal.SIGSTOP)
+    (warning,) = wait_until(lambda: told(head, "warning"), deadline_s=60)
+    assert warning.code == "rank-suspended" and warning.headline().startswith("rank 1 on box2: ")
+    assert f"kill -CONT {pid}" in (warning.advice or "")
+    with pytest.raises(AssertionError):
+        wait_until(lambda: head.end(), deadline_s=8)
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: head.end() and other.end(), deadline_s=90)
+    assert head.outcome() == other.outcome() == "completed" and not told(head)
+
+
+@pytest.mark.slow
+def test_where_a_hang_begins_again_all_hosts_go_on(hosts: Hosts, tmp_path: Path) -> None:
+    more = ("--set", "launch.on_hang=restart", "--set", "train.steps=60")
+    head, other = hosts.begin("asleep 1", *more, ONCE=str(tmp_path / "once"))
+    wait_until(lambda: head.end() and other.end(), deadline_s=120)
+    assert head.outcome() == other.outcome() == "completed" and read_fold(head).step == 60
+    (restarted,) = [one for one in told(head, "warning") if one.code == "restarted"]
+    assert restarted.message.startswith("box2: rank 1: It did not arrive")
