@@ -44,6 +44,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/launch/last_word.py": "the standard library only: writes",
     "engine/rankdeck/launch/descendants.py": "/proc",
     "engine/rankdeck/launch/rank_start.py": "writes logs",
+    "engine/rankdeck/launch/host_clocks.py": "the standard library only: writes",
     "engine/rankdeck/launch/relay.py": "the standard library only: what its own ranks write",
     "engine/rankdeck/launch/rank_processes.py": "pipes, and writes logs",
     "engine/rankdeck/launch/callers.py": "a folder, for its socket",
