@@ -19,7 +19,7 @@ from typing import Any
 
 from rankdeck.launch.guard import EXIT_STOPPED, STOP_S, Guard
 from rankdeck.launch.last_word import Sentence, how_it_was_killed, phrase
-from rankdeck.launch.peers import ALONE, BEAT_S, LAPSE_S, SILENT, Word
+from rankdeck.launch.peers import ALONE, AWAY, BEAT_S, LAPSE_S, SILENT, Word
 
 VICTIM_S = 5.0
 """How long a part that others have made fail may take to say so itself."""
@@ -159,6 +159,12 @@ def ranks_by_host(layout: Word) -> dict[str, range]:
 
 def how_it_went(name: str, address: str, how: str) -> Sentence:
     """Of a host that is there no more."""
+    if how == AWAY:
+        return phrase(
+            "This host stood still for more than {seconds} s, suspended or asleep, and the others have taken it "
+            "for gone.",
+            seconds=round(LAPSE_S),
+        )
     if how == ALONE:
         return phrase(
             "None of the other hosts has been heard for {seconds} s: this one is cut off, or they all are.",

@@ -27,9 +27,9 @@ _MOST_WAITING_BYTES = 1 << 23
 _LEAVE_S = 2.0
 _MOST_STRANGERS = 32
 """Connections that have not said the secret yet; one more takes the place of the first."""
-SILENT, CLOSED, LEFT, ALONE = "silent", "closed", "left", "alone"
-"""How a host goes: nothing comes, its connection is closed, it has said that it is done, or nothing comes of
-any."""
+SILENT, CLOSED, LEFT, ALONE, AWAY = "silent", "closed", "left", "alone", "away"
+"""How a host goes: nothing comes, its connection is closed, it has said that it is done, nothing comes of any,
+or this process was suspended and the others have taken it for gone."""
 Word = dict[str, Any]
 
 
@@ -158,6 +158,25 @@ class Peer:
         self._end.close()
 
 
+class _Awake:
+    """Whether this process goes on without a break: whoever was suspended blames nobody for it."""
+
+    def __init__(self) -> None:
+        self._looked_s = time.monotonic()
+        self._woke_s = -LAPSE_S
+
+    def was_away(self, now_s: float) -> bool:
+        """For so long, before this look, that what it has not heard says nothing."""
+        away_s, self._looked_s = now_s - self._looked_s, now_s
+        if away_s > LAPSE_S:
+            self._woke_s = now_s
+        return away_s > LAPSE_S / 2
+
+    def is_back(self, now_s: float) -> bool:
+        """Whether it was away for longer than the others wait, until now or a moment ago."""
+        return now_s - self._looked_s > LAPSE_S or now_s - self._woke_s < LAPSE_S
+
+
 class Gathering:
     """The head's end: `server` listens. `hosts` are those that have come, in their order; `on_word(name,
     word)` gets what they say, `on_gone(name, how)` that one has gone.
@@ -180,7 +199,7 @@ class Gathering:
         self._peers: dict[str, Peer] = {}
         self._strangers: list[Peer] = []
         self._has_met = False
-        self._looked_s = time.monotonic()
+        self._awake = _Awake()
         selector.register(self._server, selectors.EVENT_READ, lambda _: self._on_caller())
 
     @property
@@ -235,7 +254,9 @@ class Gathering:
                 del self.hosts[peer.name]  # it may come again
             del self._peers[peer.name]
             rest, now_s = self._peers.values(), time.monotonic()
-            if how == SILENT and rest and not any(one.has_beaten(now_s) for one in rest):
+            if how != LEFT and self._awake.is_back(now_s):
+                how = AWAY
+            elif how == SILENT and rest and not any(one.has_beaten(now_s) for one in rest):
                 how = ALONE
             self._on_gone(peer.name, how)
 
@@ -251,8 +272,7 @@ class Gathering:
 
     def look(self, now_s: float) -> None:
         """Again and again, at least each half second."""
-        was_away = now_s - self._looked_s > LAPSE_S / 2
-        self._looked_s = now_s
+        was_away = self._awake.was_away(now_s)
         for peer in [*self._peers.values(), *self._strangers]:
             if was_away:
                 peer.excuse(now_s)
@@ -281,10 +301,13 @@ class Membership:
     ) -> None:
         end = socket.create_connection(head, LAPSE_S)
         self.address: str = end.getsockname()[0]
-        self._peer = Peer(selector, end, lambda _, word: on_word(word), lambda _, how: on_gone(how))
+        self._awake, self._on_gone = _Awake(), on_gone
+        self._peer = Peer(selector, end, lambda _, word: on_word(word), self._lose)
         self._peer.most_bytes = MAX_LINE_BYTES
-        self._looked_s = time.monotonic()
         self._peer.say(hello)
+
+    def _lose(self, _: Peer, how: str) -> None:
+        self._on_gone(AWAY if how != LEFT and self._awake.is_back(time.monotonic()) else how)
 
     @property
     def is_behind(self) -> bool:
@@ -295,9 +318,8 @@ class Membership:
 
     def look(self, now_s: float) -> None:
         """As `Gathering.look`."""
-        if now_s - self._looked_s > LAPSE_S / 2:
+        if self._awake.was_away(now_s):
             self._peer.excuse(now_s)
-        self._looked_s = now_s
         self._peer.look(now_s)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 from rankdeck.launch import peers
 from rankdeck.launch.peers import (
     ALONE,
+    AWAY,
     CLOSED,
     LEFT,
     MAX_LINE_BYTES,
@@ -243,3 +244,36 @@ def test_who_was_suspended_itself_blames_nobody_for_it(head: Head, monkeypatch: 
     began_s = time.monotonic()
     head.until(lambda: head.gone)
     assert head.gone == [("box1", SILENT)] and time.monotonic() - began_s > 0.5
+
+
+def test_whom_the_others_took_for_gone_meanwhile_says_so_of_itself(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "LAPSE_S", 0.6)
+    one, two = Other(head, "box1"), Other(head, "box2")
+    head.until(lambda: head.meeting.is_complete, one, two)
+    one.end._peer.close()
+    time.sleep(0.8)
+    head.until(lambda: head.gone, two)
+    assert head.gone == [("box1", AWAY)]
+    time.sleep(0.7)
+    head.until(lambda: True, two)
+    two.end._peer.close()
+    head.until(lambda: len(head.gone) == 2)
+    assert head.gone[1] == ("box2", AWAY), "it was away again"
+
+
+def test_one_that_is_stopped_and_let_go_on_blames_itself(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "LAPSE_S", 1.5)
+    near = Other(head, "near")
+    code = f"from rankdeck.launch import peers\npeers.LAPSE_S = 1.5\n{_FAR}"
+    command = [sys.executable, "-uc", code, str(head.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as far:
+        try:
+            head.until(lambda: head.meeting.is_complete, near)
+            os.kill(far.pid, signal.SIGSTOP)
+            head.until(lambda: head.gone, near)
+            os.kill(far.pid, signal.SIGCONT)
+            assert far.stdout is not None and far.stdout.readline() == f"{AWAY}\n"
+        finally:
+            far.kill()
