@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import Problem
+from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir, list_folder
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck
-from tests.helpers.near_hosts import NearHosts
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.waiting import wait_until
 
 _MINE = """\
@@ -57,27 +57,30 @@ devices = { use = "cpu:1" }
 
 
 class Hosts:
-    """Two of them, and a job of theirs."""
+    """Two, begun by hand, which are this machine with a home each; and a job of theirs."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.near = NearHosts(folder / "near", monkeypatch)
-        (folder / "job").mkdir()
-        (folder / "job" / "mine.py").write_text(_MINE)
-        self.file = folder / "job" / "job.toml"
-        self.file.write_text(_JOB)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "mine.py").write_text(_MINE)
+        self._file = folder / "job.toml"
+        self._file.write_text(_JOB)
 
     def begin(self, fault: str, *more: str, **environment: str) -> list[RunDir]:
-        """Its parts, the head's first."""
+        """The parts of the run, the first host's first."""
+        asked, place = ("train", self._file, "--hosts", "2", *more, "--detach", "--json"), ""
         for host in ("box1", "box2"):
-            self.near.give(host, {"FAULT": fault, "OMP_NUM_THREADS": "1", **environment})
-        rankdeck("train", self.file, *more, "--detach", code=0)
-        return [list_folder(self.near.runs(host))[0] for host in ("box1", "box2")]
+            home = self._folder / host
+            env = {"FAULT": fault, "OMP_NUM_THREADS": "1", NAME: host, "HOME": str(home), **environment}
+            env |= {"RANKDECK_HOME": str(home / "home"), "RANKDECK_RUNS": str(home / "runs")}
+            joins = {JOIN: place} if place else {}
+            listens = () if place else ("--listen", "127.0.0.1")
+            place = rankdeck_here(*asked, *listens, env={**env, **joins}, code=0).json.get("place", "")
+        return [list_folder(self._folder / host / "runs")[0] for host in ("box1", "box2")]
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return Hosts(tmp_path, monkeypatch)
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path)
 
 
 def told(run: RunDir, severity: str = "error") -> list[Problem]:

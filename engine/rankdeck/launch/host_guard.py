@@ -161,8 +161,8 @@ def how_it_went(name: str, address: str, how: str) -> Sentence:
     """Of a host that is there no more."""
     if how == AWAY:
         return phrase(
-            "This host stood still for more than {seconds} s, suspended or asleep, and the others have taken it "
-            "for gone.",
+            "This host stood still for more than {seconds} s, suspended or asleep, and the others have taken "
+            "it for gone.",
             seconds=round(LAPSE_S),
         )
     if how == ALONE:

@@ -28,8 +28,8 @@ _LEAVE_S = 2.0
 _MOST_STRANGERS = 32
 """Connections that have not said the secret yet; one more takes the place of the first."""
 SILENT, CLOSED, LEFT, ALONE, AWAY = "silent", "closed", "left", "alone", "away"
-"""How a host goes: nothing comes, its connection is closed, it has said that it is done, nothing comes of any,
-or this process was suspended and the others have taken it for gone."""
+"""How a host goes: nothing comes, its connection is closed, it has said that it is done, nothing comes of
+any, or this process was suspended and the others have taken it for gone."""
 Word = dict[str, Any]
 
 

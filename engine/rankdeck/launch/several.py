@@ -10,7 +10,8 @@ import platform
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ _SIGNS = re.compile(r"[^\w-]", re.ASCII)
 
 @dataclass(frozen=True)
 class Several:
-    """`num_hosts` in all. `listener` is the head's socket, `head` (address, port) the others' way to it, who
-    call the run as it is called there."""
+    """`num_hosts` in all. `listener` is the head's socket, bound to `at`, `head` (address, port) the others'
+    way to it, who call the run as it is called there."""
 
     num_hosts: int
     secret: str
@@ -45,6 +46,7 @@ class Several:
     head: tuple[str, int] | None = None
     run: str = ""
     attempt: int = 0
+    at: tuple[str, int] = ("", 0)
     name: str = field(default_factory=lambda: os.environ.get(NAME, "") or platform.node())
     """What this host is called among them."""
 
@@ -70,7 +72,7 @@ class Several:
                 code="address",
                 advice=phrase("Name an address of this host that the others reach; ip address lists them."),
             ) from None
-        return cls(num_hosts, secrets.token_urlsafe(24), listener)
+        return cls(num_hosts, secrets.token_urlsafe(24), listener, at=listener.getsockname()[:2])
 
     @classmethod
     def as_member(cls, num_hosts: int, place: str) -> Several:
@@ -89,8 +91,17 @@ class Several:
     def place(self, run: str, attempt: int) -> str:
         """Where the others join this attempt of the run."""
         assert self.listener is not None
-        address, port = self.listener.getsockname()
+        address, port = self.at
         return f"{address}:{port}/{self.secret}/{run}@{attempt}"
+
+    @contextmanager
+    def handed_over(self, config: RunConfig, devices: list[DeviceInfo]) -> Iterator[dict[str, Any]]:
+        """What the guard has to know, which is started meanwhile: this process listens no more then."""
+        try:
+            yield self.spec(config, devices)
+        finally:
+            if self.listener is not None:
+                self.listener.close()
 
     def folder_name(self, runs: Path) -> str | None:
         """What this host's part of a new run is called: as the head's, where nothing is called so here; None

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,8 @@ def start(
     environment = environment_of(config, choice, said, started)
     name = None if several is None else several.folder_name(runs)
     hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)}, name)
-    hosts = None if several is None else several.spec(config, choice.devices)
-    return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts)
+    with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
+        return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts)
 
 
 def resume(
@@ -100,9 +101,11 @@ def resume(
     environment = environment_of(config, choice, said, started)
     least = 0 if several is None else several.attempt
     attempt, files = rundir.add_attempt(run, config, environment, least)
-    hosts = None if several is None else several.spec(config, choice.devices)
     try:
-        start_guard(run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt, hosts=hosts)
+        with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
+            start_guard(
+                run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt, hosts=hosts
+            )
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)

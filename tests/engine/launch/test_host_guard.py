@@ -39,12 +39,10 @@ def begun(tmp_path: Path, several: Several) -> RunDir:
 def head(tmp_path: Path) -> Iterator[tuple[RunDir, dict[str, Any], tuple[str, int]]]:
     """A head that waits for one more; what that has to say, and where."""
     several = Several.as_head(2, "127.0.0.1")
-    assert several.listener is not None
-    with several.listener as listener:
-        at = listener.getsockname()
-        run = begun(tmp_path, several)
-        own = several.spec(run.config(), [])["own"]
-    yield run, {"word": "hello", "name": "box2", "secret": several.secret, **own}, at
+    run = begun(tmp_path, several)
+    assert several.listener is not None and several.listener.fileno() == -1, "the guard listens alone"
+    own = Several(2, "", head=several.at).spec(run.config(), [])["own"]
+    yield run, {"word": "hello", "name": "box2", "secret": several.secret, **own}, several.at
     wait_until(lambda: not run.is_alive())
 
 
