@@ -107,8 +107,8 @@ def test_the_anatomy_of_a_step_lies_under_one_ruler(written: WrittenRun, is_told
 
 def test_an_attempt_has_its_own_ranks_and_a_clock_may_go_on_drifting(written: WrittenRun) -> None:
     write(written)
-    tell(written.dir, {"host": "box3", "ranks": [1, 2], "ahead_s": 5.0}, attempt=1)
     tell(written.dir, {"host": "box2", "ranks": [1, 2], "ahead_s": 60.0})
+    tell(written.dir, {"host": "box3", "ranks": [1, 2], "ahead_s": 5.0}, attempt=1)
     tell(written.dir, {"host": "box2", "ranks": [1, 2], "ahead_s": 61.0, "since": 2_000_064.0})
     assert times(written.dir)["rank-1"][0] == 2_000_003.0, "told at 2,000,063 by its own clock"
     path = written.dir.events_folder / "rank-1.0.jsonl"

@@ -9,20 +9,41 @@ from unittest import mock
 import torch.distributed as dist
 
 from rankdeck.checkpoint import spreading
-from rankdeck.checkpoint.spreading import hosts_of
+from rankdeck.checkpoint.spreading import LeadingRanks, hosts_of
+from rankdeck.checkpoint_files import listed_files
+
+
+def _led(hosts: list[int]) -> LeadingRanks | None:
+    rank = dist.get_rank()
+    return hosts_of(rank, len(hosts), hosts[:rank].count(hosts[rank]))
+
+
+def _own(folder: str, hosts: list[int]) -> Path:
+    return Path(folder) / f"host-{hosts[dist.get_rank()]}" / "checkpoints"
 
 
 def newest_whole(folder: str, hosts: list[int], chunk_bytes: int = 1000) -> Any:
     """[step, complaints] or the error's words, of a rank that leads its host; `hosts` are these by rank."""
-    rank = dist.get_rank()
-    local = hosts[:rank].count(hosts[rank])
-    led = hosts_of(rank, len(hosts), local)
+    led = _led(hosts)
     if led is None:
         return None
-    own = Path(folder) / f"host-{hosts[rank]}"
     with mock.patch.object(spreading, "_CHUNK_BYTES", chunk_bytes):
         try:
-            found, complaints = led.newest_whole(own / "checkpoints")
+            found, complaints = led.newest_whole(_own(folder, hosts))
         except OSError as error:
             return str(error)
     return [None if found is None else found.step, complaints]
+
+
+def spread(folder: str, hosts: list[int], step: int) -> Any:
+    """As after a save: whoever has a file has it as it was written. The error's words, "" where there is
+    none."""
+    led, path = _led(hosts), _own(folder, hosts) / str(step)
+    if led is None:
+        return None
+    listed = led.gather(listed_files(path))[0]
+    try:
+        led.spread(path, listed, lambda name: (path / name).exists())
+    except OSError as error:
+        return str(error)
+    return ""

@@ -124,3 +124,13 @@ def test_a_commit_that_names_what_lies_elsewhere_is_none(hosts: Any, ranks: Rank
     shutil.rmtree(folder / "host-2" / "checkpoints" / "20")
     assert asked(ranks, folder) == [[10, []]] * 3
     assert not (folder / "host-1" / "mine.safetensors").exists()
+
+
+def test_what_comes_over_damaged_is_told_where_it_came_to(hosts: Any, ranks: Ranks) -> None:
+    folder, _ = hosts
+    shard(folder, 0, 1).write_bytes(bytes(2000))  # since it was written, and as long
+    for host in (1, 2):
+        shard(folder, host, 1).unlink()
+    said = ranks[1].call("tests.helpers.spread_ranks:spread", folder=str(folder), hosts=HOSTS, step=20)
+    assert said[:2] == ["", None]
+    assert all("shard-00001-of-00003.safetensors came over damaged" in words for words in said[2:])

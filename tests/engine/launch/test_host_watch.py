@@ -35,8 +35,10 @@ BUSY = Answer(frames=[Frame("/home/me/train.py", 22, "loss")], calls=[])
 
 
 class Both:
-    """Ranks 0 and 1 on the first host, 2 on the other; time goes on where the test says so. `after_s` is how
-    late each poll of the first host is, as its way is."""
+    """Ranks 0 and 1 on the first host, 2 on the other; time goes on where the test says so. What the other
+    one tells takes `way_s` seconds to arrive, by turns."""
+
+    way_s: tuple[float, ...] = (0.0,)
 
     def __init__(self, run: RunDir, other: RunDir, monkeypatch: pytest.MonkeyPatch, **launch: Any) -> None:
         self.run, self.after_s, self.monkeypatch = run, 0.0, monkeypatch
@@ -53,6 +55,7 @@ class Both:
             monkeypatch.setattr(kind, "_ask", lambda _, ranks: {rank: self.answers[rank] for rank in ranks})
         self.told: list[Problem] = []
         self.of_member: list[events.StoodStill] = []
+        self.under_way: list[tuple[float, events.StoodStill]] = []
         config = LaunchConfig(**launch)
         self.head = HeadWatch(run, 0, config, self.told.append)
         self.member = MemberWatch(other, 0, config, self.told.append, tell=self._tell)
@@ -77,9 +80,10 @@ class Both:
         )
 
     def _tell(self, event: events.StoodStill) -> None:
+        late_s = self.way_s[len(self.of_member) % len(self.way_s)]
         self.of_member.append(event)
         if not self.is_cut:
-            self.way.write(event)
+            self.under_way.append((self.after_s + late_s, event))
 
     def beat(self, step: int, *phases: str) -> None:
         for rank, phase in enumerate(phases):
@@ -92,6 +96,9 @@ class Both:
             self.after_s += 1.0
             meanwhile()
             assert not self.member.poll(), "it ends nothing"
+            for at_s, event in [one for one in self.under_way if one[0] <= self.after_s]:
+                self.under_way.remove((at_s, event))
+                self.way.write(event)
             if self.head.poll():
                 return True
         return False
@@ -202,10 +209,12 @@ def test_what_another_host_says_of_ranks_here_or_of_none_is_left_out(both: Calla
     assert [one.rank for one in hosts.told] == [2]
 
 
-def test_news_that_comes_late_begins_no_new_count(both: Callable[..., Both]) -> None:
+@pytest.mark.parametrize("way_s", [(0.0,), (2.0, 0.0), (0.0, 2.0, 1.0)])
+def test_news_that_comes_late_begins_no_new_count(
+    both: Callable[..., Both], way_s: tuple[float, ...]
+) -> None:
     hosts = both(timeout_s=40.0)
+    hosts.way_s = way_s
     hosts.beat(7, "step", "step", "step")
-    waited = 0
-    while not hosts.wait(1):
-        waited += 1
+    waited = next(seconds for seconds in range(60) if hosts.wait(1))
     assert len(hosts.of_member) > 4 and 39 <= waited <= 43

@@ -148,6 +148,9 @@ def test_one_of_a_name_that_is_there_is_refused(head: Head) -> None:
     [
         b'{"name": "box1", "secret": "other"}\n',
         b'{"name": "box1"}\n',
+        b'{"name": "box1", "secret": "secre"}\n',
+        b'{"name": "box1", "secret": "secrets"}\n',
+        b'{"name": "box1", "secret": ""}\n',
         b'{"name": "box1", "secret": 7}\n',
         b"nonsense\n",
         b"[" * 5000 + b"\n",
