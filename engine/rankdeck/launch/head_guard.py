@@ -115,6 +115,7 @@ class HeadGuard(HostGuard):
         elif word.get("word") == "ended":
             self._ended[name] = word
             if word.get("status") != 0:
+                self.ends_for_another |= self._status is None and "victim" not in word
                 self._end_all(name)
 
     def _lose(self, name: str, how: str) -> None:

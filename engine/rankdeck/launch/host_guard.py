@@ -44,6 +44,7 @@ class HostGuard(Guard, abc.ABC):
         self.layout: Word | None = None
         self.because: Sentence | None = None
         self.lost: Sentence | None = None
+        self.ends_for_another = False  # and may have to be killed for it
         self.num_restarts = 0
         self._max_restarts = self.given["max_restarts"]
 
@@ -83,10 +84,10 @@ class HostGuard(Guard, abc.ABC):
             "reason": str(words.get("reason") or self._reason() or ""),
         }
         told |= {key: words[key] for key in ("again", "victim", "host") if isinstance(words.get(key), str)}
-        if status < 0 and self.because is not None:
+        if status < 0 and (self.because is not None or self.ends_for_another):
             told["victim"] = "yes"
         elif status < 0:
-            told["reason"] = str(self.how_it_was_killed(-status))
+            told["reason"] = str(how_it_was_killed(-status))
         return told
 
     def begin_again(self, layout: Word, failed: str, *more: str) -> bool:
@@ -97,6 +98,7 @@ class HostGuard(Guard, abc.ABC):
         self.num_restarts += 1
         self._attempt += 1
         self._kill_at = self.because = self.lost = None
+        self.ends_for_another = False
         counted = ("--attempt", str(self._attempt), "--restarts", str(self.num_restarts))
         try:
             self.begin_part(layout, *more, *counted, "--failed", failed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rankdeck.config import from_dict
@@ -89,6 +90,31 @@ def test_a_host_with_another_torch_nccl_or_lock_file_is_refused_in_words(
     end = wait_until(run.end)
     assert (end.reason or "").startswith(words)
     assert not launching.problems(run)
+
+
+def test_a_head_that_has_to_be_killed_because_another_failed_names_that_one(
+    head: tuple[RunDir, dict[str, Any], tuple[str, int]],
+) -> None:
+    run, hello, at = head
+    device = {"index": 0, "name": "Virtual 0", "kind": "virtual"}
+    with socket.create_connection(at) as host, host.makefile() as lines:
+
+        def say(*words: dict[str, Any]) -> None:
+            host.sendall(b"".join(json.dumps(word).encode() + b"\n" for word in words) or b"\n")
+
+        def beats_until(condition: Callable[[], object]) -> None:
+            wait_until(lambda: (say(), condition())[1], every_s=0.2, deadline_s=30)
+
+        say({**hello, "ranks": 1, "devices": [device], "attempt": 0})
+        assert any('"begin"' in line for line in lines)
+        beats_until((run.events_folder / "supervisor.0.jsonl").exists)
+        say({"word": "ended", "status": 1, "reason": "rank 1: no such layer"})
+        supervisor = next(iter(psutil.Process(launching.guard_pid(run)).children()))
+        beats_until(lambda: not supervisor.is_running())
+        say({"word": "left"})
+        assert any('"end"' in line for line in lines)
+    end = wait_until(run.end)
+    assert (end.outcome, end.reason) == ("failed", "box2: rank 1: no such layer")
 
 
 @pytest.mark.parametrize(
