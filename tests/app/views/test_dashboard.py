@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures, run_rows
+from rankdeck_app.views.dashboard import run_figures, run_rows, run_tab
 from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.dashboard.run_tab import page_id
 from tests.helpers.told_plan import idle_plan
@@ -350,9 +351,17 @@ def test_a_step_repaints_no_memory(qtbot: QtBot, written: WrittenRun, opened: Ca
     assert bars.count == 0
 
 
+@pytest.mark.parametrize(("much_s", "num_frames"), [(math.inf, 3), (0.0, 12)], ids=["quick", "slow"])
 def test_a_frame_draws_one_plot_and_none_waits_behind_another(
-    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+    qtbot: QtBot,
+    written: WrittenRun,
+    opened: Callable[..., RunPage],
+    monkeypatch: pytest.MonkeyPatch,
+    much_s: float,
+    num_frames: int,
 ) -> None:
+    """A frame that has taken much already draws none, and the next one does."""
+    monkeypatch.setattr(run_tab, "_MUCH_S", much_s)
     write_dp(written)
     page = opened(written.path)
     qtbot.waitUntil(lambda: page.run.outcome == "running" and not page.run.has_more)
@@ -361,12 +370,12 @@ def test_a_frame_draws_one_plot_and_none_waits_behind_another(
         plot.request_draw()
         plot.drawn_at = 0.0
     drawn = []
-    for _ in plots:
+    for _ in range(num_frames):
         before = [plot.drawn_at for plot in plots]
         page._frame()
         drawn.append([plot for plot, at in zip(plots, before, strict=True) if plot.drawn_at != at])
-    assert [len(of_frame) for of_frame in drawn] == [1, 1, 1]
-    assert {plot for (plot,) in drawn} == set(plots)
+    assert [len(of_frame) for of_frame in drawn if of_frame] == [1, 1, 1]
+    assert {plot for of_frame in drawn for plot in of_frame} == set(plots)
 
 
 def test_what_is_shown_grows_old_and_charts_over_time_show_the_same_minute(
