@@ -1,18 +1,19 @@
 """The one place that knows both the frame and the views: called once, after the first paint.
 
 Each part of the app is plugged in by a line or a small function here. Views are imported inside the
-factories, so that a view costs nothing until somebody looks at it; numpy and pyqtgraph come in a moment after
-the window is there, by a thread, and never before the first paint.
+factories, so that a view costs nothing until somebody looks at it; pyqtgraph comes in a moment after the
+window is there, between two events, and never before the first paint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from threading import Thread
+from time import monotonic
 from typing import TYPE_CHECKING
 
+from PySide6 import QtCore, QtGui, QtWidgets
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
@@ -56,9 +57,12 @@ if TYPE_CHECKING:
 
 _ALIVE = "runs alive"
 MAX_NAMED = 3
-_AHEAD_MS = 400
+_AHEAD_MS, _PIECE_S, _PAUSE_MS = 400, 0.004, 10
 _PAGES = ("dashboard", "plan", "devices", "compare", "strategy", "race")
-_BROUGHT = (*(f"rankdeck_app.views.{name}.page" for name in _PAGES), "numpy.ma", "rankdeck.run.export")
+_BROUGHT = (
+    *("numpy.ma", "rankdeck.run.export", "pyqtgraph"),
+    *(f"rankdeck_app.views.{name}.page" for name in _PAGES),
+)
 _MOST_ON_BUTTON = 32
 
 
@@ -87,14 +91,34 @@ def shortened(title: str) -> str:
     return title if len(title) <= _MOST_ON_BUTTON else f"{title[: _MOST_ON_BUTTON - 1].rstrip()}…"
 
 
-def _import_ahead() -> None:
-    """What views bring, plots above all, takes a third of a second: not when the first run is awaited."""
+def _pieces() -> Iterator[None]:
+    for module in (QtCore, QtGui, QtWidgets):
+        for name in dir(module):
+            getattr(module, name)  # made when first asked for; pyqtgraph asks for all of them
+            yield
+    for name in _BROUGHT:
+        import_module(name)
+        yield
+
+
+def _import_ahead(window: MainWindow) -> None:
+    """What views bring, plots above all, takes a third of a second: not when the first run is awaited.
+
+    By no thread: Qt paints without Python's lock and looks classes up in a table of PySide6's, which grows
+    with each class that is made from Qt's. One start in some hundred died of that.
+    """
+    pieces, timer = _pieces(), QTimer(window, interval=_AHEAD_MS, singleShot=True)
 
     def bring() -> None:
-        for module in _BROUGHT:
-            import_module(module)
+        until = monotonic() + _PIECE_S
+        for _ in pieces:
+            if monotonic() > until:
+                timer.start(_PAUSE_MS)
+                return
 
-    Thread(target=bring, name="imports").start()
+    timer.timeout.connect(bring)
+    window.closing.connect(timer.stop)
+    timer.start()
 
 
 class App:
@@ -153,9 +177,7 @@ class App:
         self._show_first_page()
         self.session.start()
         self.session.disk.start()
-        ahead = QTimer(self.window, interval=_AHEAD_MS, singleShot=True)
-        ahead.timeout.connect(_import_ahead)
-        ahead.start()
+        _import_ahead(self.window)
 
     def _compare_row(self) -> Command:
         """Where a list of runs and comparisons meet."""

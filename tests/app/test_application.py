@@ -68,3 +68,44 @@ def test_a_start_and_a_stop_leave_only_what_is_the_app_s_in_a_home(tmp_path: Pat
     assert {path for path in own if not path.startswith(state)} == set()
     assert own == {f"{state}app/{name}.json" for name in ("window", "draft")}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+
+
+_BRINGS = """
+import sys
+from threading import current_thread, main_thread
+from PySide6.QtCore import QTimer
+import rankdeck_app.application as running
+real, beside = running.compose_later, set()
+
+class Notes:
+    def find_spec(self, name, path=None, target=None):
+        if current_thread() is not main_thread():
+            beside.add(name.partition(".")[0])
+
+def watch(window):
+    real(window)
+    from rankdeck_app import composition
+    composition._AHEAD_MS = 0
+    timer = QTimer(window, interval=20)
+
+    def look():
+        if sys.modules.keys() >= set(composition._BROUGHT):
+            window.close()
+
+    timer.timeout.connect(look)
+    window.first_painted.connect(timer.start)
+
+running.compose_later = watch
+sys.meta_path.insert(0, Notes())
+from rankdeck_app.__main__ import main
+code = main([])
+print(*sorted(beside & {"PySide6", "pyqtgraph", "rankdeck_app"}))
+raise SystemExit(code)
+"""
+
+
+def test_what_makes_classes_of_qt_s_is_imported_by_the_window_s_thread_alone(tmp_path: Path) -> None:
+    """PySide6 makes none safely while Qt paints in another thread."""
+    command = [sys.executable, "-P", "-c", _BRINGS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=with_load(60), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
