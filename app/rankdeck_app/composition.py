@@ -1,24 +1,21 @@
 """The one place that knows both the frame and the views: called once, after the first paint.
 
 Each part of the app is plugged in by a line or a small function here. Views are imported inside the
-factories, so that a view costs nothing until somebody looks at it; pyqtgraph comes in a moment after the
-window is there, between two events, and never before the first paint.
+factories, so that a view costs nothing until somebody looks at it; what they all need comes in a moment after
+the window is there (ahead.py), and never before the first paint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from time import monotonic
 from typing import TYPE_CHECKING
 
-from PySide6 import QtCore, QtGui, QtWidgets
-from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
+from rankdeck_app.ahead import import_ahead
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.chart_commands import ChartCommands
 from rankdeck_app.controllers.comparisons import Comparisons
@@ -57,12 +54,6 @@ if TYPE_CHECKING:
 
 _ALIVE = "runs alive"
 MAX_NAMED = 3
-_AHEAD_MS, _PIECE_S, _PAUSE_MS = 400, 0.004, 10
-_PAGES = ("dashboard", "plan", "devices", "compare", "strategy", "race")
-_BROUGHT = (
-    *("numpy.ma", "rankdeck.run.export", "pyqtgraph"),
-    *(f"rankdeck_app.views.{name}.page" for name in _PAGES),
-)
 _MOST_ON_BUTTON = 32
 
 
@@ -89,36 +80,6 @@ def alive_in_words(titles: list[str]) -> str:
 def shortened(title: str) -> str:
     """What of a title there is room for on a button."""
     return title if len(title) <= _MOST_ON_BUTTON else f"{title[: _MOST_ON_BUTTON - 1].rstrip()}…"
-
-
-def _pieces() -> Iterator[None]:
-    for module in (QtCore, QtGui, QtWidgets):
-        for name in dir(module):
-            getattr(module, name)  # made when first asked for; pyqtgraph asks for all of them
-            yield
-    for name in _BROUGHT:
-        import_module(name)
-        yield
-
-
-def _import_ahead(window: MainWindow) -> None:
-    """What views bring, plots above all, takes a third of a second: not when the first run is awaited.
-
-    By no thread: Qt paints without Python's lock and looks classes up in a table of PySide6's, which grows
-    with each class that is made from Qt's. One start in some hundred died of that.
-    """
-    pieces, timer = _pieces(), QTimer(window, interval=_AHEAD_MS, singleShot=True)
-
-    def bring() -> None:
-        until = monotonic() + _PIECE_S
-        for _ in pieces:
-            if monotonic() > until:
-                timer.start(_PAUSE_MS)
-                return
-
-    timer.timeout.connect(bring)
-    window.closing.connect(timer.stop)
-    timer.start()
 
 
 class App:
@@ -177,7 +138,7 @@ class App:
         self._show_first_page()
         self.session.start()
         self.session.disk.start()
-        _import_ahead(self.window)
+        import_ahead(self.window)
 
     def _compare_row(self) -> Command:
         """Where a list of runs and comparisons meet."""

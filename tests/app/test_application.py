@@ -84,12 +84,12 @@ class Notes:
 
 def watch(window):
     real(window)
-    from rankdeck_app import composition
-    composition._AHEAD_MS = 0
+    from rankdeck_app import ahead
+    ahead._AHEAD_MS = 0
     timer = QTimer(window, interval=20)
 
     def look():
-        if sys.modules.keys() >= set(composition._BROUGHT):
+        if sys.modules.keys() >= set(ahead._BROUGHT):
             window.close()
 
     timer.timeout.connect(look)
