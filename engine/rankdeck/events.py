@@ -132,6 +132,26 @@ class Phase(Event, tag="phase"):
     left_out: int | None = None
 
 
+class Verified(Event, tag="verified"):
+    """What the check before the first step found: two steps under the strategy, beside two of one device.
+
+    `outcome`: equal | noted (it differs, for a reason that lies in the nature of the strategy) | differs (the
+    run is refused) | unchecked (`why` says why). `cause`: batch-norm | samples | loss | state | forward |
+    gradient | optimizer | staleness | compress; `names` are the tensors that differ most. `largest` is the
+    largest absolute difference of any weight after the two steps, over `samples` in each, in `precision`.
+    """
+
+    rank: int
+    outcome: str
+    cause: str | None = None
+    names: list[str] = msgspec.field(default_factory=list)
+    largest: float | None = None
+    precision: str | None = None
+    samples: int = 0
+    seconds: float = 0.0
+    why: str | None = None
+
+
 class Restored(Event, tag="restored"):
     """A rank's state is in place, and it goes on after `step` (0: from the beginning).
 
@@ -540,6 +560,7 @@ AnyEvent = (
     RunStarted
     | RankStarted
     | Phase
+    | Verified
     | Restored
     | Steps
     | Memory

@@ -105,7 +105,7 @@ class CheckpointStore:
         self._hosts = hosts
         self._rank = rank
         self._world_size = world_size
-        self._layout = layout
+        self.layout = layout
         self._keep = keep
 
     def save(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> int:
@@ -185,9 +185,7 @@ class CheckpointStore:
             for part in written
         ]
         lost = sorted({name for part in written for name in part.lost})
-        return files, Progress(
-            step, self._layout, self._world_size, values, own, lost, has_values_beside=True
-        )
+        return files, Progress(step, self.layout, self._world_size, values, own, lost, has_values_beside=True)
 
     def _begin(self, target: Path) -> None:
         if self._leads:
@@ -260,7 +258,7 @@ class CheckpointStore:
             CheckpointError: the checkpoint does not fit the model or the optimizer.
         """
         progress = checkpoint.progress()
-        same = progress.layout == self._layout and progress.world_size == self._world_size
+        same = progress.layout == self.layout and progress.world_size == self._world_size
         with _fitting(checkpoint):
             values = progress.values | (progress.own[self._rank] if same and progress.own else {})
             blank = self._read(checkpoint, state)

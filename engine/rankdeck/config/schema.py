@@ -90,6 +90,9 @@ class TrainConfig(Table):
     activation_checkpointing: bool = False
     """Recompute activations in backward: less memory, more time."""
     compile: bool = False
+    verify: Literal["auto", "off", "full"] = "auto"
+    """Before the first step, compare two steps with one device: on few samples, not at all, or on whole
+    batches however long that takes."""
     checkpoint_every: Count = 0
     """Steps between checkpoints; 0 is off."""
     keep_checkpoints: AtLeastOne = 3

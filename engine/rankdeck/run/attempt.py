@@ -54,6 +54,7 @@ class Attempt:
         self.evaluations: deque[events.Evaluation] = deque(maxlen=_NUM_EVALUATIONS)
         self.devices: dict[int, AttemptDevice] = {}
         self.phases: dict[int, str] = {}
+        self.verified: events.Verified | None = None
         self.steps_counted: int | None = None
         self.data: events.Phase | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
@@ -260,6 +261,8 @@ class Attempt:
                 self.phases[event.rank] = event.phase
                 self.steps_counted = event.steps or self.steps_counted
                 self.data = self.data if event.samples is None else event
+            case events.Verified():
+                self.verified = event
             case events.RankEnded():
                 self.phases.pop(event.rank, None)
             case events.RankFailed():

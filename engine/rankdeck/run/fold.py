@@ -341,6 +341,18 @@ class Fold:
         return self.attempts[max(newest)[1]].evaluations[-1] if newest else None
 
     @property
+    def verified(self) -> events.Verified | None:
+        """What the check before the first step found of the strategy that the latest attempt trains with."""
+        latest = self._latest.started
+        for one in reversed(self._announced):
+            started = one.started
+            if latest is None or started is None or started.strategy != latest.strategy:
+                return None
+            if one.verified is not None:
+                return one.verified if started.options == latest.options else None
+        return None
+
+    @property
     def _measured(self) -> list[Attempt]:
         return measured_together(self._in_order())
 

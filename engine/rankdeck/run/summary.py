@@ -24,6 +24,7 @@ from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
 from rankdeck.run.scaling import scaled
 from rankdeck.run.script_summary import script_facts
+from rankdeck.run.verified import verified_facts
 from rankdeck.rundir import RunDir, read_labels
 
 
@@ -52,6 +53,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "loss": {"first": fold.first_loss(), "last": last_loss},
         "loss_scaling": _loss_scaling(fold),
         "evaluation": _evaluation(fold.evaluation),
+        "verified": None if fold.verified is None else verified_facts(fold.verified),
         "samples_per_s": fold.samples_per_s(),
         "step_s": fold.step_times(),
         "estimated": not fold.is_exact(),

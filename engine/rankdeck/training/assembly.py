@@ -1,14 +1,21 @@
-"""A rank's trainer, put together from what is trained and where. Read worker.py before, loop.py next."""
+"""A rank's strategy, optimizer and trainer, made from what is trained and where.
+
+Read worker.py before, verify/ for the check before the first step, loop.py next.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from rankdeck import events
+from rankdeck.base.errors import Problem
 from rankdeck.data.loader import first_batch
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.null_ledger import AnyLedger, NullLedger
@@ -24,6 +31,15 @@ from rankdeck.training.sameness import Traits, differences, traits_of
 from rankdeck.training.workload import Workload
 
 
+@dataclass(frozen=True)
+class Built:
+    """A strategy whose model is in its place, and the optimizer of this rank's weights."""
+
+    strategy: Strategy
+    optimizer: Optimizer
+    traits: Traits
+
+
 def assemble(
     workload: Workload,
     *,
@@ -34,12 +50,54 @@ def assemble(
     writer: EventWriter,
     ledger: Ledger | None = None,
     backend: Backend | None = None,
+    notes: Sequence[Problem] | None = None,
     **job: Any,
 ) -> Trainer:
     """A trainer over a strategy that is built: what a rank does once data is loaded and the ranks have met.
 
     `devices` are this rank's torch devices and `places` where they stand in the run; `ledger` is made here
-    for a rehearsal that brings none; `job` goes to Trainer.
+    for a rehearsal that brings none; `notes` are what the check before found to differ from one device, None
+    where there was none; `job` goes to Trainer.
+
+    Raises: RankdeckError where the strategy refuses the model, the data or the devices.
+    """
+    built = build(
+        workload,
+        rank=rank,
+        world_size=world_size,
+        devices=devices,
+        ledger=ledger or _ledger(workload, devices),
+        backend=backend,
+        drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
+    )
+    strategy, optimizer = built.strategy, built.optimizer
+    strategy.ledger.watch(strategy.module, optimizer)
+    is_verified = notes is not None
+    notes = differences(workload, strategy, built.traits) if notes is None else notes
+    return Trainer(
+        workload,
+        strategy,
+        optimizer,
+        writer,
+        rank=rank,
+        places=places,
+        notes=notes,
+        is_verified=is_verified,
+        **job,
+    )
+
+
+def build(
+    workload: Workload,
+    *,
+    rank: int,
+    world_size: int,
+    devices: list[torch.device],
+    ledger: AnyLedger,
+    backend: Backend | None = None,
+    drained: Callable[[int, int], object] = lambda under_way, updates: None,
+) -> Built:
+    """The strategy of one rank with its model in place, and its optimizer. All ranks call this together.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
     """
@@ -54,7 +112,7 @@ def assemble(
         devices=devices,
         rank=rank,
         world_size=world_size,
-        ledger=ledger or _ledger(workload, devices),
+        ledger=ledger,
         precision=config.train.precision,
         compile=config.train.compile,
         part_batch=config.train.global_batch // config.train.accumulate,
@@ -62,7 +120,7 @@ def assemble(
         sample=functools.partial(first_batch, workload.train),
         spans=SpanRecorder(devices, pace),
         backend=backend,
-        drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
+        drained=drained,
     )
     strategy = strategy_type(setup)
     traits = Traits()
@@ -81,9 +139,7 @@ def assemble(
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
     refuse_optimizer(workload.build_optimizer, optimizer, strategy, config)
-    setup.ledger.watch(strategy.module, optimizer)
-    notes = differences(workload, strategy, traits)
-    return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, notes=notes, **job)
+    return Built(strategy, optimizer, traits)
 
 
 def _ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:

@@ -21,11 +21,11 @@ from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.base.heartbeat import FIRST_STEP, SAVING, STEP
 from rankdeck.base.phrases import phrase
 from rankdeck.config.cures import with_cure
-from rankdeck.data.loader import Loader, build_loader
-from rankdeck.data.sampling import StepBatches
+from rankdeck.data.loader import Loader
 from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
+from rankdeck.training.batches import training_loader
 from rankdeck.training.evaluation import Evaluator
 from rankdeck.training.finite import first_non_finite
 from rankdeck.training.logged import StepLog
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 class Trainer:
     """One rank's training of a strategy that is built. `places` are its devices' in the run;
-    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first.
-    With `waits` each step ends once its GPUs have done it, so that its time is theirs."""
+    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first,
+    and with `is_verified` nothing more is told of what differs from one device. With `waits` each step ends
+    once its GPUs have done it, so that its time is theirs."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Trainer:
         rank: int,
         places: list[int],
         notes: Sequence[Problem] = (),
+        is_verified: bool = False,
         sampling: SamplingBudget | None = None,
         beat: Callable[[int, str], None] = lambda step, phase: None,
         saver: Saver | None = None,
@@ -65,7 +67,7 @@ class Trainer:
         self.strategy = strategy
         self.optimizer = optimizer
         self.notes = notes
-        self._has_told_of_loss = not workload.loss.inside
+        self._has_told_of_loss = is_verified or not workload.loss.inside
         self._workload = workload
         self._train = workload.config.train
         self._writer = writer
@@ -272,23 +274,7 @@ class Trainer:
 
     def loader(self, after_step: int = 0, tell: Callable[[Problem], None] | None = None) -> Loader:
         """This rank's training batches, in order, after a step; close it."""
-        workload, train, data = self._workload, self._train, self._workload.config.data
-        index, count = self.strategy.data_shard()
-        sampler = StepBatches(
-            len(workload.train),
-            train.global_batch,
-            accumulate=train.accumulate,
-            shard_index=index,
-            shard_count=count,
-            seed=train.seed,
-            steps=workload.steps,
-            start_step=after_step,
-            keep_last=data.last == "keep",
-            in_order=data.order == "given",
-        )
-        return build_loader(
-            workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell
-        )
+        return training_loader(self._workload, self.strategy.data_shard(), after_step, tell)
 
     def _tell(self, problem: Problem) -> None:
         problem = with_cure(problem, self._workload.config)

@@ -14,11 +14,24 @@ from torch import nn
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
+from rankdeck.config import RunConfig
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload
 
 _DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout | nn.FeatureAlphaDropout
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch norm normalises over the batch, as it does in training unless it is frozen."""
+    return any(isinstance(module, BatchNorm) and module.training for module in model.modules())
+
+
+def freeze_batch_norms(model: nn.Module) -> None:
+    """Have batch norms normalise by their running statistics, whatever the batch."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.eval()
 
 
 @dataclass(frozen=True)
@@ -51,24 +64,24 @@ def differences(workload: Workload, strategy: Strategy, traits: Traits) -> list[
     found = []
     is_joint = getattr(strategy.options, "sync_batchnorm", False)
     if traits.has_batch_norm and _is_cut(strategy) and not is_joint:
-        found.append(_of_batch_norms(strategy))
+        part_batch = strategy.setup.part_batch
+        num = strategy.fewest_together(part_batch // strategy.data_shard()[1])
+        found.append(batch_norms_differ(workload.config, num, part_batch))
     num_devices = len(strategy.setup.devices) * strategy.setup.world_size
     in_turn = workload.config.strategy_card.planning.in_turn and strategy.setup.is_rehearsal
     if traits.has_dropout and num_devices > 1 and not in_turn:
-        found.append(
-            Problem(
-                "dropout-differs",
-                phrase(
-                    "Dropout draws numbers of its own on each device: the run ends with other weights than "
-                    "one."
-                ),
-                advice=phrase(
-                    "Training is as good. Set dropout to 0 to compare strategies number by number."
-                ),
-                severity="info",
-            )
-        )
+        found.append(draws_differ())
     return found
+
+
+def draws_differ() -> Problem:
+    """The note of a run whose devices draw random numbers of their own."""
+    return Problem(
+        "dropout-differs",
+        phrase("Dropout draws numbers of its own on each device: the run ends with other weights than one."),
+        advice=phrase("Training is as good. Set dropout to 0 to compare strategies number by number."),
+        severity="info",
+    )
 
 
 def difference_of_loss(workload: Workload, strategy: Strategy) -> Problem | None:
@@ -93,10 +106,9 @@ def _is_cut(strategy: Strategy) -> bool:
     return strategy.fewest_together(part_batch // strategy.data_shard()[1]) < part_batch
 
 
-def _of_batch_norms(strategy: Strategy) -> Problem:
-    has_option = "sync_batchnorm" in type(strategy.options).model_fields
-    part_batch = strategy.setup.part_batch
-    num = strategy.fewest_together(part_batch // strategy.data_shard()[1])
+def batch_norms_differ(config: RunConfig, num: int, part_batch: int) -> Problem:
+    """The note of a run whose batch norms see `num` of `part_batch` samples at a time."""
+    has_option = "sync_batchnorm" in config.strategy_card.options.model_fields
     return Problem(
         "batch-norm-differs",
         phrase(

@@ -31,10 +31,12 @@ from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 if TYPE_CHECKING:
     import torch
 
+    from rankdeck.base.errors import Problem
     from rankdeck.config import RunConfig
     from rankdeck.strategies.base import Strategy
     from rankdeck.training.loop import Trainer
     from rankdeck.training.saving import Saver
+    from rankdeck.training.workload import Workload
 
 EXIT_STOPPED = 130
 
@@ -193,8 +195,12 @@ class Worker:
         if first_steps is not None:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
-        self._phase(marked("building the model"))
         saver = self._saver(config, num_devices) if first_steps is None else None
+        notes: list[Problem] | None = [] if saver is not None and saver.start is not None else None
+        if self._has_to_verify(config, num_devices, saver):
+            self._phase(marked("verifying the strategy"))
+            notes = self._verify(workload, devices, num_devices)
+        self._phase(marked("building the model"))
         always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
             workload,
@@ -203,6 +209,7 @@ class Worker:
             devices=devices,
             places=mine,
             writer=self._writer,
+            notes=notes,
             sampling=SamplingBudget(always=always),
             beat=self._beat,
             saver=saver,
@@ -220,6 +227,42 @@ class Worker:
         trainer.run()
         if saver is not None:
             self._save(trainer.strategy, saver)
+
+    def _has_to_verify(self, config: RunConfig, num_devices: int, saver: Saver | None) -> bool:
+        """Whether the strategy is compared with one device before the first step. A run that goes on under
+        the strategy that its checkpoint was made with has been."""
+        if config.train.verify == "off" or config.strategy_card.one_device or num_devices == 1:
+            return False
+        start = None if saver is None else saver.start
+        return start is None or saver is None or start.progress().layout != saver.store.layout
+
+    def _verify(
+        self, workload: Workload, devices: list[torch.device], num_devices: int
+    ) -> list[Problem] | None:
+        """What differs from one device by nature; None where nothing could be compared.
+
+        Raises: ModelError where the strategy computes something else than one device.
+        """
+        from rankdeck.training.verify.check import Check
+        from rankdeck.training.verify.verdict import event_of, notes_of, refusal, refused_finding
+
+        place, config = self._place, workload.config
+        check = Check(
+            workload,
+            rank=place.rank,
+            world_size=place.world_size,
+            devices=devices,
+            num_devices=num_devices,
+            full=config.train.verify == "full",
+            beat=lambda: self._beat(0, marked("verifying the strategy")),
+        )
+        result = check.run()
+        if place.rank == 0:
+            self._writer.write(event_of(result))
+        finding = refused_finding(result)
+        if finding is not None:
+            raise refusal(finding, config, check.cut)
+        return None if result.unchecked is not None else notes_of(result, config, check.cut)
 
     def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
         """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.

@@ -175,7 +175,7 @@ def _workload(
     steps = _steps(config, len(train))
     options = config.train.schedule.options
     schedule: Factor = SCHEDULES[config.train.schedule.use].load()(steps, **options)
-    return Workload(config, card, train, heldout, _loss(config, card), steps, schedule)
+    return Workload(config, card, train, heldout, loss_of(config, card), steps, schedule)
 
 
 def _steps(config: RunConfig, num_samples: int) -> int:
@@ -203,7 +203,8 @@ def _epochs(config: RunConfig, num_samples: int) -> Epochs:
     return Epochs(num_samples, config.train.global_batch, keep_last=config.data.last == "keep")
 
 
-def _loss(config: RunConfig, card: DataCard | None) -> Loss:
+def loss_of(config: RunConfig, card: DataCard | None) -> Loss:
+    """The loss of a configuration; one of the model starts without what it has found out about counts."""
     use = config.loss.use
     if user_code.is_user_code(use):
         return own_loss(use, user_code.build_loss(use, _folder(config)))

@@ -1,0 +1,174 @@
+"""Random numbers that do not depend on how a batch is cut, while two steps are compared.
+
+Every draw gives one number for all elements: uniform draws a value a third of the way, normal ones a value
+beside the mean; dropout keeps everything. What a model computes with them is still compared; that a run draws
+other numbers than one device is said by ../sameness.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rankdeck.torch_compat.dispatch import DispatchMode, computed
+
+_UNIFORM, _NORMAL = 0.37, 0.6
+
+
+class FixedDraws(DispatchMode):
+    """While it is entered, operations that draw give fixed numbers. `has_drawn`: whether any did. `missed`:
+    whether a generator was used all the same, by an operation that is not in the table below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_drawn = False
+        self.missed = False
+        self._states: list[Tensor] = []
+
+    def __enter__(self) -> Self:
+        self._states = _generator_states()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        pairs = zip(self._states, _generator_states(), strict=True)
+        self.missed = self.missed or not all(torch.equal(before, after) for before, after in pairs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        draw = _DRAWS.get(func.__name__.partition(".")[0])
+        if draw is None or func.namespace != "aten":
+            return computed(func, args, kwargs)
+        self.has_drawn = True
+        return draw(func, args, kwargs or {})
+
+
+def _generator_states() -> list[Tensor]:
+    """Of the host, and of the GPUs that are in use."""
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *of_gpus]
+
+
+def _filled(value: Callable[[dict[str, Any], tuple[Any, ...]], Any]) -> Callable[..., Tensor]:
+    """A draw in place: all numbers become `value` of its arguments."""
+    return lambda func, args, kwargs: args[0].fill_(value(kwargs, args[1:]))
+
+
+def _argument(kwargs: dict[str, Any], rest: tuple[Any, ...], place: int, name: str, default: Any) -> Any:
+    return rest[place] if len(rest) > place else kwargs.get(name, default)
+
+
+def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Dtype and device, where they were asked for."""
+    return {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+
+
+def _made(value: float) -> Callable[..., Tensor]:
+    """A new tensor of one number, in the shape and of the kind that was asked for."""
+
+    def draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        options = _options(kwargs)
+        if isinstance(args[0], Tensor):
+            return torch.full_like(args[0], value, **options)
+        options.setdefault("dtype", torch.get_default_dtype())
+        return torch.full(args[0], value, **options)
+
+    return draw
+
+
+def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """torch.normal: the mean, the deviation, or both may be tensors."""
+    mean = args[0] if args else 0.0
+    deviation = args[1] if len(args) > 1 else kwargs.get("std", 1.0)
+    if not isinstance(mean, Tensor) and not isinstance(deviation, Tensor):
+        options = _options(kwargs)
+        return torch.full(args[2] if len(args) > 2 else kwargs["size"], mean + _NORMAL * deviation, **options)
+    drawn: Tensor = mean + _NORMAL * deviation
+    return drawn
+
+
+def _bernoulli(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """1 wherever it may be 1: what is left out by chance is kept, as with dropout."""
+    rate = args[1] if len(args) > 1 else args[0]
+    return (rate > 0).to(args[0].dtype) if isinstance(rate, Tensor) else torch.full_like(args[0], rate > 0)
+
+
+def _bernoulli_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    rate = _argument(kwargs, args[1:], 0, "p", 0.5)
+    drawn: Tensor = args[0].copy_(rate > 0) if isinstance(rate, Tensor) else args[0].fill_(float(rate > 0))
+    return drawn
+
+
+def _integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """randint(high, size), randint(low, high, size) and their likes."""
+    is_like = isinstance(args[0], Tensor)
+    numbers = [arg for arg in args[is_like:] if isinstance(arg, int)]
+    low, high = (0, *numbers) if len(numbers) == 1 else numbers[:2]
+    value = low + (high - low) // 3
+    options = _options(kwargs)
+    if is_like:
+        return torch.full_like(args[0], value, **options)
+    options.setdefault("dtype", torch.int64)
+    return torch.full(next(arg for arg in args if isinstance(arg, list | tuple)), value, **options)
+
+
+def _integer_in_place(kwargs: dict[str, Any], rest: tuple[Any, ...]) -> int:
+    numbers = [number for number in rest if isinstance(number, int)]
+    low, high = (0, *numbers) if len(numbers) == 1 else (numbers or [0, 3])[:2]
+    return int(low + (high - low) // 3)
+
+
+def _permutation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    options = _options(kwargs)
+    return torch.arange(args[0], **options)
+
+
+def _most_likely(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """multinomial: the likeliest ones."""
+    num = args[1]
+    with_replacement = len(args) > 2 and args[2]
+    if with_replacement:
+        likeliest: Tensor = args[0].argmax(-1, keepdim=True)
+        return likeliest.expand(*args[0].shape[:-1], num).contiguous()
+    chosen: Tensor = args[0].topk(num, dim=-1).indices
+    return chosen
+
+
+def _native_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+
+
+_DRAWS: dict[str, Callable[..., Any]] = {
+    "rand": _made(_UNIFORM),
+    "rand_like": _made(_UNIFORM),
+    "randn": _made(_NORMAL),
+    "randn_like": _made(_NORMAL),
+    "normal": _normal,
+    "bernoulli": _bernoulli,
+    "bernoulli_": _bernoulli_in_place,
+    "randint": _integers,
+    "randint_like": _integers,
+    "randperm": _permutation,
+    "multinomial": _most_likely,
+    "native_dropout": _native_dropout,
+    "uniform_": _filled(
+        lambda kwargs, rest: (
+            _argument(kwargs, rest, 0, "from", 0.0)
+            + _UNIFORM * (_argument(kwargs, rest, 1, "to", 1.0) - _argument(kwargs, rest, 0, "from", 0.0))
+        )
+    ),
+    "normal_": _filled(
+        lambda kwargs, rest: (
+            _argument(kwargs, rest, 0, "mean", 0.0) + _NORMAL * _argument(kwargs, rest, 1, "std", 1.0)
+        )
+    ),
+    "exponential_": _filled(lambda kwargs, rest: 1.0 / _argument(kwargs, rest, 0, "lambd", 1.0)),
+    "random_": _filled(_integer_in_place),
+    "poisson": lambda func, args, kwargs: args[0].round(),
+}
+"""By operation. What is not here draws as ever, which shows in the generator's state."""

@@ -1,0 +1,138 @@
+"""One device's steps in all the ways in which the check needs them, each computed once.
+
+Read reference.py before, causes.py and check.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankdeck.parallel.nested import cut_batch, num_samples
+from rankdeck.training.batches import training_loader
+from rankdeck.training.sameness import freeze_batch_norms, has_batch_norm
+from rankdeck.training.verify.compare import Comparison, compare, rounded_once
+from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.draws import FixedDraws
+from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
+from rankdeck.training.verify.scope import Scope
+
+
+class OneDevice:
+    """The steps of `scope` on `device`, with random numbers of `draws`; `beat` is called before each
+    computation."""
+
+    def __init__(
+        self, scope: Scope, device: torch.device, draws: FixedDraws, beat: Callable[[], object]
+    ) -> None:
+        self._beat = beat
+        self._scope, self._device, self._draws = scope, device, draws
+        self._computed: dict[tuple[Any, ...], Computed | None] = {}
+        self.parameters: frozenset[str] = frozenset()
+        self.has_batch_norm = False
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the last step over whole parts; the first one also pays for what torch imports."""
+        return self.whole().seconds[-1]
+
+    def whole(self, norms_frozen: bool = False) -> Computed:
+        """Over whole parts, as one device takes them."""
+        computed = self._once(("whole", norms_frozen), lambda: self._steps(self._whole_parts(), norms_frozen))
+        assert computed is not None
+        return computed
+
+    def sliced(self, loss_by_slice: bool, norms_frozen: bool = False) -> Computed | None:
+        """Over the slices that the strategy's forwards see; None where nothing is cut, or where outputs of
+        slices cannot be put together for one loss."""
+        if not self._scope.is_cut:
+            return None
+
+        def compute() -> Computed | None:
+            try:
+                return self._steps(self._slices(), norms_frozen, loss_by_slice=loss_by_slice)
+            except Exception:  # a loss inside the model, graphs, other lengths: whatever a slice may raise
+                return None
+
+        return self._once(("sliced", loss_by_slice, norms_frozen), compute)
+
+    def noisy(self) -> Computed:
+        """Over whole parts, from weights that are changed by one rounding."""
+        perturb = rounded_once(self._scope.precision)
+        computed = self._once(("noisy",), lambda: self._steps(self._whole_parts(), False, prepare=perturb))
+        assert computed is not None
+        return computed
+
+    def try_slice(self) -> None:
+        """Compute the loss of one slice. Raises: whatever the model and the loss raise for so few samples."""
+        if self._scope.is_cut:
+            try_slice(self._scope.workload, self._slices()[0][0][:1], self._device, self._draws)
+
+    def compare(self, expected: Computed, computed: Computed) -> Comparison:
+        """What differs by more than the rounding of this model; that is measured only where it matters."""
+        comparison = compare(expected, computed, self.parameters)
+        if comparison.is_equal:
+            return comparison
+        return compare(expected, computed, self.parameters, (self.whole(), self.noisy()))
+
+    def _once(self, key: tuple[Any, ...], compute: Callable[[], Computed | None]) -> Computed | None:
+        if key not in self._computed:
+            self._beat()
+            self._computed[key] = compute()
+        return self._computed[key]
+
+    def _steps(
+        self,
+        steps: Sequence[Sequence[Part]],
+        norms_frozen: bool,
+        *,
+        loss_by_slice: bool = True,
+        prepare: Callable[[nn.Module], None] = lambda model: None,
+    ) -> Computed:
+        def prepared(model: nn.Module) -> None:
+            self.parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
+            self.has_batch_norm = has_batch_norm(model)
+            if norms_frozen:
+                freeze_batch_norms(model)
+            prepare(model)
+
+        return steps_on_one_device(
+            self._scope.workload,
+            steps,
+            self._device,
+            loss_by_slice=loss_by_slice,
+            prepare=prepared,
+            draws=self._draws,
+        )
+
+    def _whole_parts(self) -> list[list[Part]]:
+        return [[[batch] for batch in parts] for parts in self._read((0, 1))]
+
+    def _slices(self) -> list[list[Part]]:
+        """Of each part of each step: what each rank reads of it, in the pieces of its forwards."""
+        shards = [self._read((index, self._scope.shards)) for index in range(self._scope.shards)]
+        return [
+            [
+                [piece for shard in shards for piece in self._pieces(shard[step][part])]
+                for part in range(len(parts))
+            ]
+            for step, parts in enumerate(shards[0])
+        ]
+
+    def _pieces(self, batch: tuple[Any, Any]) -> Part:
+        num = num_samples(batch)
+        size = -(-num // self._scope.pieces)
+        inputs, targets = (cut_batch(values, size, num) for values in batch)
+        return list(zip(inputs, targets, strict=True))
+
+    def _read(self, shard: tuple[int, int]) -> list[list[tuple[Any, Any]]]:
+        """By step, the parts of a shard."""
+        workload = self._scope.workload
+        parts = workload.config.train.accumulate
+        with contextlib.closing(training_loader(workload, shard)) as loader:
+            batches = list(loader)
+        return [batches[start : start + parts] for start in range(0, len(batches), parts)]

@@ -1,0 +1,133 @@
+"""What the check compares: the run's own model, loss, optimizer and data, on few samples and in a precision
+that leaves no room for doubt.
+
+Samples: two for each forward that the strategy makes, where the batch has as many. Precision: fp64, in which
+rounding is far below any fault; in the run's own where fp64 is out of reach. The learning rate is the
+schedule's peak, because a warm-up that starts at 0 would hide what the optimizer does. Read reference.py
+next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankdeck.config import RunConfig
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.microbatches import default as default_microbatches
+from rankdeck.config.microbatches import stages_per_device
+from rankdeck.config.rules import batch_problems
+from rankdeck.config.schema import Choice
+from rankdeck.training.workload import Workload, loss_of
+
+NUM_STEPS = 2
+"""A weight that starts at zero in front of others hides their gradients until it has moved once."""
+_SAMPLES_PER_FORWARD = 2
+_MAX_PARTS = 2
+"""Of an accumulated batch."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A workload to compare. `num_samples` of a batch are compared, of the `batch_samples` that the run's
+    have. `shards` ranks read a part of a batch each, and each forward sees one of `pieces` of what was read.
+    `left_out` are options of the strategy that change results by nature."""
+
+    workload: Workload
+    precision: str
+    num_samples: int
+    batch_samples: int
+    shards: int = 1
+    pieces: int = 1
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        return self.shards * self.pieces > 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether whole batches are compared."""
+        return self.num_samples == self.batch_samples
+
+
+def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batch: bool) -> Scope:
+    """The workload as it is compared on so many devices."""
+    config = workload.config
+    strategy, left_out = _comparable(config.strategy)
+    train = config.train
+    accumulate = train.accumulate if whole_batch else min(train.accumulate, _MAX_PARTS)
+    batch = train.global_batch if whole_batch else _fewest_samples(config, strategy, accumulate, num_devices)
+    if batch == train.global_batch:
+        accumulate = train.accumulate
+    checked = config.model_copy(
+        update={
+            "strategy": strategy,
+            "train": train.model_copy(
+                update={
+                    "global_batch": batch,
+                    "accumulate": accumulate,
+                    "precision": precision,
+                    "compile": False,
+                }
+            ),
+            "data": config.data.model_copy(update={"workers": min(config.data.workers, 1), "last": "drop"}),
+            "rehearsal": config.rehearsal.model_copy(update={"pace": "real"}),
+        }
+    )
+    variant = replace(
+        workload,
+        config=checked,
+        heldout=None,
+        loss=loss_of(checked, workload.card),
+        steps=NUM_STEPS,
+        schedule=lambda step: 1.0,
+    )
+    shards, pieces = _cut(checked, num_devices)
+    return Scope(variant, precision, batch, train.global_batch, shards, pieces, left_out)
+
+
+def _cut(config: RunConfig, num_devices: int) -> tuple[int, int]:
+    """(ranks that read slices of their own, forwards over what each reads)."""
+    card, options = config.strategy_card, config.strategy.options
+    slices, stages = card.batch_cut(options, num_devices)
+    if card.one_process:
+        return 1, slices
+    if stages == 1:
+        return slices, 1
+    part = config.train.global_batch // config.train.accumulate // slices
+    pieces = options.get("microbatches") or default_microbatches(str(options["schedule"]), stages, part)
+    return slices, int(pieces or 1)
+
+
+def _comparable(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
+    """The strategy without what makes its results differ by nature, and what that is.
+
+    A pipeline without a flush trains on older weights, so its stages are compared in a pipeline with one.
+    """
+    options: dict[str, Any] = dict(strategy.options)
+    left_out: tuple[str, ...] = ()
+    use = strategy.use
+    if use == "pipeline-async":
+        use, left_out = "pipeline", ("staleness",)
+        options = {name: options[name] for name in ("cuts", "balance") if name in options}
+        options["schedule"] = "gpipe"
+    if options.get("compress", "none") != "none":
+        options["compress"], left_out = "none", (*left_out, "compress")
+    return Choice(use=use, options=options), left_out
+
+
+def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
+    """The smallest batch that is cut as the run's is, with two samples in each forward."""
+    slices, stages = STRATEGIES[strategy.use].batch_cut(strategy.options, num_devices)
+    forwards = 1
+    if stages > 1:
+        schedule = str(strategy.options.get("schedule", "gpipe"))
+        forwards = strategy.options.get("microbatches") or 2 * stages * stages_per_device[schedule]
+    cut = accumulate * slices * forwards
+    for samples in (_SAMPLES_PER_FORWARD, 1):
+        batch = cut * samples
+        train = config.train.model_copy(update={"global_batch": batch, "accumulate": accumulate})
+        if batch < config.train.global_batch and not batch_problems(train, strategy, num_devices):
+            return batch
+    return config.train.global_batch
