@@ -38,6 +38,7 @@ from rankdeck.cli import (
     serve,
     stacks,
     train,
+    verify,
     why,
 )
 from rankdeck.cli import run as script_run
@@ -72,7 +73,7 @@ for _group, _commands in {
         results.export,
         adopt.adopt,
     ),
-    "Before a run": (plan.plan, race.race, doctor.doctor),
+    "Before a run": (plan.plan, verify.verify, race.race, doctor.doctor),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
     "Other hosts": (copying.copy, serve.serve),
 }.items():

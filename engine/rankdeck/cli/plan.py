@@ -5,6 +5,7 @@ predictions were for the runs that are there.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
 from rankdeck.cli.trust import Trust, may_execute
 from rankdeck.config.planning import ROW_TIMEOUT_S
+from rankdeck.config.schema import DevicesConfig
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -49,6 +51,9 @@ def plan(
     movement: Annotated[
         bool, typer.Option("--movement", help="Say what moves between devices in one step, too.")
     ] = False,
+    verified: Annotated[
+        bool, typer.Option("--verify", help="Compare two steps of each strategy with one device, too.")
+    ] = False,
     timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=1, help="How long each row may take, by the clock."),
@@ -80,10 +85,25 @@ def plan(
     lines = predicted_lines(
         chosen, strategy, target, fit_batch=fit_batch, movement=movement, timeout_s=timeout
     )
-    for line in lines:
+    for line in _verified(lines, chosen, target.num_devices) if verified else lines:
         output.add(line)
     output.close()
     return 0
+
+
+def _verified(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
+    """The lines, each with what a rehearsal of its strategy on as many virtual devices says of it."""
+    from rankdeck.base.phrases import Said
+    from rankdeck.launch.verifying import verifications
+    from rankdeck.run.plan_lines import CANNOT
+
+    rehearsal = config.model_copy(update={"devices": DevicesConfig(use=f"cpu:{num_devices}")})
+    for line in lines:
+        if line.verdict != CANNOT and line.advice is None:
+            for _, found in verifications(rehearsal, [line], command_line=sys.argv):
+                line.verified, line.verified_outcome = str(found.text), found.outcome
+                line.phrases[line.verified] = Said(found.text.template, found.text.plain_arguments())
+        yield line
 
 
 def _warn_of_torch() -> None:

@@ -74,7 +74,7 @@ def _row(line: PlanLine) -> Text:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
         words.append(f"  {plan_lines.step_words(line.step)} a step", style="default not bold not dim")
-    for note in (*_moves(line), line.reason, *line.notes):
+    for note in (*_moves(line), line.reason, line.verified, *line.notes):
         if note:
             words.append(f"\n{' ' * 13}{note}", style="default dim not bold")
     return words

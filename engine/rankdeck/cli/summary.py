@@ -65,6 +65,8 @@ def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
     pairs.extend(_known_words(facts))
     if facts["imbalance"]:
         pairs.append(("imbalance", imbalance_in_words(facts["imbalance"])))
+    if facts["verified"]:
+        pairs.append(("one device", facts["verified"]["text"]))
     pairs.extend(script_report.notes(facts))
     pairs.append(("run", facts["path"]))
     _print_pairs(out, pairs)
@@ -79,6 +81,8 @@ def print_report(facts: Mapping[str, Any]) -> None:
     pairs = [*script_report.started(facts), *_figures(facts), *script_report.seen(facts)]
     if facts["imbalance"]:
         pairs.append(("imbalance", imbalance_in_words(facts["imbalance"])))
+    if facts["verified"]:
+        pairs.append(("one device", facts["verified"]["text"]))
     if facts["comm"]:
         sent = ", ".join(map(size_in_words, facts["comm"]["sent_bytes_per_step"]))
         pairs.append(("sent per step", f"{facts['comm']['algorithm']}: {sent}"))

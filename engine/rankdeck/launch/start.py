@@ -38,7 +38,7 @@ from rankdeck.launch.resumable import check_over, check_resumable
 from rankdeck.launch.several import Several
 from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
 from rankdeck.run.prediction import prediction_file
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import FIRST_STEPS, RunDir
 
 SCRIPT_STOP_S = 32.0
 """From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
@@ -56,13 +56,15 @@ def start(
     started: float,
     worker: str | None = None,
     several: Several | None = None,
+    first_steps: int | None = None,
 ) -> RunDir:
     """A run under guard, with its final name and its lock held.
 
     Not detached, the run stops when this process ends: it keeps one end of a pipe open, on purpose, for as
     long as it lives. `started` is when the person's command began (Unix seconds). `worker` is the module or
     .py file that ranks run, rankdeck.training.worker where it is None. With `several` it is this host's part
-    of a run.
+    of a run. With `first_steps` it takes so many of its steps and is entered in no list; with 0 it is only
+    verified.
 
     Raises:
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run, or called so.
@@ -74,9 +76,13 @@ def start(
     said = command_line if several is None else several.harmless(command_line)
     environment = environment_of(config, choice, said, started)
     name = None if several is None else several.folder_name(runs)
-    hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)}, name)
+    environment |= {"title": _title(title, config, runs)}
+    if first_steps is not None:
+        environment |= {FIRST_STEPS: first_steps}
+    hidden = rundir.create(runs, config, environment, name)
     with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
-        return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts)
+        is_listed = first_steps is None
+        return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts, is_listed=is_listed)
 
 
 def resume(
@@ -154,6 +160,7 @@ def _begin(
     *,
     detach: bool,
     hosts: Mapping[str, Any] | None = None,
+    is_listed: bool = True,
 ) -> RunDir:
     """The run under its guard; nothing of it is left where that fails."""
     try:
@@ -161,7 +168,8 @@ def _begin(
     except BaseException:
         shutil.rmtree(hidden.path, ignore_errors=True)
         raise
-    rundir.enter_in_index(run)
+    if is_listed:
+        rundir.enter_in_index(run)
     return run
 
 

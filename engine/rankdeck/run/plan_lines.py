@@ -98,7 +98,9 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
     or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
     largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
-    was asked for. `seconds` is how long the answer took.
+    was asked for. `verified` says in a sentence whether a rehearsal of the strategy computes what one device
+    does, and `verified_outcome` is that of events.Verified, where that was asked for. `seconds` is how long the
+    answer took.
     """
 
     strategy: str
@@ -120,6 +122,8 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     saves_bytes: int | None = None
     largest_batch: int | None = None
     movement: Movement | None = None
+    verified: str = ""
+    verified_outcome: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ from rankdeck.run.race import (
     RaceEntry,
 )
 from rankdeck.run.summary import problems_of
+from rankdeck.run.verified import verified_text
 from rankdeck.rundir import RunDir
 
 
@@ -36,6 +37,10 @@ def finish(race: Race, entry: RaceEntry, run: RunDir, fold: Fold, seconds: float
         for problem in told
         if "message" in problem.templates
     }
+    if fold.verified is not None:
+        said = verified_text(fold.verified)
+        entry.verified = str(said)
+        entry.phrases |= {str(said): Said(said.template, said.plain_arguments())}
     if entry.state == COMPLETED:
         entry.measured = _measured(race, fold, seconds)
     elif entry.state == FAILED:

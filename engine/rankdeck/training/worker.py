@@ -200,6 +200,8 @@ class Worker:
         if self._has_to_verify(config, num_devices, saver):
             self._phase(marked("verifying the strategy"))
             notes = self._verify(workload, devices, num_devices)
+        if first_steps == 0:
+            return
         self._phase(marked("building the model"))
         always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
