@@ -45,6 +45,7 @@ _PRELOADED = (
     "torch.nn.parallel",
     "torch.utils.data",
     "rankdeck.training.loop",
+    "rankdeck.training.verify.verdict",
     "rankdeck.training.workload",
     "rankdeck.checkpoint.store",
     "rankdeck.checkpoint.weights",

@@ -99,8 +99,8 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
     largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
     was asked for. `verified` says in a sentence whether a rehearsal of the strategy computes what one device
-    does, and `verified_outcome` is that of events.Verified, where that was asked for. `seconds` is how long the
-    answer took.
+    does, and `verified_outcome` is that of events.Verified, where that was asked for. `seconds` is how long
+    the answer took.
     """
 
     strategy: str
