@@ -76,16 +76,17 @@ def _of_steps(whole: Comparison, computed: Computed, experiments: Experiments) -
 
 
 def _cause_of_cut(loss_too: bool, experiments: Experiments) -> Cause:
-    """What sees that the batch is cut."""
-    if experiments.has_batch_norm:
-        frozen = experiments.sliced(loss_too, True)
-        if frozen is not None and experiments.compare(experiments.whole(True), frozen).but("state").is_equal:
-            return "batch-norm"
-    by_model = experiments.sliced(False, False)
-    if by_model is None:
-        return "loss"
-    same = experiments.compare(experiments.whole(False), by_model).but("state").is_equal
-    return "loss" if same else "samples"
+    """What sees that the batch is cut: batch norms, and where more does once they are frozen, that."""
+    frozen = experiments.has_batch_norm
+    whole = experiments.whole(frozen)
+
+    def is_whole(loss_by_slice: bool) -> bool | None:
+        computed = experiments.sliced(loss_by_slice, frozen)
+        return None if computed is None else experiments.compare(whole, computed).but("state").is_equal
+
+    if frozen and is_whole(loss_too):
+        return "batch-norm"
+    return "samples" if is_whole(False) is False else "loss"
 
 
 def _first_in_a_step(comparison: Comparison) -> Cause:

@@ -43,6 +43,8 @@ _SHARE_OF_MEMORY = 0.5
 _COPIES = 6
 """Of the weights: gradients, optimizer state, and what is kept to compare."""
 _FP64_WEIGHTS = 50_000_000
+_HALF = ("bf16", "fp16")
+"""Compared in fp64 first: rounding hides little there."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +92,26 @@ class Check:
         self._full = full
         self._beat = beat
         self._draws = FixedDraws()
-        self._one_device: OneDevice | None = None
+        self._one_device: dict[_Chosen, OneDevice] = {}
         self._started_s = time.perf_counter()
 
     def run(self) -> Result:
         """Check, with all ranks together. Raises: RankdeckError where the strategy refuses."""
+        own = self._workload.config.train.precision
         with kept():
             chosen = self._agree(self._choose)
             if isinstance(chosen, Phrase):
                 return Result(unchecked=chosen, seconds=self._seconds())
-            scope = self._scope(chosen)
-            computed = self._try(scope)
-            result: Result = self._agree(lambda: self._judge(scope, computed))
-            return result
+            result = self._check(chosen)
+            if own in _HALF and chosen.precision != own and not result.findings and result.unchecked is None:
+                in_own = self._check(_Chosen(own, chosen.whole_batch))
+                result = in_own if in_own.findings else result
+            return replace(result, seconds=self._seconds())
+
+    def _check(self, chosen: _Chosen) -> Result:
+        computed = self._try(self._scope(chosen))
+        result: Result = self._agree(lambda: self._judge(chosen, computed))
+        return result
 
     @property
     def cut(self) -> tuple[int, int]:
@@ -130,25 +139,41 @@ class Check:
         """What is compared, or why nothing is."""
         own = self._workload.config.train.precision
         num_weights = sum(weight.numel() for weight in model_on_meta(self._workload.build_model).parameters())
-        if num_weights * 8 * _COPIES > _SHARE_OF_MEMORY * psutil.virtual_memory().available:
-            return phrase("Two steps of the model on one device do not fit the memory of this host.")
+        if not self._has_room(num_weights * 4):
+            return phrase("Two steps of the model on one device do not fit in memory beside the run.")
         why = ""
-        precisions = ("fp64", own) if num_weights <= _FP64_WEIGHTS else (own,)
+        is_small = num_weights <= _FP64_WEIGHTS and self._has_room(num_weights * 8)
+        precisions = ("fp64", own) if is_small else (own,)
         for precision in dict.fromkeys(precisions):
             for whole_batch in (True,) if self._full else (False, True):
                 chosen = _Chosen(precision, whole_batch)
                 try:
-                    return self._within_budget(chosen, self._timed(self._scope(chosen)))
+                    return self._within_budget(chosen, self._timed(chosen))
                 except Exception as error:  # a person's model may raise anything for few samples, or in fp64
                     why = f"{type(error).__name__}: {words_of(error)}".splitlines()[0].rstrip(": .")
         return phrase("The model did not train on one device by itself: {why}.", why=why)
 
-    def _timed(self, scope: Scope) -> float:
+    def _has_room(self, weight_bytes: int) -> bool:
+        """Whether there is room for the steps of all ranks here and for those of one device."""
+        device = self._devices[0]
+        if device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            return weight_bytes * _COPIES < _SHARE_OF_MEMORY * free_bytes
+        num_copies = _COPIES * (1 + self._num_devices)
+        return weight_bytes * num_copies < _SHARE_OF_MEMORY * psutil.virtual_memory().available
+
+    def _on_one_device(self, chosen: _Chosen) -> OneDevice:
+        if chosen not in self._one_device:
+            scope = self._scope(chosen)
+            self._one_device[chosen] = OneDevice(scope, self._devices[0], self._draws, self._beat)
+        return self._one_device[chosen]
+
+    def _timed(self, chosen: _Chosen) -> float:
         """Seconds of one device's two steps."""
-        self._one_device = OneDevice(scope, self._devices[0], self._draws, self._beat)
-        self._one_device.whole()
-        self._one_device.try_slice()
-        return NUM_STEPS * self._one_device.step_s
+        one_device = self._on_one_device(chosen)
+        one_device.whole()
+        one_device.try_slice()
+        return NUM_STEPS * one_device.step_s
 
     def _within_budget(self, chosen: _Chosen, took_s: float) -> _Chosen | Phrase:
         """What was tried, or whole batches where there is time for them; why not, where there is not even
@@ -164,7 +189,7 @@ class Check:
         if scope.is_whole or whole_s > _WHOLE_BATCH_S:
             return chosen
         chosen = _Chosen(chosen.precision, whole_batch=True)
-        self._timed(self._scope(chosen))
+        self._timed(chosen)
         return chosen
 
     def _try(self, scope: Scope) -> Computed | None:
@@ -178,17 +203,15 @@ class Check:
             del trial
             gc.collect()  # the run builds its own: what this one held has to be gone by then
 
-    def _judge(self, scope: Scope, computed: Computed | None) -> Result:
-        one_device = self._one_device
-        assert one_device is not None and computed is not None
-        found = self._compared(one_device, computed)
+    def _judge(self, chosen: _Chosen, computed: Computed | None) -> Result:
+        one_device = self._on_one_device(chosen)
+        assert computed is not None
         return replace(
-            found,
-            precision=scope.precision,
-            num_samples=scope.num_samples,
-            left_out=scope.left_out,
+            self._compared(one_device, computed),
+            precision=chosen.precision,
+            num_samples=one_device.scope.num_samples,
+            left_out=one_device.scope.left_out,
             has_drawn=self._draws.has_drawn,
-            seconds=self._seconds(),
         )
 
     def _compared(self, one_device: OneDevice, computed: Computed) -> Result:

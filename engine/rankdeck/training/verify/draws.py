@@ -7,9 +7,11 @@ other numbers than one device is said by ../sameness.py.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ class FixedDraws(DispatchMode):
         super().__init__()
         self.has_drawn = False
         self.missed = False
-        self._states: list[Tensor] = []
+        self._states: list[Any] = []
 
     def __enter__(self) -> Self:
         self._states = _generator_states()
@@ -35,8 +37,7 @@ class FixedDraws(DispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        pairs = zip(self._states, _generator_states(), strict=True)
-        self.missed = self.missed or not all(torch.equal(before, after) for before, after in pairs)
+        self.missed = self.missed or self._states != _generator_states()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -48,10 +49,11 @@ class FixedDraws(DispatchMode):
         return draw(func, args, kwargs or {})
 
 
-def _generator_states() -> list[Tensor]:
-    """Of the host, and of the GPUs that are in use."""
+def _generator_states() -> list[Any]:
+    """Of torch on the host and on the GPUs in use, of NumPy and of Python, to be compared."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *of_gpus]
+    states = [bytes(state.numpy()) for state in (torch.get_rng_state(), *of_gpus)]
+    return [*states, str(np.random.get_state()), random.getstate()]
 
 
 def _filled(value: Callable[[dict[str, Any], tuple[Any, ...]], Any]) -> Callable[..., Tensor]:

@@ -30,7 +30,7 @@ class OneDevice:
         self, scope: Scope, device: torch.device, draws: FixedDraws, beat: Callable[[], object]
     ) -> None:
         self._beat = beat
-        self._scope, self._device, self._draws = scope, device, draws
+        self.scope, self._device, self._draws = scope, device, draws
         self._computed: dict[tuple[Any, ...], Computed | None] = {}
         self.parameters: frozenset[str] = frozenset()
         self.has_batch_norm = False
@@ -49,7 +49,7 @@ class OneDevice:
     def sliced(self, loss_by_slice: bool, norms_frozen: bool = False) -> Computed | None:
         """Over the slices that the strategy's forwards see; None where nothing is cut, or where outputs of
         slices cannot be put together for one loss."""
-        if not self._scope.is_cut:
+        if not self.scope.is_cut:
             return None
 
         def compute() -> Computed | None:
@@ -62,15 +62,15 @@ class OneDevice:
 
     def noisy(self) -> Computed:
         """Over whole parts, from weights that are changed by one rounding."""
-        perturb = rounded_once(self._scope.precision)
+        perturb = rounded_once(self.scope.precision)
         computed = self._once(("noisy",), lambda: self._steps(self._whole_parts(), False, prepare=perturb))
         assert computed is not None
         return computed
 
     def try_slice(self) -> None:
         """Compute the loss of one slice. Raises: whatever the model and the loss raise for so few samples."""
-        if self._scope.is_cut:
-            try_slice(self._scope.workload, self._slices()[0][0][:1], self._device, self._draws)
+        if self.scope.is_cut:
+            try_slice(self.scope.workload, self._slices()[0][0][:1], self._device, self._draws)
 
     def compare(self, expected: Computed, computed: Computed) -> Comparison:
         """What differs by more than the rounding of this model; that is measured only where it matters."""
@@ -101,7 +101,7 @@ class OneDevice:
             prepare(model)
 
         return steps_on_one_device(
-            self._scope.workload,
+            self.scope.workload,
             steps,
             self._device,
             loss_by_slice=loss_by_slice,
@@ -114,7 +114,7 @@ class OneDevice:
 
     def _slices(self) -> list[list[Part]]:
         """Of each part of each step: what each rank reads of it, in the pieces of its forwards."""
-        shards = [self._read((index, self._scope.shards)) for index in range(self._scope.shards)]
+        shards = [self._read((index, self.scope.shards)) for index in range(self.scope.shards)]
         return [
             [
                 [piece for shard in shards for piece in self._pieces(shard[step][part])]
@@ -125,13 +125,13 @@ class OneDevice:
 
     def _pieces(self, batch: tuple[Any, Any]) -> Part:
         num = num_samples(batch)
-        size = -(-num // self._scope.pieces)
+        size = -(-num // self.scope.pieces)
         inputs, targets = (cut_batch(values, size, num) for values in batch)
         return list(zip(inputs, targets, strict=True))
 
     def _read(self, shard: tuple[int, int]) -> list[list[tuple[Any, Any]]]:
         """By step, the parts of a shard."""
-        workload = self._scope.workload
+        workload = self.scope.workload
         parts = workload.config.train.accumulate
         with contextlib.closing(training_loader(workload, shard)) as loader:
             batches = list(loader)

@@ -1,0 +1,193 @@
+"""The check before the first step, on ranks of a set or in this process, and models, losses and optimizers
+that one strategy or another computes otherwise than one device.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankdeck.config import from_text
+from rankdeck.training import workload as workloads
+from rankdeck.training.verify.check import Check, Result
+from rankdeck.training.verify.verdict import event_of
+from tests.helpers.ranks import RankSet
+
+HERE = Path(__file__)
+
+
+def check(toml: str, full: bool = False) -> dict[str, Any]:
+    """What the check of a configuration finds; all ranks of a set call this together."""
+    config = from_text(toml, folder=Path.cwd())
+    num_devices = config.selection.count or 1
+    alone = config.strategy_card.one_process
+    result = Check(
+        workloads.load(config),
+        rank=0 if alone else dist.get_rank(),
+        world_size=1 if alone else dist.get_world_size(),
+        devices=[torch.device("cpu")] * (num_devices if alone else 1),
+        num_devices=num_devices,
+        full=full,
+    ).run()
+    return as_facts(result)
+
+
+def as_facts(result: Result) -> dict[str, Any]:
+    event = event_of(result)
+    return {
+        "outcome": event.outcome,
+        "cause": event.cause,
+        "names": event.names,
+        "largest": event.largest,
+        "precision": event.precision,
+        "samples": event.samples,
+        "why": event.why,
+        "causes": [finding.cause for finding in result.findings],
+        "has_drawn": result.has_drawn,
+    }
+
+
+def checked(rank_set: RankSet, toml: str, *, full: bool = False) -> dict[str, Any]:
+    """The same where one process drives all devices, and on the ranks of a set; every rank found the same."""
+    if from_text(toml, folder=Path.cwd()).strategy_card.one_process:
+        return check(toml, full)
+    found = rank_set.call("tests.helpers.verifying:check", toml=toml, full=full)
+    assert all(one == found[0] for one in found)
+    facts: dict[str, Any] = found[0]
+    return facts
+
+
+def configuration(
+    strategy: str,
+    num_devices: int = 2,
+    *,
+    model: str = "plain",
+    loss: str = "cross_entropy",
+    optimizer: str = '{ use = "sgd", lr = 0.1 }',
+    train: str = "",
+    batch: int = 16,
+) -> str:
+    """A model of this file on digits."""
+    return f"""
+model = {{ use = "{HERE}:{model}" }}
+data = {{ use = "digits" }}
+loss = {{ use = "{loss if loss == "cross_entropy" else f"{HERE}:{loss}"}" }}
+strategy = {strategy}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+steps = 20
+global_batch = {batch}
+optimizer = {optimizer}
+{train}
+"""
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10)
+    )
+
+
+class _Body(nn.Module):
+    """Two layers; subclasses change what lies between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.between(torch.tanh(self.first(images.flatten(1)))))
+        return logits
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+class Centred(_Body):
+    """Looks across samples, and is no batch norm."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden - hidden.mean(0)
+
+
+class Normed(_Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(32)
+
+    def between(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+class FrozenNorm(Normed):
+    """Normalises by running statistics in training too, as fine-tuning does."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class Extremes(_Body):
+    """Keeps the largest activation that it has seen: no mean of slices is that of the batch."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def between(self, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.largest.copy_(torch.maximum(self.largest, (hidden.detach() * hidden.numel()).sum()))
+        return hidden
+
+
+class Noisy(_Body):
+    """Draws in its forward: dropout, and normal numbers as an autoencoder's."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden + 0.1 * torch.randn_like(hidden), 0.5, self.training)
+
+
+class Unfixed(_Body):
+    """Draws from a generator that the check does not know."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden * torch.rrelu(torch.ones_like(hidden) - 2, training=True)
+
+
+centred, normed, frozen_norm, extremes, noisy, unfixed = (
+    Centred,
+    Normed,
+    FrozenNorm,
+    Extremes,
+    Noisy,
+    Unfixed,
+)
+
+
+def contrast(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """Every sample against all others of its batch, as in CLIP."""
+    scores = F.normalize(outputs, dim=1) @ F.normalize(outputs, dim=1).T
+    return F.cross_entropy(scores, torch.arange(len(scores)), reduction="sum"), len(scores)
+
+
+class ByPlace(torch.optim.Optimizer):
+    """Steps weights less the further back they are in the list."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for place, weight in enumerate(group["params"], start=1):
+                if weight.grad is not None:
+                    weight -= group["lr"] / place * weight.grad
