@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rankdeck.config import from_text
 from rankdeck.training import workload as workloads
-from rankdeck.training.verify.check import Check, Result
+from rankdeck.training.verify.check import EqualityCheck, Result
 from rankdeck.training.verify.verdict import event_of
 from tests.helpers.ranks import RankSet
 
@@ -26,7 +26,7 @@ def check(toml: str, full: bool = False) -> dict[str, Any]:
     config = from_text(toml, folder=Path.cwd())
     num_devices = config.selection.count or 1
     alone = config.strategy_card.one_process
-    result = Check(
+    result = EqualityCheck(
         workloads.load(config),
         rank=0 if alone else dist.get_rank(),
         world_size=1 if alone else dist.get_world_size(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,7 +66,6 @@ def plan(
 
     The strategies themselves run, on tensors without memory. Nothing is trained, and no GPU is needed.
     """
-
     if accuracy:
         return _accuracy(trust=trust, as_json=as_json)
     if config is None:
@@ -82,9 +81,8 @@ def plan(
     target = target_of(chosen, devices, capacity)
     _warn_of_torch()
     output = PlanOutput(as_json=as_json)
-    lines = predicted_lines(
-        chosen, strategy, target, fit_batch=fit_batch, movement=movement, timeout_s=timeout
-    )
+    asked: Any = {"fit_batch": fit_batch, "movement": movement, "timeout_s": timeout}
+    lines = predicted_lines(chosen, strategy, target, **asked)
     for line in _verified(lines, chosen, target.num_devices) if verified else lines:
         output.add(line)
     output.close()

@@ -1,9 +1,8 @@
 """The command's side of a launch: everything that can be refused is refused here, before anything starts.
 
-Devices are chosen, the run's directory is made under a hidden name, and a guard is started, which locks it
-and gives it its final name. `start` returns once that has happened; from then on the directory tells
-everything. `resume` does the same for the next attempt of a run that is over, and `start_script` for a
-person's own script. Nothing here imports torch. Read under_guard.py next.
+Devices are chosen, the run's directory is made under a hidden name, and a guard locks it and gives it its
+final name; then `start` returns. `resume` does the same for the next attempt of a run that is over, and
+`start_script` for a person's own script. Nothing here imports torch. Read under_guard.py next.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ def start(
 ) -> RunDir:
     """A run under guard, with its final name and its lock held.
 
-    Not detached, the run stops when this process ends: it keeps one end of a pipe open, on purpose, for as
-    long as it lives. `started` is when the person's command began (Unix seconds). `worker` is the module or
+    Not detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is when the person's command began (Unix seconds). `worker` is the module or
     .py file that ranks run, rankdeck.training.worker where it is None. With `several` it is this host's part
     of a run. With `first_steps` it takes so many of its steps and is entered in no list; with 0 it is only
     verified.
@@ -76,13 +74,12 @@ def start(
     said = command_line if several is None else several.harmless(command_line)
     environment = environment_of(config, choice, said, started)
     name = None if several is None else several.folder_name(runs)
-    environment |= {"title": _title(title, config, runs)}
-    if first_steps is not None:
-        environment |= {FIRST_STEPS: first_steps}
+    own = {} if first_steps is None else {FIRST_STEPS: first_steps}
+    environment |= {"title": _title(title, config, runs), **own}
     hidden = rundir.create(runs, config, environment, name)
     with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
-        is_listed = first_steps is None
-        return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts, is_listed=is_listed)
+        listed = first_steps is None
+        return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts, listed=listed)
 
 
 def resume(
@@ -160,7 +157,7 @@ def _begin(
     *,
     detach: bool,
     hosts: Mapping[str, Any] | None = None,
-    is_listed: bool = True,
+    listed: bool = True,
 ) -> RunDir:
     """The run under its guard; nothing of it is left where that fails."""
     try:
@@ -168,7 +165,7 @@ def _begin(
     except BaseException:
         shutil.rmtree(hidden.path, ignore_errors=True)
         raise
-    if is_listed:
+    if listed:
         rundir.enter_in_index(run)
     return run
 

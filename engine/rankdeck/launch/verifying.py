@@ -25,7 +25,7 @@ from rankdeck.run.verified import verified_facts, verified_text
 _POLL_S = 0.02
 
 
-class Row(Protocol):
+class StrategyRow(Protocol):
     """A strategy with its options; ../planner/candidates.py has them."""
 
     @property
@@ -34,7 +34,7 @@ class Row(Protocol):
     def options(self) -> dict[str, Any]: ...
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyRow = TypeVar("AnyRow", bound=StrategyRow)
 
 
 @dataclass(frozen=True)

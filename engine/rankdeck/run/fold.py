@@ -6,14 +6,9 @@
 the same. However the files are cut into batches and whichever file is read first, the state is the same: each
 attempt is folded by itself (attempt.py), and one rule puts attempts together.
 
-The rule of resumes. An attempt says which step it goes on after once its state is restored (events.Restored;
-an older run's first steps tell). From then on whatever earlier attempts said of later steps (losses,
-evaluations, memory, phases) is history: steps that are trained again replace the older ones. An attempt that
-ended before it restored anything hides nothing. Problems stay, and errors of earlier attempts become
-warnings. To see the run as attempt N left it, fold the files up to N (`read_fold`).
-
-Memory is bounded: newest rows of steps as they are, older ones as marks and bins (steps.py), curves as
-pyramids (series.py). What makes no sense is refused and counted, never raised.
+Resumes: an attempt says after which step it continues (events.Restored; an older run's first steps tell).
+From then on, what earlier attempts said of later steps is history. Problems stay, and errors of earlier
+attempts become warnings. Memory is bounded (steps.py, series.py). What makes no sense is refused and counted.
 """
 
 from __future__ import annotations
@@ -38,6 +33,7 @@ from rankdeck.run.measured import Histories, measured_together, put_devices_toge
 from rankdeck.run.script_figures import MetricFigures, ScriptFigures
 from rankdeck.run.series import Curve, Floats
 from rankdeck.run.step_table import ROWS_HELD, Row
+from rankdeck.run.verified import newest_verified
 from rankdeck.rundir import EventReader, LineCounts, RunDir
 
 T = TypeVar("T")
@@ -342,15 +338,8 @@ class Fold:
 
     @property
     def verified(self) -> events.Verified | None:
-        """What the check before the first step found of the strategy that the latest attempt trains with."""
-        latest = self._latest.started
-        for one in reversed(self._announced):
-            started = one.started
-            if latest is None or started is None or started.strategy != latest.strategy:
-                return None
-            if one.verified is not None:
-                return one.verified if started.options == latest.options else None
-        return None
+        """What the check found of the strategy that the latest attempt trains with."""
+        return newest_verified([(one.started, one.verified) for one in self._announced])
 
     @property
     def _measured(self) -> list[Attempt]:

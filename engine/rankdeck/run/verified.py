@@ -5,6 +5,7 @@ Source: training/verify/, which writes the event.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rankdeck import events
@@ -30,6 +31,19 @@ def verified_text(verified: events.Verified) -> Phrase:
         return phrase(_NOTED[verified.cause])
     largest = "0" if not verified.largest else f"{verified.largest:.0e}"
     return phrase(_EQUAL, largest=largest, precision=verified.precision or "")
+
+
+def newest_verified(
+    attempts: Sequence[tuple[events.RunStarted | None, events.Verified | None]],
+) -> events.Verified | None:
+    """The newest result among attempts in their order that train with the strategy of the last one."""
+    strategies = [(started.strategy, started.options) if started else None for started, _ in attempts]
+    results = [
+        verified
+        for strategy, (_, verified) in zip(strategies, attempts, strict=True)
+        if strategy == strategies[-1]
+    ]
+    return next((verified for verified in reversed(results) if verified is not None), None)
 
 
 def verified_facts(verified: events.Verified) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
 from rankdeck.base.allocations import allocation_of
-from rankdeck.base.errors import MachineError, RankdeckError
+from rankdeck.base.errors import RankdeckError
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
 from rankdeck.base.phrases import marked, phrase
@@ -169,8 +169,6 @@ class Worker:
         place = self._place
         self._phase(marked("importing torch"))
         with kept_for_good():
-            import torch
-
             from rankdeck.training import workload as workloads
             from rankdeck.training.assembly import assemble
             from rankdeck.training.joining import join, let_wait
@@ -185,7 +183,7 @@ class Worker:
             here = here[:1]
         mine, num_devices = (here, len(run_devices)) if card.one_process else ([place.rank], place.world_size)
         pairs = zip(here, mine, strict=True)
-        devices = self._torch_devices(torch, [_device_info(run_devices[at], index) for at, index in pairs])
+        devices = self._start_devices([_device_info(run_devices[at], index) for at, index in pairs])
         if not card.one_process:
             self._phase(marked("joining the other ranks"))
             join(devices[0], place.world_size, None if place.heartbeat else config.launch.timeout_s)
@@ -196,10 +194,7 @@ class Worker:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
         saver = self._saver(config, num_devices) if first_steps is None else None
-        notes: list[Problem] | None = [] if saver is not None and saver.start is not None else None
-        if self._has_to_verify(config, num_devices, saver):
-            self._phase(marked("verifying the strategy"))
-            notes = self._verify(workload, devices, num_devices)
+        notes = self._verified(workload, devices, num_devices, saver)
         if first_steps == 0:
             return
         self._phase(marked("building the model"))
@@ -230,88 +225,45 @@ class Worker:
         if saver is not None:
             self._save(trainer.strategy, saver)
 
-    def _has_to_verify(self, config: RunConfig, num_devices: int, saver: Saver | None) -> bool:
-        """Whether the strategy is compared with one device before the first step. A run that goes on under
-        the strategy that its checkpoint was made with has been."""
-        if config.train.verify == "off" or config.strategy_card.one_device or num_devices == 1:
-            return False
-        start = None if saver is None else saver.start
-        return start is None or saver is None or start.progress().layout != saver.store.layout
-
-    def _verify(
-        self, workload: Workload, devices: list[torch.device], num_devices: int
+    def _verified(
+        self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
     ) -> list[Problem] | None:
-        """What differs from one device by nature; None where nothing could be compared.
+        """What is known to differ from one device; None where that was not checked."""
+        config, start = workload.config, None if saver is None else saver.start
+        if start is not None and saver is not None and start.progress().layout == saver.store.layout:
+            return []  # a resumed run under the strategy that was checked when it began
+        if config.train.verify == "off" or config.strategy_card.one_device or num_devices == 1:
+            return None
+        phase = marked("verifying the strategy")
+        self._phase(phase)
+        from rankdeck.training.verify.before_run import verify
 
-        Raises: ModelError where the strategy computes something else than one device.
-        """
-        from rankdeck.training.verify.check import Check
-        from rankdeck.training.verify.verdict import event_of, notes_of, refusal, refused_finding
-
-        place, config = self._place, workload.config
-        check = Check(
+        place = self._place
+        return verify(
             workload,
             rank=place.rank,
             world_size=place.world_size,
             devices=devices,
             num_devices=num_devices,
-            full=config.train.verify == "full",
-            beat=lambda: self._beat(0, marked("verifying the strategy")),
+            beat=lambda: self._beat(0, phase),
+            write=self._writer.write,
         )
-        result = check.run()
-        if place.rank == 0:
-            self._writer.write(event_of(result))
-        finding = refused_finding(result)
-        if finding is not None:
-            raise refusal(finding, config, check.cut)
-        return None if result.unchecked is not None else notes_of(result, config, check.cut)
 
-    def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
-        """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.
+    def _start_devices(self, infos: list[events.DeviceInfo]) -> list[torch.device]:
+        """This rank's torch devices, with a RankStarted that says what they are."""
+        import torch
 
-        Raises: MachineError when a GPU is not the one that was chosen.
-        """
-        place = self._place
-        if infos[0].kind == "virtual":
-            uuids: list[str | None] = [None] * len(infos)
-            devices = [torch.device("cpu")] * len(infos)
-        else:
-            if torch.cuda.device_count() < len(infos):
-                raise MachineError(
-                    phrase(
-                        "torch sees {num_seen} CUDA devices where {num_chosen} were chosen.",
-                        num_seen=torch.cuda.device_count(),
-                        num_chosen=len(infos),
-                    ),
-                    advice=phrase(
-                        "Install a CUDA build of torch that fits the driver, or rehearse on cpu:N."
-                    ),
-                )
-            first = 0 if len(infos) > 1 else place.local_rank
-            devices = [torch.device("cuda", first + index) for index in range(len(infos))]
-            uuids = [_uuid_of(torch, device, info) for device, info in zip(devices, infos, strict=True)]
-            for info, uuid in zip(infos, uuids, strict=True):
-                if info.uuid is not None and info.uuid != uuid:
-                    raise MachineError(
-                        phrase(
-                            "{device} was chosen as {chosen}, but torch's device is {uuid}.",
-                            device=info.name,
-                            chosen=info.uuid,
-                            uuid=uuid,
-                        ),
-                        advice=phrase("Unset CUDA_VISIBLE_DEVICES, or choose the GPU by its UUID."),
-                    )
-            torch.cuda.set_device(devices[0])
-        self._writer.write(
-            events.RankStarted(
-                rank=place.rank,
-                pid=os.getpid(),
-                devices=[info.index for info in infos],
-                uuids=uuids,
-                threads=torch.get_num_threads(),
-            ),
-            sync=True,
+        from rankdeck.training.torch_devices import torch_devices
+
+        devices, uuids = torch_devices(infos, self._place.local_rank)
+        started = events.RankStarted(
+            rank=self._place.rank,
+            pid=os.getpid(),
+            devices=[info.index for info in infos],
+            uuids=uuids,
+            threads=torch.get_num_threads(),
         )
+        self._writer.write(started, sync=True)
         return devices
 
     def _saver(self, config: RunConfig, num_devices: int) -> Saver:
@@ -408,13 +360,6 @@ class Worker:
         if clean and dist.is_available() and dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
-
-
-def _uuid_of(torch: Any, device: Any, info: events.DeviceInfo) -> str:
-    """The UUID that torch tells of a device, written as NVML writes it: torch leaves out what it names."""
-    kind = "MIG" if (info.uuid or "").startswith("MIG-") else "GPU"
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{uuid}"
 
 
 def _heart(place: Place) -> HeartbeatWriter | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rankdeck.training.verify.compare import Comparison, Difference
+from rankdeck.training.verify.compare import ComputedComparison, TensorDifference
 from rankdeck.training.verify.computed import Computed
 
 Cause = Literal["batch-norm", "samples", "loss", "state", "forward", "gradient", "optimizer"]
@@ -24,11 +24,11 @@ _OF_BATCH_NORMS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Discrepancy:
     """A cause and what it makes differ, the largest difference first."""
 
     cause: Cause
-    differences: tuple[Difference, ...]
+    differences: tuple[TensorDifference, ...]
 
     @property
     def names(self) -> list[str]:
@@ -43,13 +43,13 @@ class Experiments:
     norms_frozen)` computes them on one device over the strategy's slices, `whole(norms_frozen)` over the
     batch; None where that cannot be computed or nothing is cut."""
 
-    compare: Callable[[Computed, Computed], Comparison]
+    compare: Callable[[Computed, Computed], ComputedComparison]
     sliced: Callable[[bool, bool], Computed | None]
     whole: Callable[[bool], Computed]
     has_batch_norm: bool
 
 
-def explain(computed: Computed, experiments: Experiments) -> list[Finding]:
+def explain(computed: Computed, experiments: Experiments) -> list[Discrepancy]:
     """What differs from one device, by cause; empty where nothing does."""
     whole = experiments.compare(experiments.whole(False), computed)
     if whole.is_equal:
@@ -60,7 +60,7 @@ def explain(computed: Computed, experiments: Experiments) -> list[Finding]:
     return found or list(_of_state(whole))  # state that differs beside weights comes of the same
 
 
-def _of_steps(whole: Comparison, computed: Computed, experiments: Experiments) -> Finding:
+def _of_steps(whole: ComputedComparison, computed: Computed, experiments: Experiments) -> Discrepancy:
     """Why losses, gradients or weights differ."""
     closest = whole
     for loss_too in (False, True):
@@ -69,10 +69,10 @@ def _of_steps(whole: Comparison, computed: Computed, experiments: Experiments) -
             continue
         comparison = experiments.compare(on_slices, computed).but("state")
         if comparison.is_equal:
-            return Finding(_cause_of_cut(loss_too, experiments), whole.but("state").differences)
+            return Discrepancy(_cause_of_cut(loss_too, experiments), whole.but("state").differences)
         if experiments.has_batch_norm:
             closest = comparison
-    return Finding(_first_in_a_step(closest), closest.but("state").differences)
+    return Discrepancy(_first_in_a_step(closest), closest.but("state").differences)
 
 
 def _cause_of_cut(loss_too: bool, experiments: Experiments) -> Cause:
@@ -89,7 +89,7 @@ def _cause_of_cut(loss_too: bool, experiments: Experiments) -> Cause:
     return "samples" if is_whole(False) is False else "loss"
 
 
-def _first_in_a_step(comparison: Comparison) -> Cause:
+def _first_in_a_step(comparison: ComputedComparison) -> Cause:
     step = min(found.step for found in comparison.but("state").differences)
     kinds = {found.kind for found in comparison.differences if found.step == step}
     if "loss" in kinds:
@@ -97,12 +97,12 @@ def _first_in_a_step(comparison: Comparison) -> Cause:
     return "gradient" if "gradient" in kinds else "optimizer"
 
 
-def _of_state(whole: Comparison) -> Iterator[Finding]:
+def _of_state(whole: ComputedComparison) -> Iterator[Discrepancy]:
     """State that is not what one device has; that of batch norms is theirs by nature."""
     differences = whole.of("state")
     others = tuple(found for found in differences if not _is_of_batch_norm(found))
-    yield Finding("state", others) if others else Finding("batch-norm", tuple(differences))
+    yield Discrepancy("state", others) if others else Discrepancy("batch-norm", tuple(differences))
 
 
-def _is_of_batch_norm(difference: Difference) -> bool:
+def _is_of_batch_norm(difference: TensorDifference) -> bool:
     return difference.name.rpartition(".")[2] in _OF_BATCH_NORMS

@@ -25,12 +25,12 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.data.randomness import kept
 from rankdeck.diagnose.exceptions import words_of
 from rankdeck.parallel.fsdp.blank import model_on_meta
-from rankdeck.training.verify.causes import Experiments, Finding, explain
+from rankdeck.training.verify.causes import Discrepancy, Experiments, explain
 from rankdeck.training.verify.compare import is_finite
 from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice
-from rankdeck.training.verify.scope import NUM_STEPS, Scope, scope_of
+from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, scope_of
 from rankdeck.training.verify.trial import Trial
 from rankdeck.training.workload import Workload
 
@@ -55,7 +55,7 @@ class Result:
     `has_drawn`: the model or the optimizer draws random numbers, which were fixed for the comparison.
     """
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Discrepancy, ...] = ()
     unchecked: Phrase | None = None
     largest: float | None = None
     precision: str | None = None
@@ -71,7 +71,7 @@ class _Chosen:
     whole_batch: bool
 
 
-class Check:
+class EqualityCheck:
     """The check of one rank. `num_devices` are those of the run; a `full` one compares whole batches, however
     long that takes."""
 
@@ -130,7 +130,7 @@ class Check:
             dist.broadcast_object_list(decided, src=0, device=self._devices[0])
         return decided[0]
 
-    def _scope(self, chosen: _Chosen) -> Scope:
+    def _scope(self, chosen: _Chosen) -> CheckedScope:
         return scope_of(
             self._workload, self._num_devices, precision=chosen.precision, whole_batch=chosen.whole_batch
         )
@@ -192,7 +192,7 @@ class Check:
         self._timed(chosen)
         return chosen
 
-    def _try(self, scope: Scope) -> Computed | None:
+    def _try(self, scope: CheckedScope) -> Computed | None:
         """What two steps under the strategy compute; on rank 0."""
         trial = Trial(scope.workload, rank=self._rank, world_size=self._world_size, devices=self._devices)
         try:

@@ -30,7 +30,7 @@ ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-1
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """A tensor, or a loss, that differs after step `step` (from 1) by at most `largest`; `relative` to what
     the steps changed in it. `is_missing`: one of both has no gradient, or no such tensor."""
 
@@ -43,23 +43,23 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComputedComparison:
     """`differences` in the order in which a step computes; `largest` of any weight, absolute, by steps."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[TensorDifference, ...]
     largest: float
 
     @property
     def is_equal(self) -> bool:
         return not self.differences
 
-    def of(self, *kinds: Kind) -> list[Difference]:
+    def of(self, *kinds: Kind) -> list[TensorDifference]:
         return [difference for difference in self.differences if difference.kind in kinds]
 
-    def but(self, *kinds: Kind) -> Comparison:
+    def but(self, *kinds: Kind) -> ComputedComparison:
         """Without the differences of these kinds."""
         kept = tuple(difference for difference in self.differences if difference.kind not in kinds)
-        return Comparison(kept, self.largest)
+        return ComputedComparison(kept, self.largest)
 
 
 def compare(
@@ -67,10 +67,10 @@ def compare(
     computed: Computed,
     parameters: frozenset[str],
     noise: tuple[Computed, Computed] | None = None,
-) -> Comparison:
+) -> ComputedComparison:
     """What of `computed` is not as expected. `parameters` are names of weights; what else there is, is state.
     `noise` are the same steps twice, from weights that differ by one rounding."""
-    found: list[Difference] = []
+    found: list[TensorDifference] = []
     largest = 0.0
     for index in range(len(expected.losses)):
         step = index + 1
@@ -80,14 +80,14 @@ def compare(
             bound += _TIMES_NOISE * abs(noise[0].losses[index] - noise[1].losses[index])
         if not abs(got - wanted) <= bound:
             found.append(
-                Difference("loss", step, "loss", abs(got - wanted), _ratio(abs(got - wanted), wanted))
+                TensorDifference("loss", step, "loss", abs(got - wanted), _ratio(abs(got - wanted), wanted))
             )
         found += _gradients(expected, computed, noise, index)
         for name, tensor in expected.after[index].items():
             kind: Kind = "weight" if name in parameters else "state"
             other = computed.after[index].get(name)
             if other is None or other.shape != tensor.shape:
-                found.append(Difference(kind, step, name, math.inf, math.inf, is_missing=True))
+                found.append(TensorDifference(kind, step, name, math.inf, math.inf, is_missing=True))
                 continue
             if kind == "state" and step < len(expected.losses):
                 continue  # it is put in order when it is saved or evaluated
@@ -97,13 +97,13 @@ def compare(
             change = _distance(expected.before[name], tensor)
             rounding = 0.0 if noise is None else _distance(*(one.after[index][name] for one in noise))
             if not difference <= _bound(tensor, change, rounding):
-                found.append(Difference(kind, step, name, difference, _ratio(difference, change)))
-    return Comparison(tuple(found), largest)
+                found.append(TensorDifference(kind, step, name, difference, _ratio(difference, change)))
+    return ComputedComparison(tuple(found), largest)
 
 
 def _gradients(
     expected: Computed, computed: Computed, noise: tuple[Computed, Computed] | None, index: int
-) -> Iterator[Difference]:
+) -> Iterator[TensorDifference]:
     """A gradient that is not there counts as zeros: whether that matters, weights tell."""
     gradients = expected.gradients[index]
     largest = max((_size(gradient) for gradient in gradients.values() if gradient is not None), default=0.0)
@@ -115,7 +115,7 @@ def _gradients(
         assert like is not None
         wanted, got = (torch.zeros_like(like) if one is None else one for one in (gradient, other))
         if wanted.shape != got.shape:
-            yield Difference("gradient", index + 1, name, math.inf, math.inf)
+            yield TensorDifference("gradient", index + 1, name, math.inf, math.inf)
             continue
         difference = _distance(wanted, got)
         bound = _OF_CHANGE * _size(wanted) + 16 * torch.finfo(like.dtype).eps * largest
@@ -125,7 +125,7 @@ def _gradients(
                 bound += _TIMES_NOISE * _distance(first, second)
         if not difference <= bound:
             is_missing = gradient is None or other is None
-            yield Difference(
+            yield TensorDifference(
                 "gradient", index + 1, name, difference, _ratio(difference, _size(wanted)), is_missing
             )
 

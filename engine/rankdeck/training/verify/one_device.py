@@ -15,11 +15,11 @@ from torch import nn
 from rankdeck.parallel.nested import cut_batch, num_samples
 from rankdeck.training.batches import training_loader
 from rankdeck.training.sameness import freeze_batch_norms, has_batch_norm
-from rankdeck.training.verify.compare import Comparison, compare, rounded_once
+from rankdeck.training.verify.compare import ComputedComparison, compare, rounded_once
 from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
-from rankdeck.training.verify.scope import Scope
+from rankdeck.training.verify.scope import CheckedScope
 
 
 class OneDevice:
@@ -27,7 +27,7 @@ class OneDevice:
     computation."""
 
     def __init__(
-        self, scope: Scope, device: torch.device, draws: FixedDraws, beat: Callable[[], object]
+        self, scope: CheckedScope, device: torch.device, draws: FixedDraws, beat: Callable[[], object]
     ) -> None:
         self._beat = beat
         self.scope, self._device, self._draws = scope, device, draws
@@ -72,7 +72,7 @@ class OneDevice:
         if self.scope.is_cut:
             try_slice(self.scope.workload, self._slices()[0][0][:1], self._device, self._draws)
 
-    def compare(self, expected: Computed, computed: Computed) -> Comparison:
+    def compare(self, expected: Computed, computed: Computed) -> ComputedComparison:
         """What differs by more than the rounding of this model; that is measured only where it matters."""
         comparison = compare(expected, computed, self.parameters)
         if comparison.is_equal:

@@ -28,7 +28,7 @@ _MAX_PARTS = 2
 
 
 @dataclass(frozen=True)
-class Scope:
+class CheckedScope:
     """A workload to compare. `num_samples` of a batch are compared, of the `batch_samples` that the run's
     have. `shards` ranks read a part of a batch each, and each forward sees one of `pieces` of what was read.
     `left_out` are options of the strategy that change results by nature."""
@@ -51,7 +51,7 @@ class Scope:
         return self.num_samples == self.batch_samples
 
 
-def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batch: bool) -> Scope:
+def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batch: bool) -> CheckedScope:
     """The workload as it is compared on so many devices."""
     config = workload.config
     strategy, left_out = _comparable(config.strategy)
@@ -84,7 +84,7 @@ def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batc
         schedule=lambda step: 1.0,
     )
     shards, pieces = _cut(checked, num_devices)
-    return Scope(variant, precision, batch, train.global_batch, shards, pieces, left_out)
+    return CheckedScope(variant, precision, batch, train.global_batch, shards, pieces, left_out)
 
 
 def _cut(config: RunConfig, num_devices: int) -> tuple[int, int]:

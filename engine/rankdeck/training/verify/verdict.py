@@ -15,7 +15,7 @@ from rankdeck.base.errors import ModelError, Problem
 from rankdeck.base.phrases import marked, phrase, sentences
 from rankdeck.config import RunConfig
 from rankdeck.training.sameness import batch_norms_differ, draws_differ
-from rankdeck.training.verify.causes import Cause, Finding
+from rankdeck.training.verify.causes import Cause, Discrepancy
 from rankdeck.training.verify.check import Result
 
 REFUSED = "differs-from-one-device"
@@ -81,12 +81,12 @@ def event_of(result: Result) -> events.Verified:
     )
 
 
-def refused_finding(result: Result) -> Finding | None:
+def refused_finding(result: Result) -> Discrepancy | None:
     """The first finding that no nature of a strategy explains."""
     return next((finding for finding in result.findings if finding.cause != "batch-norm"), None)
 
 
-def refusal(finding: Finding, config: RunConfig, cut: tuple[int, int]) -> ModelError:
+def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
     """The error that ends a run which would compute something else than one device. `cut`: samples of a part
     of its batch, and those that one forward sees."""
     message = phrase(
@@ -104,7 +104,7 @@ def refusal(finding: Finding, config: RunConfig, cut: tuple[int, int]) -> ModelE
     return ModelError(message, code=REFUSED, path="strategy.use", advice=advice)
 
 
-def _listed(finding: Finding) -> str:
+def _listed(finding: Discrepancy) -> str:
     """The tensors that differ most, with how much of their change that is."""
     relative: dict[str, float] = {}
     for difference in finding.differences:

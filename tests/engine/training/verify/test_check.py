@@ -133,9 +133,9 @@ def test_whole_batches_are_compared_where_that_is_asked_for() -> None:
 
 
 def test_a_check_that_takes_too_long_is_left_out_and_says_so() -> None:
-    with mock.patch("rankdeck.training.verify.check.LEAST_BUDGET_S", 0.0):
-        with mock.patch("rankdeck.training.verify.check.SHARE_OF_RUN", 0.0):
-            found = check(configuration('{ use = "model" }'))
+    budget = {"LEAST_BUDGET_S": 0.0, "SHARE_OF_RUN": 0.0}
+    with mock.patch.multiple("rankdeck.training.verify.check", **budget):
+        found = check(configuration('{ use = "model" }'))
     assert found["outcome"] == "unchecked"
     assert "more than 5 % of this run" in found["why"]
 
