@@ -1,6 +1,4 @@
-"""The check before the first step, on ranks of a set or in this process, and models, losses and optimizers
-that one strategy or another computes otherwise than one device.
-"""
+"""The check before the first step, on the ranks of a set or in this process."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from rankdeck.config import from_text
 from rankdeck.training import workload as workloads
@@ -18,7 +14,7 @@ from rankdeck.training.verify.check import EqualityCheck, Result
 from rankdeck.training.verify.verdict import event_of
 from tests.helpers.ranks import RankSet
 
-HERE = Path(__file__)
+MODELS = Path(__file__).with_name("deviating.py")
 
 
 def check(toml: str, full: bool = False) -> dict[str, Any]:
@@ -72,11 +68,11 @@ def configuration(
     train: str = "",
     batch: int = 16,
 ) -> str:
-    """A model of this file on digits."""
+    """A model of deviating.py on digits, with a loss and an optimizer."""
     return f"""
-model = {{ use = "{HERE}:{model}" }}
+model = {{ use = "{MODELS}:{model}" }}
 data = {{ use = "digits" }}
-loss = {{ use = "{loss if loss == "cross_entropy" else f"{HERE}:{loss}"}" }}
+loss = {{ use = "{loss if loss == "cross_entropy" else f"{MODELS}:{loss}"}" }}
 strategy = {strategy}
 devices = {{ use = "cpu:{num_devices}" }}
 [train]
@@ -85,109 +81,3 @@ global_batch = {batch}
 optimizer = {optimizer}
 {train}
 """
-
-
-def plain() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10)
-    )
-
-
-class _Body(nn.Module):
-    """Two layers; subclasses change what lies between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.last(self.between(torch.tanh(self.first(images.flatten(1)))))
-        return logits
-
-    def between(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-
-class Centred(_Body):
-    """Looks across samples, and is no batch norm."""
-
-    def between(self, hidden: Tensor) -> Tensor:
-        return hidden - hidden.mean(0)
-
-
-class Normed(_Body):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(32)
-
-    def between(self, hidden: Tensor) -> Tensor:
-        normed: Tensor = self.norm(hidden)
-        return normed
-
-
-class FrozenNorm(Normed):
-    """Normalises by running statistics in training too, as fine-tuning does."""
-
-    def train(self, mode: bool = True) -> FrozenNorm:
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-
-class Extremes(_Body):
-    """Keeps the largest activation that it has seen: no mean of slices is that of the batch."""
-
-    largest: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("largest", torch.zeros(()))
-
-    def between(self, hidden: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.largest.copy_(torch.maximum(self.largest, (hidden.detach() * hidden.numel()).sum()))
-        return hidden
-
-
-class Noisy(_Body):
-    """Draws in its forward: dropout, and normal numbers as an autoencoder's."""
-
-    def between(self, hidden: Tensor) -> Tensor:
-        return F.dropout(hidden + 0.1 * torch.randn_like(hidden), 0.5, self.training)
-
-
-class Unfixed(_Body):
-    """Draws from a generator that the check does not know."""
-
-    def between(self, hidden: Tensor) -> Tensor:
-        return hidden * torch.rrelu(torch.ones_like(hidden) - 2, training=True)
-
-
-centred, normed, frozen_norm, extremes, noisy, unfixed = (
-    Centred,
-    Normed,
-    FrozenNorm,
-    Extremes,
-    Noisy,
-    Unfixed,
-)
-
-
-def contrast(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    """Every sample against all others of its batch, as in CLIP."""
-    scores = F.normalize(outputs, dim=1) @ F.normalize(outputs, dim=1).T
-    return F.cross_entropy(scores, torch.arange(len(scores)), reduction="sum"), len(scores)
-
-
-class ByPlace(torch.optim.Optimizer):
-    """Steps weights less the further back they are in the list."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for place, weight in enumerate(group["params"], start=1):
-                if weight.grad is not None:
-                    weight -= group["lr"] / place * weight.grad

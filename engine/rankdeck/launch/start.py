@@ -59,10 +59,10 @@ def start(
 ) -> RunDir:
     """A run under guard, with its final name and its lock held.
 
-    Not detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is when the person's command began (Unix seconds). `worker` is the module or
-    .py file that ranks run, rankdeck.training.worker where it is None. With `several` it is this host's part
-    of a run. With `first_steps` it takes so many of its steps and is entered in no list; with 0 it is only
-    verified.
+    Not detached, the run stops when this process ends, which keeps one end of a pipe open. `started` is when
+    the person's command began (Unix seconds). `worker` is the module or .py file that ranks run,
+    rankdeck.training.worker where it is None. With `several` it is this host's part of a run. With
+    `first_steps` it takes so many steps and is entered in no list; with 0 it is only verified.
 
     Raises:
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run, or called so.

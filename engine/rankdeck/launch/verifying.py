@@ -5,6 +5,7 @@ What they write is a run of no steps in a folder that is removed. Read ../traini
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +17,11 @@ from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config import RunConfig, from_dict
-from rankdeck.launch.control import request_stop
+from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.launch.start import start
 from rankdeck.run.fold import read_fold
 from rankdeck.run.summary import problem_facts, problems_of
 from rankdeck.run.verified import verified_facts, verified_text
-
-_POLL_S = 0.02
 
 
 class StrategyRow(Protocol):
@@ -102,12 +101,10 @@ def verify(config: RunConfig, *, command_line: Sequence[str]) -> Verification:
             first_steps=0,
         )
         try:
-            while run.is_alive():
-                time.sleep(_POLL_S)
+            wait_ended(run, math.inf)
         except BaseException:
             request_stop(run, now=True)
-            while run.is_alive():
-                time.sleep(_POLL_S)
+            wait_ended(run, math.inf)
             raise
         fold = read_fold(run)
         return Verification(fold.verified, problems_of(run, fold, run.outcome()))

@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers import parity
 from tests.helpers.ranks import RankSet
-from tests.helpers.verifying import HERE, check, checked, configuration
+from tests.helpers.verifying import MODELS, check, checked, configuration
 
 STRATEGIES = (
     '{ use = "dp" }',
@@ -45,7 +45,7 @@ def test_an_ordinary_run_equals_one_device(ranks: tuple[int, RankSet], strategy:
         ('{ use = "dp", parallel_loss = true }', {"loss": "contrast"}, "loss"),
         ('{ use = "pipeline" }', {"loss": "contrast"}, "loss"),
         ('{ use = "ddp" }', {"model": "extremes"}, "state"),
-        ('{ use = "pipeline" }', {"optimizer": f'{{ use = "{HERE}:ByPlace", lr = 0.1 }}'}, "optimizer"),
+        ('{ use = "pipeline" }', {"optimizer": f'{{ use = "{MODELS}:ByPlace", lr = 0.1 }}'}, "optimizer"),
     ],
 )
 def test_what_differs_is_found_with_its_cause(
@@ -66,7 +66,7 @@ def test_what_differs_is_found_with_its_cause(
         ('{ use = "tensor" }', {"loss": "contrast"}),
         ('{ use = "ddp" }', {"model": "frozen_norm"}),
         ('{ use = "ddp", sync_batchnorm = true }', {"model": "normed"}),
-        ('{ use = "ddp" }', {"optimizer": f'{{ use = "{HERE}:ByPlace", lr = 0.1 }}'}),
+        ('{ use = "ddp" }', {"optimizer": f'{{ use = "{MODELS}:ByPlace", lr = 0.1 }}'}),
     ],
 )
 def test_where_the_strategy_sees_all_of_it_nothing_is_found(

@@ -1,0 +1,64 @@
+"""What a strategy computes otherwise than one device ends a run before its first step, and `rankdeck verify`
+says so without a run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankdeck import events, rundir
+from rankdeck.rundir import EventReader, RunDir
+from tests.helpers.cli import rankdeck_here
+from tests.helpers.verifying import configuration
+
+
+def written(folder: Path, strategy: str = '{ use = "ddp" }', **changes: str) -> Path:
+    """A configuration as a file."""
+    file = folder / "contrast.toml"
+    file.write_text(configuration(strategy, **changes))  # type: ignore[arg-type]
+    return file
+
+
+def verified_in(run: RunDir, attempt: int) -> list[events.Verified]:
+    reader = EventReader(run, first_attempt=attempt, last_attempt=attempt)
+    return [event for _, event in reader.read() if isinstance(event, events.Verified)]
+
+
+def test_a_loss_that_does_not_add_up_is_refused_under_ddp_and_trains_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    file = written(tmp_path, loss="contrast")
+    refused = rankdeck_here("train", file, code=2)
+    assert "computes it for 8 of 16 samples at a time" in refused.err
+    facts = rankdeck_here("show", "last", "--json", code=0).json
+    assert (facts["outcome"], facts["steps"]) == ("failed", 0)
+    assert (facts["verified"]["outcome"], facts["verified"]["cause"]) == ("differs", "loss")
+    rankdeck_here("train", file, "--set", "train.verify=off", code=0)
+    facts = rankdeck_here("show", "last", "--json", code=0).json
+    assert (facts["outcome"], facts["verified"]) == ("completed", None)
+    advised = rankdeck_here("train", file, "--strategy", "model", "--json", code=0)
+    assert advised.json["verified"]["outcome"] == "equal"
+
+
+def test_verify_says_it_of_every_strategy_and_leaves_nothing(tmp_path: Path) -> None:
+    file = written(tmp_path, loss="contrast")
+    lines = rankdeck_here("verify", file, "--strategy", "model,single", "--json", code=0).lines
+    outcomes = {row["label"]: row["verified"] and row["verified"]["outcome"] for row in lines}
+    assert outcomes == {"model": "equal", "single": None}
+    (own,) = rankdeck_here("verify", file, "--json", code=1).lines
+    assert (own["label"], own["verified"]["outcome"]) == ("ddp", "differs")
+    assert own["problems"][0]["code"] == "differs-from-one-device"
+    assert rundir.list_runs(Path(os.environ["RANKDECK_RUNS"])) == []
+    words = rankdeck_here("verify", written(tmp_path), code=0).out
+    assert words.startswith("ddp") and "Verified: equals one device" in words
+
+
+def test_a_resumed_run_is_verified_again_under_another_strategy_only(tmp_path: Path) -> None:
+    file = written(tmp_path, train="checkpoint_every = 5")
+    rankdeck_here("train", file, "--name", "kept", code=0)
+    more = ("--set", "train.steps=25")
+    rankdeck_here("resume", "kept", *more, code=0)
+    rankdeck_here("resume", "kept", "--strategy", "fsdp", "--set", "train.steps=30", code=0)
+    run = RunDir(Path(rankdeck_here("show", "kept", "--json", code=0).json["path"]))
+    assert [len(verified_in(run, attempt)) for attempt in range(3)] == [1, 0, 1]
