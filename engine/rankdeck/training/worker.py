@@ -220,6 +220,7 @@ class Worker:
         trainer.run()
         if saver is not None:
             self._save(trainer.strategy, saver)
+            saver.require_saved()
 
     def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
         """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.
