@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.files import write_own
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint.complex_pairs import real_view
 from rankdeck.checkpoint.plain import from_plain
@@ -72,7 +73,7 @@ def weights_file(
 def read_weights_file(path: Path) -> dict[str, Tensor]:
     """The tensors of such a file."""
     with safetensors.safe_open(path, framework="pt") as file:
-        pairs = msgspec.json.decode((file.metadata() or {}).get(_COMPLEX, "[]"), type=set[str])
+        pairs = json_of((file.metadata() or {}).get(_COMPLEX, "[]"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
     return {
         name: torch.view_as_complex(tensor) if name in pairs else tensor for name, tensor in tensors.items()
