@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from rankdeck.torch_compat.places import Private
 
+Dropout = _DropoutNd
+"""What every dropout is."""
 BatchNorm = _BatchNorm
 """What every batch norm is."""
 NormBase = _NormBase
@@ -28,6 +31,7 @@ PLACES = (
     Private("torch.nn:Module._apply", "plans and fp64 fail", takes=("self", "fn", "recurse")),
     Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
     Private("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
+    Private("torch.nn.modules.dropout:_DropoutNd", "tensor tries out fewer splits in training mode"),
     Private("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
     Private("torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints hold no extra state"),
     Private(
