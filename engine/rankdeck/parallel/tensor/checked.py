@@ -20,14 +20,14 @@ from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, withou
 from rankdeck.parallel.tensor.attention import HeadCount
 from rankdeck.parallel.tensor.sliced import OutsideItsLayerError, put_slices
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, is_table_of_heads, names_by_weight
-from rankdeck.parallel.tensor.trial import CannotTryError, Difference, Trial, complaint_of
+from rankdeck.parallel.tensor.trial import CannotTryError, SplitDifference, Trial, complaint_of
 
 _MOST_WORK = 30_000_000
 """Weights times tokens of what is tried out on values: a tenth of a second of a CPU."""
 _MOST_WORK_OF_A_BLOCK = 250_000_000
 _FEW = 4
 """Tokens of a block that is tried out alone."""
-Differ = Callable[[Sequence["Unit"]], Difference | None]
+Differ = Callable[[Sequence["Unit"]], SplitDifference | None]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _heads_of(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCount, 
 
 def find_differences(
     model: nn.Module, plan: SplitPlan, units: Sequence[Unit], inputs: Any, entered: Mapping[str, Any]
-) -> list[Difference | None]:
+) -> list[SplitDifference | None]:
     """For each unit how it would differ from the whole; None where it does not, or nothing can be tried.
 
     `entered` are the arguments of blocks in one forward of the model.
@@ -103,7 +103,7 @@ def trial_of(model: nn.Module, num_ranks: int, inputs: Any) -> Trial:
     return Trial(model, inputs, num_ranks, call)
 
 
-def _by_unit(units: Sequence[Unit], differ: Differ) -> list[Difference | None]:
+def _by_unit(units: Sequence[Unit], differ: Differ) -> list[SplitDifference | None]:
     together = differ(units)
     if together is None:
         return [None] * len(units)
@@ -126,7 +126,9 @@ def _work(model: nn.Module, inputs: Any) -> int:
     return tokens * sum(weight.numel() for weight in model.parameters())
 
 
-def _on_shapes(model: nn.Module, num_ranks: int, units: Sequence[Unit], inputs: Any) -> Difference | None:
+def _on_shapes(
+    model: nn.Module, num_ranks: int, units: Sequence[Unit], inputs: Any
+) -> SplitDifference | None:
     """What the model's code says to the first rank's slices, where they have shapes only."""
     layers, heads = _parts(units)
     try:
@@ -144,18 +146,18 @@ def _on_shapes(model: nn.Module, num_ranks: int, units: Sequence[Unit], inputs: 
         with without_effects(copied), torch.no_grad():
             on_shapes(run, inputs, copied)
     except OutsideItsLayerError as error:
-        return Difference(str(error), is_outside=True)
+        return SplitDifference(str(error), is_outside=True)
     except Exception as error:
-        return Difference(complaint_of(error))
+        return SplitDifference(complaint_of(error))
     return None
 
 
 def _blocks_on_values(
     model: nn.Module, plan: SplitPlan, units: Sequence[Unit], entered: Mapping[str, Any]
-) -> dict[int, Difference]:
+) -> dict[int, SplitDifference]:
     """Units that differ, by their index: one block of each kind is tried out."""
-    found: dict[int, Difference] = {}
-    known: dict[Any, list[Difference | None]] = {}
+    found: dict[int, SplitDifference] = {}
+    known: dict[Any, list[SplitDifference | None]] = {}
     for block in plan.blocks:
         own = [(index, unit.inside(block)) for index, unit in enumerate(units)]
         inside = [(index, unit) for index, unit in own if unit is not None]
@@ -171,7 +173,7 @@ def _blocks_on_values(
 
 def _tried_alone(
     block: nn.Module, units: Sequence[Unit], num_ranks: int, arguments: Any
-) -> list[Difference | None]:
+) -> list[SplitDifference | None]:
     for inputs in (_of_few_tokens(arguments), arguments):
         if _work(block, inputs) > _MOST_WORK_OF_A_BLOCK:
             continue

@@ -31,7 +31,7 @@ from rankdeck.parallel.tensor.given import given_plan
 from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs
 from rankdeck.parallel.tensor.refused import differs, does_not_take_slices, nothing_to_split
 from rankdeck.parallel.tensor.split_plan import Kind, SplitLayer, SplitPlan, loose_tie
-from rankdeck.parallel.tensor.trial import Difference
+from rankdeck.parallel.tensor.trial import SplitDifference
 
 
 def make_plan(
@@ -114,7 +114,7 @@ def _is_row(model: nn.Module, layer: SplitLayer) -> bool:
 
 def _differing(
     model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
-) -> dict[Unit, Difference]:
+) -> dict[Unit, SplitDifference]:
     """All ranks of a run call this together."""
     units = units_of(model, plan)
     found = from_rank_0(

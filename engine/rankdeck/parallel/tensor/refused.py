@@ -14,7 +14,7 @@ from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.parallel.tensor.attention import is_plain
 from rankdeck.parallel.tensor.checked import Unit, trial_of
 from rankdeck.parallel.tensor.split_plan import SplitLayer
-from rankdeck.parallel.tensor.trial import CannotTryError, Difference
+from rankdeck.parallel.tensor.trial import CannotTryError, SplitDifference
 
 _MOST_TRIED = 8
 """Pairs of layers that are tried out for an advice."""
@@ -37,7 +37,7 @@ def does_not_take_slices(model: nn.Module, complaint: str) -> ModelError:
 
 
 def differs(
-    unit: Unit, difference: Difference, operation: str | None, *, is_given: bool = False
+    unit: Unit, difference: SplitDifference, operation: str | None, *, is_given: bool = False
 ) -> ModelError:
     """Layers would compute something else from slices. `operation` needs them whole, if it is known."""
     advice = phrase("Use ddp, fsdp or pipeline instead.")
@@ -51,7 +51,7 @@ def differs(
     )
 
 
-def _why(unit: Unit, difference: Difference, operation: str | None) -> Phrase:
+def _why(unit: Unit, difference: SplitDifference, operation: str | None) -> Phrase:
     first, last = unit.layers[0].name, unit.layers[-1].name
     layers = phrase("{first} and {last}", first=first, last=last) if first != last else first
     if difference.is_outside:

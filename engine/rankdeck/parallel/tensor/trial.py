@@ -41,7 +41,7 @@ _BARS = {torch.float64: 1e-5, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True)
-class Difference:
+class SplitDifference:
     """How a split differs from the whole: `complaint` is what the model's own code said to its slices, of
     which one was used outside of its layer where `is_outside`; else values differ, by `share` of the
     largest."""
@@ -114,15 +114,15 @@ class Trial:
         outputs = _floating(self._call(_same_leaves(base), _clones(inputs)))
         return _Outcome([tensor.detach() for tensor in outputs], _gradients(base, outputs))
 
-    def difference(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> Difference | None:
+    def difference(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> SplitDifference | None:
         """How the model with these layers split differs from the whole one; None where it does not."""
         with _alone():
             try:
                 by_rank = self._together(layers, heads)
             except OutsideItsLayerError as error:
-                return Difference(str(error), is_outside=True)
+                return SplitDifference(str(error), is_outside=True)
             except Exception as error:
-                return Difference(complaint_of(error))
+                return SplitDifference(complaint_of(error))
             whole = self._whole
             try:
                 gradients = _gradients(self._base, by_rank[0])
@@ -130,7 +130,7 @@ class Trial:
                 gradients, whole = [], _Outcome(whole.outputs, [])
             outcomes = [_Outcome([one.detach() for one in outputs], gradients) for outputs in by_rank]
             share = max(_share(whole, outcome) for outcome in outcomes)
-        return Difference(share=share) if share > self._bar else None
+        return SplitDifference(share=share) if share > self._bar else None
 
     def _together(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
         """The outputs of all ranks, each computed in a thread."""
