@@ -333,3 +333,35 @@ def secretive() -> nn.Module:
     model = amax()
     next(module for module in model.modules() if isinstance(module, Amax)).seen["who"] = object()
     return model
+
+
+class Strided(nn.Module):
+    """Digits (B, 1, 8, 8) -> logits (B, 10): weights that do not lie in the order of their dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.layers = nn.Sequential(nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 32))
+        nn.init.orthogonal_(self.layers[0].weight)  # of more columns than rows: transposed
+        self.turned = nn.Parameter(torch.randn(10, 32).mul_(0.1).t())
+        self.register_buffer("scale", torch.ones(1).expand(10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layers(self.conv(inputs).relu().flatten(1)).relu()
+        out: Tensor = (hidden @ self.turned) * self.scale
+        return out
+
+
+class Spectral(nn.Module):
+    """Digits (B, 1, 8, 8) -> logits (B, 10), through a filter of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.filter = nn.Parameter(torch.randn(9, dtype=torch.complex64))
+        self.register_buffer("phase", torch.polar(torch.ones(9), torch.linspace(0, 1, 9)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        waves = torch.fft.rfft(self.enter(inputs.flatten(1))) * self.filter * self.phase
+        out: Tensor = self.leave(torch.fft.irfft(waves, n=16).relu())
+        return out

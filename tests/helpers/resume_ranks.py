@@ -39,11 +39,13 @@ def run(
     attempt: int = 0,
     source: str | None = None,
     without: str | None = None,
+    ends: bool = False,
     beat: Callable[[int, str], None] = lambda step, phase: None,
 ) -> None:
     """A run whose checkpoints and events are in `folder`; `source` is a folder to go on from.
 
-    Its final weights are left there. `without`: "optimizer" or "random", what is not taken over.
+    Its final weights are left there. `without`: "optimizer" or "random", what is not taken over. With `ends`
+    it fails at its end where its last save did, as a rank does.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     config = from_text(toml, folder=Path.cwd())
@@ -61,6 +63,15 @@ def run(
     )
     start = None if source is None else newest_whole(RunDir(Path(source)).checkpoints_folder)[0]
     assert start is not None or source is None
+    saver = Saver(
+        store=store,
+        agreement=Agreement(here.requests_folder, rank, 0 if world_size == 1 else 1),
+        writer=writer,
+        rank=rank,
+        every=config.train.checkpoint_every,
+        stop_requested=lambda: False,
+        start=start,
+    )
     trainer = assemble(
         workloads.load(config),
         rank=rank,
@@ -70,15 +81,7 @@ def run(
         writer=writer,
         sampling=SamplingBudget(),
         beat=beat,
-        saver=Saver(
-            store=store,
-            agreement=Agreement(here.requests_folder, rank, 0 if world_size == 1 else 1),
-            writer=writer,
-            rank=rank,
-            every=config.train.checkpoint_every,
-            stop_requested=lambda: False,
-            start=start,
-        ),
+        saver=saver,
     )
     with _without(without):
         trainer.run()
@@ -88,6 +91,8 @@ def run(
         save_weights(here.weights, weights, {}, extra_state)
     trainer.strategy.close()
     writer.close()
+    if ends:
+        saver.require_saved()
 
 
 @contextlib.contextmanager

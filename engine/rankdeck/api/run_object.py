@@ -219,10 +219,9 @@ class Run:
                 if is_script
                 else phrase("They are saved after the last step."),
             )
-        from safetensors.torch import load_file
+        from rankdeck.checkpoint.weights import read_weights_file
 
-        found: dict[str, torch.Tensor] = load_file(self._dir.weights)
-        return found
+        return read_weights_file(self._dir.weights)
 
     def events(self) -> Iterator[tuple[str, AnyEvent]]:
         """Every event as (writer, event); rankdeck.events says what there is."""

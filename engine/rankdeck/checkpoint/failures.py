@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from rankdeck.base.phrases import phrase
@@ -10,13 +11,31 @@ from rankdeck.checkpoint_files import CANNOT_BE_SAVED, CheckpointError
 _LONGEST = 300
 
 
-def not_saved(step: int | None, why: str, is_disk: bool) -> CheckpointError:
+@dataclass(frozen=True)
+class Failure:
+    """Why something could not be written. Either the disk is to blame, or what a model or an optimizer keeps
+    (`is_state`), or neither: no file takes a tensor of this kind."""
+
+    why: str
+    is_disk: bool
+    is_state: bool
+
+
+def failure_of(error: BaseException) -> Failure:
+    inner = innermost(error)
+    return Failure(reason(error), isinstance(inner, OSError), isinstance(inner, CheckpointError))
+
+
+def not_saved(step: int | None, failure: Failure) -> CheckpointError:
     """`step` is None where it was only tried out."""
+    why, is_disk = failure.why, failure.is_disk
     message = phrase("A checkpoint of this run could not be written: {why}.", why=why)
     if step is not None:
         message = phrase("The checkpoint of step {step} could not be written: {why}.", step=step, why=why)
-    advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
-    if is_disk:
+    advice = phrase("Set train.checkpoint_every = 0 to train without checkpoints.")
+    if failure.is_state:
+        advice = phrase("Keep numbers, words, tensors, lists and dictionaries of them there.")
+    elif is_disk:
         advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
     # Whoever asked for a checkpoint waits for the first of these codes.
     of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.phrases import phrase
+from rankdeck.checkpoint.complex_pairs import as_pairs, from_pairs
 from rankdeck.torch_compat.dtensors import is_dtensor
 
 _EXACT = 2**53
@@ -77,7 +78,7 @@ def from_plain(plain: Any, device: torch.device | None = None) -> Any:
         case "$bytes":
             return base64.b64decode(inside)
         case "$tensor":
-            tensor = safetensors.torch.load(base64.b64decode(inside))[""]
+            (tensor,) = from_pairs(safetensors.torch.load(base64.b64decode(inside))).values()
             return tensor.to(device) if device is not None and not plain["on_host"] else tensor
         case "$numpy":
             dtype, shape, text = inside
@@ -97,7 +98,7 @@ def _plain_tensor(tensor: Tensor) -> dict[str, Any]:
     own = tensor.full_tensor() if is_dtensor(tensor) else tensor
     if own.layout is not torch.strided:
         raise TypeError(phrase("a tensor of layout {layout}", layout=own.layout))
-    data = safetensors.torch.save({"": own.detach().cpu().contiguous()})
+    data = safetensors.torch.save(as_pairs({"": own.detach().cpu().contiguous()}))
     return {"$tensor": _text(data), "on_host": own.device.type == "cpu"}
 
 

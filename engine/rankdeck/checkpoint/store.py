@@ -37,7 +37,8 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.files import is_regular, sync_to_disk, write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.checkpoint.failures import innermost, not_saved, reason
+from rankdeck.checkpoint.complex_pairs import as_pairs, described, from_pairs, to_read_into
+from rankdeck.checkpoint.failures import Failure, failure_of, not_saved, reason
 from rankdeck.checkpoint.rng import put_random_states, random_states
 from rankdeck.checkpoint.spreading import LeadingRanks
 from rankdeck.checkpoint.training_state import (
@@ -70,8 +71,6 @@ _OWN, _EXTRA = "own.", "extra."
 """Before names of a rank's own tensors in its file, and of what its strategy keeps."""
 _Files = dict[str, tuple[int, str]]
 """Name -> (bytes, checksum)."""
-_Failure = tuple[str, bool]
-"""Why something could not be written, and whether the disk is to blame."""
 
 
 @dataclass
@@ -165,16 +164,16 @@ class CheckpointStore:
 
         Raises: CheckpointError on all ranks, where one could not.
         """
-        failure: _Failure | None = None
+        failure: Failure | None = None
         answer: Any = None
         try:
             answer = act()
         except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
-            failure = reason(error), isinstance(innermost(error), OSError)
+            failure = failure_of(error)
         answers = self._gather((failure, answer))
         failures = [failure for failure, _ in answers if failure is not None]
         if failures:
-            raise not_saved(step, *failures[0])
+            raise not_saved(step, failures[0])
         return [answer for _, answer in answers]
 
     def _put_together(self, step: int, written: Sequence[_Written]) -> tuple[_Files, Progress]:
@@ -214,13 +213,13 @@ class CheckpointStore:
             extra, own = single_numbers(extra), single_numbers(own)
         with _quiet():
             save_sharded(
-                single_numbers(saved.tensors) if dry else each_alone(saved.tensors),
+                as_pairs(single_numbers(saved.tensors) if dry else each_alone(saved.tensors)),
                 storage_writer=HuggingFaceStorageWriter(str(target), save_distributed=True),
                 no_dist=self._world_size == 1,
             )
         random_file = target / _random_file(self._rank)
         states = random_states() | _named(_EXTRA, extra) | _named(_OWN, own)
-        write_own(random_file, safetensors.torch.save(states), sync=True)
+        write_own(random_file, safetensors.torch.save(as_pairs(states)), sync=True)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
             sync_to_disk(file)
@@ -280,9 +279,10 @@ class CheckpointStore:
         """What this rank needs of what is there."""
         reader = HuggingFaceStorageReader(str(checkpoint.path))
         with _quiet():
-            there = reader.read_metadata().state_dict_metadata
-            blank = blank_state(state, there)
-            load_sharded(blank.tensors, storage_reader=reader, no_dist=self._world_size == 1)
+            stored = reader.read_metadata().state_dict_metadata
+            blank = blank_state(state, described(stored))
+            tensors = to_read_into(blank.tensors, stored)
+            load_sharded(tensors, storage_reader=reader, no_dist=self._world_size == 1)
         return blank
 
 
@@ -295,7 +295,7 @@ def _of_ranks(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict
                 for name in opened.keys():  # noqa: SIM118 - it is no dictionary
                     if name.startswith(prefix) and name.removeprefix(prefix) not in found:
                         found[name.removeprefix(prefix)] = opened.get_tensor(name)
-    return found
+    return from_pairs(found)
 
 
 def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
@@ -306,12 +306,13 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
     """
     reader = HuggingFaceStorageReader(str(checkpoint.path))
     with _fitting(checkpoint), _quiet():
-        there = reader.read_metadata().state_dict_metadata
+        stored = reader.read_metadata().state_dict_metadata
+        there = described(stored)
         blank = blank_model(module, there)
         unknown = [name for name in there if name.startswith("model.") and name not in blank]
         if unknown:
             raise ValueError(f"it has {min(unknown)}, and the model has not")
-        load_sharded(blank, storage_reader=reader, no_dist=True)
+        load_sharded(to_read_into(blank, stored), storage_reader=reader, no_dist=True)
         put_weights(module, blank, checkpoint.progress().values)
 
 

@@ -26,7 +26,7 @@ from rankdeck.checkpoint.beside import Beside
 from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.dtensors import is_dtensor
-from rankdeck.torch_compat.modules import split_state
+from rankdeck.torch_compat.modules import is_expanded, split_state
 
 _EXTRA = "model/"
 """Before the name of a module's extra state, among values."""
@@ -141,13 +141,13 @@ def _parameters(module: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
 
 
 def each_alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A file of tensors holds no memory twice, and shards have dims."""
+    """A file of tensors holds no memory twice, shards have dims, and numbers lie in the dims' order."""
     seen: set[int] = set()
     alone: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
         address = _address(tensor)
-        alone[name] = _with_dim(tensor.clone() if address in seen else tensor)
+        alone[name] = _with_dim(tensor.clone() if address in seen else tensor).contiguous()
         seen.add(address)
     return alone
 
@@ -182,6 +182,9 @@ def blank_model(module: nn.Module, there: Mapping[str, Any]) -> dict[str, Tensor
     """Where to read the weights and buffers of a checkpoint to: the module's own memory. `there` has the
     names in it with what torch knows of each (its size)."""
     tensors, extra = split_state(module)
+    for tensor in tensors.values():
+        if is_expanded(tensor):  # no number of it could be read alone
+            tensor.data = tensor.detach().contiguous()
     blank = {f"model.{name}": _with_dim(tensor.detach()) for name, tensor in tensors.items()}
     # Before there were values, extra state that was a tensor stood among weights.
     older = [name for name in extra if f"model.{name}" in there]
@@ -275,7 +278,8 @@ def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mappin
         if f"model.{name}" in tensors:
             read = tensors[f"model.{name}"]
             fits = isinstance(value, Tensor) and value.numel() == read.numel()
-            own[name] = read.reshape(value.shape) if fits else read
+            # A view of itself, in other strides, is nothing that torch copies to a tensor.
+            own[name] = read.reshape(value.shape) if fits and read.shape != value.shape else read
         elif _EXTRA + name in values:
             own[name] = from_plain(values[_EXTRA + name], device)
         else:

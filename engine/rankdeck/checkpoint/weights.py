@@ -2,7 +2,8 @@
 
 Tied weights appear under every name: safetensors refuses shared storages, so each name gets bytes of its own.
 Extra state of modules (`get_extra_state`) that is a tensor stands under its name; of any other kind it stands
-as JSON in the file's metadata, under "extra_state".
+as JSON in the file's metadata, under "extra_state". Complex numbers stand as pairs of real ones, (..., 2),
+under the names that the metadata lists as "complex": not every version of the format has them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import safetensors
 import safetensors.torch
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.files import write_own
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
+from rankdeck.checkpoint.complex_pairs import real_view
 from rankdeck.checkpoint.plain import from_plain
 from rankdeck.checkpoint.training_state import extra_state_of, put_together, single_numbers
 from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.modules import split_state
+
+_COMPLEX = "complex"
+"""The key of the names of complex tensors, in the file's metadata."""
 
 
 def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, Any]:
@@ -46,17 +54,30 @@ def weights_file(
     """What is in the file; `extra_state` as JSON has it."""
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
+    pairs: list[str] = []
     extra = {name: from_plain(value) for name, value in (extra_state or {}).items()}
     tensors = {name: value for name, value in extra.items() if isinstance(value, Tensor)}
     for name, tensor in [*weights.items(), *tensors.items()]:
-        host = tensor.detach().cpu().contiguous()
+        host = real_view(tensor.detach().cpu().contiguous())
+        pairs += [name] if tensor.is_complex() else []
         shared = host.untyped_storage().data_ptr() in seen
         own[name] = host.clone() if shared or host.untyped_storage().nbytes() != host.nbytes else host
         seen.add(own[name].untyped_storage().data_ptr())
     plain = {name: value for name, value in (extra_state or {}).items() if name not in tensors}
     words = {"extra_state": msgspec.json.encode(plain).decode()} if plain else {}
+    words |= {_COMPLEX: msgspec.json.encode(pairs).decode()} if pairs else {}
     data: bytes = safetensors.torch.save(own, metadata={**metadata, **words})
     return data
+
+
+def read_weights_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of such a file."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        pairs = json_of((file.metadata() or {}).get(_COMPLEX, "[]"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    return {
+        name: torch.view_as_complex(tensor) if name in pairs else tensor for name, tensor in tensors.items()
+    }
 
 
 def try_weights_file(module: nn.Module) -> None:

@@ -67,10 +67,17 @@ def cut_batch(value: Any, size: int, num_samples: int) -> list[Any]:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in the run's precision.
+    """Floating and complex tensors in the run's precision.
 
     Only fp64 asks for it: what is fp32 or less stays as it came.
     """
     if dtype is not torch.float64:
         return value
-    return each_tensor(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return each_tensor(value, lambda tensor: tensor.to(doubled(tensor.dtype)))
+
+
+def doubled(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the same kind of numbers in fp64; that of whole numbers as it is."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype

@@ -31,10 +31,11 @@ from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
-from rankdeck.parallel.nested import call, cast, each_tensor, first_samples, tensors_of
+from rankdeck.parallel.nested import call, cast, doubled, each_tensor, first_samples, tensors_of
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
+from rankdeck.torch_compat.modules import change_tensors, is_expanded
 
 Batch = tuple[Any, Any]
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -355,4 +356,11 @@ def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
 
 def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
     """The model in the run's precision on a device, in train mode. bf16 is autocast: weights stay fp32."""
-    return model.to(device=device, dtype=torch.float64 if setup.precision == "fp64" else None).train()
+
+    def moved(tensor: Tensor) -> Tensor:
+        dtype = doubled(tensor.dtype) if setup.precision == "fp64" else tensor.dtype
+        new = tensor.to(device=device, dtype=dtype)
+        return new.contiguous() if is_expanded(new) else new  # nobody could write to it
+
+    change_tensors(model, moved)
+    return model.train()

@@ -38,7 +38,8 @@ from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.apply import LayerSplit, tie_again
 from rankdeck.parallel.tensor.gradients import add_up_partial
 from rankdeck.parallel.tensor.loss import over_split_classes
-from rankdeck.parallel.tensor.plan import SplitPlan, make_plan, names_by_weight
+from rankdeck.parallel.tensor.plan import make_plan
+from rankdeck.parallel.tensor.split_plan import SplitPlan, names_by_weight
 from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import CollectiveFacts, HybridFacts, ShardFacts, StrategyFacts, SyncFacts

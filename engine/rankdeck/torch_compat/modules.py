@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from rankdeck.torch_compat.places import Private
 
+Dropout = _DropoutNd
+"""What every dropout is."""
 BatchNorm = _BatchNorm
 """What every batch norm is."""
 NormBase = _NormBase
@@ -23,9 +28,10 @@ PLACES = (
         "its table of hooks", "dp cannot make replicas", look=lambda: vars(nn.Module())["_forward_hooks"]
     ),
     Private("torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", takes=("self",)),
-    Private("torch.nn:Module._apply", "plans fail", takes=("self", "fn", "recurse")),
+    Private("torch.nn:Module._apply", "plans and fp64 fail", takes=("self", "fn", "recurse")),
     Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
     Private("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
+    Private("torch.nn.modules.dropout:_DropoutNd", "tensor tries out fewer splits in training mode"),
     Private("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
     Private("torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints hold no extra state"),
     Private(
@@ -66,6 +72,18 @@ def split_state(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         if isinstance(value, Tensor) and name.rpartition(".")[2] != _EXTRA_STATE_KEY_SUFFIX
     }
     return tensors, {name: value for name, value in state.items() if name not in tensors}
+
+
+def change_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Change all weights and buffers as `Module.to` does, which takes one dtype for all of them."""
+    module._apply(change)
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its numbers are one in memory."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def shallow_copy(module: nn.Module) -> Any:

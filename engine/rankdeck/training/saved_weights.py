@@ -12,10 +12,11 @@ from rankdeck.checkpoint.store import read_weights
 from rankdeck.checkpoint.weights import gather_extra_state, weights_file
 from rankdeck.checkpoint_files import list_checkpoints, newest_whole
 from rankdeck.config import load
+from rankdeck.parallel.nested import doubled
 from rankdeck.run.export import write_whole
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir
-from rankdeck.torch_compat.modules import split_state
+from rankdeck.torch_compat.modules import change_tensors, split_state
 from rankdeck.training import workload as workloads
 
 
@@ -37,7 +38,7 @@ def export_saved(run: RunDir, file: Path, attempt: int | None = None) -> int | N
     config = load(run.config_to_go_on_with)
     model = workloads.load(config).build_model()
     if config.train.precision == "fp64":
-        model = model.double()
+        change_tensors(model, lambda tensor: tensor.to(doubled(tensor.dtype)))
     read_weights(checkpoint, model)
     metadata = {"run": run.name, "step": str(checkpoint.step)}
     data = weights_file(split_state(model)[0], metadata, gather_extra_state(model))

@@ -3,7 +3,8 @@ stopped, at its end.
 
 The store (checkpoint/store.py) writes; the agreement says at which step all ranks do it; this file tells
 what happened as events. A disk that is full costs a problem, never the run. What no file can hold is found
-after the first step, by a save that is tried out, and never at the end. Read loop.py next.
+after the first step, by a save that is tried out. Where a later save fails for another reason than the disk,
+the run goes on to its end and has failed then. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Saver:
     _state: TrainingState = field(init=False)
     _saved_step: int = field(default=-1, init=False)
     _was_requested: bool = field(default=False, init=False)
+    _failed: CheckpointError | None = field(default=None, init=False)
 
     def take(self, trained: Trained) -> None:
         """What is to be saved, before its first step."""
@@ -144,13 +146,20 @@ class Saver:
 
         Raises:
             StopRequested: after the state was saved, where that is the reason.
+            CheckpointError: it is the reason, and this run's state cannot be saved on any disk.
         """
         if step != self._saved_step:
             self._save(step, reason)
         if self._was_requested and self.rank == 0:
             self.agreement.done(SAVE)
         if reason == "stop":
+            self.require_saved()
             raise StopRequested
+
+    def require_saved(self) -> None:
+        """Raises: CheckpointError where the last save failed and no disk is to blame."""
+        if self._failed is not None:
+            raise self._failed
 
     def _save(self, step: int, reason: str) -> None:
         started = time.monotonic()
@@ -160,8 +169,9 @@ class Saver:
                 num_bytes = self.store.save(step, self._state, self._extra())
         except CheckpointError as error:
             self._warn(error.problem)
+            self._failed = error if error.code == CANNOT_BE_SAVED and self.every else None
             return
-        self._saved_step = step
+        self._saved_step, self._failed = step, None
         if self.rank == 0:
             self.writer.write(
                 events.CheckpointSaved(

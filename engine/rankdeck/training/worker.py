@@ -224,6 +224,7 @@ class Worker:
         trainer.run()
         if saver is not None:
             self._save(trainer.strategy, saver)
+            saver.require_saved()
 
     def _verified(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from rankdeck import events
+from tests.helpers import split_models
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, four_are_slow, largest_difference
@@ -99,6 +100,37 @@ def test_what_is_left_out_is_seen(
     toml = re.sub(r"lr = [\d.]+", "lr = 0.5", configuration(workload, tensor(options), num_ranks))
     rank_set.call("tests.helpers.split_ranks:train_leaving_out", toml=toml, out=str(out), what=left_out)
     assert largest_difference(load_file(out), rank_set.train(toml)) > MUST_DIFFER
+
+
+SPLIT_MODELS = Path(split_models.__file__)
+PARTLY_SPLIT = {
+    "alibi": 'Transformer", args = { attention = "alibi" }',
+    "mean": 'Transformer", args = { between = "mean" }',
+    "weight-norm": 'weight_normed"',
+}
+
+
+def partly_split(model: str, strategy: str, num_devices: int) -> str:
+    return f"""
+model = {{ use = "{SPLIT_MODELS}:{PARTLY_SPLIT[model]} }}
+data = {{ use = "digits" }}
+strategy = {strategy}
+devices = {{ use = "cpu:{num_devices}" }}
+train = {{ steps = 3, global_batch = 8, evaluate_every = 0, precision = "fp64" }}
+"""
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
+@pytest.mark.parametrize("model", PARTLY_SPLIT)
+def test_what_cannot_be_split_stays_whole(ranks: tuple[int, RankSet], tmp_path: Path, model: str) -> None:
+    """And would end elsewhere, or nowhere, if it were split."""
+    out, toml = tmp_path / "single", partly_split(model, tensor(FOUND), 2)
+    train_once({"toml": partly_split(model, '{ use = "single" }', 1), "out": str(out)}, 0, 1)
+    one_device = load_file(out)
+    assert largest_difference(ranks[1].train(toml), one_device) <= BARS["fp64"]
+    if model != "weight-norm":
+        ranks[1].call("tests.helpers.split_ranks:train_leaving_out", toml=toml, out=str(out), what="check")
+        assert largest_difference(load_file(out), one_device) > 1e-6
 
 
 WIDE = """

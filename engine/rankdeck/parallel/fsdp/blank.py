@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.parallel.nested import doubled
 from rankdeck.torch_compat.modules import own_tensors
 
 
@@ -70,7 +71,7 @@ class BlankModel:
                         yield module, name, tensor
 
     def _copy(self, old: Tensor) -> Tensor:
-        dtype = self._dtype if self._dtype is not None and old.is_floating_point() else old.dtype
+        dtype = doubled(old.dtype) if self._dtype is torch.float64 else old.dtype
         new = torch.empty_like(old, device=self._device, dtype=dtype, requires_grad=False)
         if not old.is_meta:
             new.copy_(old.detach())

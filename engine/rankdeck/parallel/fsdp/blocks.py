@@ -48,12 +48,14 @@ class Sharding:
         mesh, policy = self.mesh, HALF if self.half else MixedPrecisionPolicy()
         for block in _blocks_apart(model):
             prepare(block)
+            _in_order(block)
             self._shard_norms(block)
             ignored = set(_scalars(block))
             fully_shard(
                 block, mesh=mesh, reshard_after_forward=self.reshard, mp_policy=policy, ignored_params=ignored
             )
         prepare(model)
+        _in_order(model)
         self._shard_norms(model)
         whole = _scalars(model)
         fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=set(whole))
@@ -88,6 +90,13 @@ class Sharding:
                 total += parts * num_gathers * numel * gathered
                 total += scatter_factor * numel * parameter.element_size() if parameter.requires_grad else 0
         return round((num_ranks - 1) / num_ranks * total)
+
+
+def _in_order(part: nn.Module) -> None:
+    """Weights in the order of their dims (channels_last ones are not), as torch cuts them."""
+    for weight in part.parameters():
+        if not weight.is_contiguous():
+            weight.data = weight.data.contiguous()
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:

@@ -28,8 +28,8 @@ from torch.distributed.tensor.parallel import (
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
-from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
+from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
 
 
 class LayerSplit:
@@ -163,6 +163,16 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
             path="strategy.sequence_parallel",
             advice=phrase("Leave it out."),
         )
+    if options.sequence_parallel and (alone := _whole_attention(plan)):
+        raise ModelError(
+            phrase(
+                "strategy.sequence_parallel gives each rank a part of the tokens, and {alone} belongs to an "
+                "attention that tensor cannot split.",
+                alone=alone,
+            ),
+            path="strategy.sequence_parallel",
+            advice=phrase("Leave it out."),
+        )
     if options.sequence_parallel and (bare := _bare_block(plan)):
         raise ModelError(
             phrase(
@@ -181,6 +191,14 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
             path="strategy.loss_parallel",
             advice=phrase("Leave it out, or give the model a vocabulary that divides by the ranks."),
         )
+
+
+def _whole_attention(plan: SplitPlan) -> str | None:
+    """A layer of an attention that stays whole, or a block between the others that has none that is split."""
+    numbers = [int(name.rpartition(".")[2]) for name in plan.blocks if name.rpartition(".")[2].isdecimal()]
+    row = plan.blocks[0].rpartition(".")[0] if plan.blocks else ""
+    missing = sorted(set(range(min(numbers, default=0), max(numbers, default=-1) + 1)) - set(numbers))
+    return next(iter(plan.whole), None) or next((f"{row}.{number}" for number in missing), None)
 
 
 def _bare_block(plan: SplitPlan) -> str | None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from rankdeck.base.errors import ModelError, one_of
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.torch_compat.modules import has_one_input_weight
+from rankdeck.torch_compat.modules import has_one_input_weight, own_parameters
 
 QUERY = ("query", "q_proj", "q", "wq", "q_lin", "to_q", "query_proj", "linear_q")
 KEY = ("key", "k_proj", "k", "wk", "k_lin", "to_k", "key_proj", "linear_k")
@@ -57,7 +57,11 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
     _refuse_fused(model)
     attentions = []
     for name, module in model.named_modules():
-        children = {child: part for child, part in module.named_children() if isinstance(part, nn.Linear)}
+        children = {
+            child: part
+            for child, part in module.named_children()
+            if isinstance(part, nn.Linear) and is_plain(part)
+        }
         names = [next((n for n in known if n in children), None) for known in (QUERY, KEY, VALUE)]
         query, key, value = names
         if query is None or key is None or value is None:
@@ -89,10 +93,20 @@ def enclosing_block(model: nn.Module, name: str) -> str:
 
 
 def linears_of(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers of a block under the model's names, in order."""
+    """The linear layers of a block that have a weight of their own, under the model's names, in order."""
     for name, module in model.get_submodule(block).named_modules(prefix=block):
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and is_plain(module):
             yield name, module
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer's weight and bias are weights of its own, and all that it has: one that is computed
+    from others (weight_norm, a parametrization) has other slices."""
+    own = own_parameters(layer)
+    return own.get("weight") is not None and {name for name, _ in layer.named_parameters()} <= {
+        "weight",
+        "bias",
+    }
 
 
 def _join(parent: str, child: str) -> str:

@@ -3,31 +3,30 @@
     q, k, v (columns) -> ... -> o (row)         a weight on the way sees one rank's slice only
     module's input -> ... -> module's output    a way around the row (a residual) needs the input as it came
 
-Autograd's graph says both, in whatever order a module declares its parts. Before anything is split, one
-rank's slices are tried on shapes as well: code that fixes the width of all heads is refused in words. Where
-no forward can be watched the order of declaration stands in for it. Read attention.py and pairs.py before,
-plan.py next.
+Autograd's graph says both, in whatever order a module declares its parts. Where no forward can be watched the
+order of declaration stands in for it. Read attention.py and pairs.py before, checked.py and plan.py next.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from rankdeck.diagnose.exceptions import own_place
-from rankdeck.parallel.nested import call, tensors_of
-from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
-from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount
+from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.parallel.nested import call, each_tensor, tensors_of
+from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
+from rankdeck.parallel.tensor.attention import AttentionLayers
 from rankdeck.parallel.tensor.pairs import Pair
 
+T = TypeVar("T")
 Group = AttentionLayers | Pair
 _OVER_FEATURES = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
 """Operations of autograd that look at all features of a token, by parts of their names."""
@@ -59,29 +58,40 @@ class _Nodes:
         return {node for name in names for node in self.left.get(name, ())}
 
 
-def look_between(model: nn.Module, groups: Sequence[Group], inputs: Any) -> Between:
-    """What stands between the layers of each group. All ranks of a run call this together: rank 0, which
-    has the weights, looks for all."""
-    shared: list[Between | None] = [None]
-    if inputs is not None and _looks():
-        shared = [_watched(model, groups, inputs)]
+def look_between(
+    model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
+) -> Between:
+    """What stands between the layers of each group. All ranks of a run call this together. `blocks` maps
+    names to None, and gets the arguments of these modules where a forward was watched here."""
+    between = from_rank_0(lambda: None if inputs is None else _watched(model, groups, inputs, blocks))
+    return between or Between({group.row: tuple(_declared(model, group)) for group in groups})
+
+
+def from_rank_0(look: Callable[[], T]) -> T | None:
+    """What rank 0 finds, which has the weights, for all ranks of a run; they call this together."""
+    looks = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
+    shared = [look() if looks else None]
     if dist.is_initialized():
         dist.broadcast_object_list(shared, src=0)
-    return shared[0] or Between({group.row: tuple(_declared(model, group)) for group in groups})
+    return shared[0]
 
 
-def _looks() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
-
-
-def _watched(model: nn.Module, groups: Sequence[Group], inputs: Any) -> Between | None:
+def _watched(
+    model: nn.Module, groups: Sequence[Group], inputs: Any, blocks: MutableMapping[str, Any]
+) -> Between | None:
     names = {id(weight): name for name, weight in model.named_parameters()}
     parents = {group.columns[0].rpartition(".")[0] for group in groups} - {""}
     layers = [name for group in groups for name in (*group.columns, group.row)]
 
+    def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        blocks[name] = each_tensor((args, kwargs), torch.Tensor.detach)
+
     def run(shapes: Any) -> Between:
         nodes = _Nodes()
         with contextlib.ExitStack() as hooks:
+            for name in blocks:
+                module = model.get_submodule(name)
+                hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
             for name in {*layers, *parents}:
                 module = model.get_submodule(name)
                 enter, leave = partial(nodes.enter, name), partial(nodes.leave, name)
@@ -98,6 +108,56 @@ def _watched(model: nn.Module, groups: Sequence[Group], inputs: Any) -> Between 
         around = [parent for parent in parents if _goes_around(nodes, parent, layers)]
         del output
         return Between(between, frozenset(around))
+
+    try:
+        with without_effects(model), _all_trainable(model), torch.enable_grad():
+            return on_shapes(run, inputs, model)
+    except Exception:  # a person's code may raise anything on shapes or in eval mode
+        return None
+
+
+_OVER_ALL = {
+    marked("a norm"): ("Norm", "LinalgVectorNorm", "NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm"),
+    marked("a top-k"): ("Topk",),
+    marked("a maximum"): ("Max", "Amax"),
+    marked("a minimum"): ("Min", "Amin"),
+    marked("a mean"): ("Mean",),
+    marked("a softmax"): ("Softmax", "LogSoftmax"),
+    marked("a running sum or product"): ("Cumsum", "Cumprod", "Logcumsumexp"),
+    marked("a sort"): ("Sort",),
+    marked("a standard deviation"): ("Std", "StdMean"),
+    marked("a variance"): ("Var", "VarMean"),
+    marked("a median"): ("Median", "Kthvalue"),
+    marked("a log-sum-exp"): ("Logsumexp",),
+    marked("a sum"): ("Sum",),
+    marked("a product"): ("Prod",),
+}
+"""Operations of autograd that may look at all features of a token."""
+
+
+def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs: Any) -> Phrase | None:
+    """What between columns and their row looks at all features, the nearest to the row; None where nobody
+    knows."""
+
+    def run(shapes: Any) -> Phrase | None:
+        nodes = _Nodes()
+        with contextlib.ExitStack() as hooks:
+            for name in (*columns, row):
+                module = model.get_submodule(name)
+                enter, leave = partial(nodes.enter, name), partial(nodes.leave, name)
+                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(leave))
+            output = call(model, shapes)
+        found = None
+        for node in _walk(nodes.entered.get(row, ()), nodes.left_by(columns)):
+            name = node.name().partition("Backward")[0]
+            words = next((words for words, names in _OVER_ALL.items() if name in names), None)
+            # Attention has a softmax of its own, over tokens.
+            if words is not None and not (len(columns) > 2 and name == "Softmax"):
+                found = phrase(words)
+                break
+        del output
+        return found
 
     try:
         with without_effects(model), _all_trainable(model), torch.enable_grad():
@@ -170,46 +230,3 @@ def _declared(model: nn.Module, group: Group) -> Iterator[str]:
             between = between or name == group.columns[0]
         if between and name not in own:
             yield from (f"{name}.{weight}" for weight, _ in module.named_parameters(recurse=False))
-
-
-def try_slices(
-    model: nn.Module, dims: Mapping[str, int], counts: Iterable[HeadCount], num_ranks: int, inputs: Any
-) -> str | None:
-    """What the model's own code says to one rank's slices of its layers, cut along `dims`, on shapes; None
-    where it takes them or nobody can tell. All ranks of a run call this together."""
-    shared: list[str | None] = [None]
-    if inputs is not None and _looks():
-        with contextlib.suppress(Exception):  # not every model can be copied
-            shared = [_complaint(_with_slices(same_weights(model), dims, counts, num_ranks), inputs)]
-    if dist.is_initialized():
-        dist.broadcast_object_list(shared, src=0)
-    return shared[0]
-
-
-def _with_slices(
-    copied: nn.Module, dims: Mapping[str, int], counts: Iterable[HeadCount], num_ranks: int
-) -> nn.Module:
-    """The first rank's slices in place of layers, and of the numbers of heads; sums are left out."""
-    for layer, dim in dims.items():
-        module = copied.get_submodule(layer)
-        for name, weight in list(module.named_parameters(recurse=False)):
-            if weight.ndim > dim:
-                part = weight.detach().narrow(dim, 0, weight.shape[dim] // num_ranks)
-                setattr(module, name, nn.Parameter(part, requires_grad=False))
-    for count in counts:
-        setattr(copied.get_submodule(count.module), count.attribute, count.count)
-    return copied
-
-
-def _complaint(copied: nn.Module, inputs: Any) -> str | None:
-    def run(shapes: Any) -> None:
-        call(copied, shapes)
-
-    try:
-        with without_effects(copied), torch.no_grad():
-            on_shapes(run, inputs, copied)
-    except Exception as error:
-        file, line = own_place(error)
-        where = f" ({file}, line {line})" if file else ""
-        return f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}{where}"
-    return None

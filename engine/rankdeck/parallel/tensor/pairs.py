@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rankdeck.parallel.tensor.attention import linears_of
+from rankdeck.parallel.tensor.attention import is_plain, linears_of
 
 ELEMENTWISE = (
     nn.ReLU,
@@ -70,7 +70,7 @@ def chain_pairs(model: nn.Module) -> list[Pair]:
     pairs = []
     column: tuple[str, nn.Linear] | None = None
     for name, module in _leaves_in_order(model):
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and is_plain(module):
             if column is not None and column[1].out_features == module.in_features:
                 pairs.append(Pair((column[0],), name, module.in_features))
                 column = None

@@ -8,97 +8,30 @@ output; a column followed by a row sends once:
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-The plan of transformer blocks is found in attention.py and pairs.py, looked at in between.py, or a person
-gives it as name patterns. Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+The plan of transformer blocks is found in attention.py and pairs.py and looked at in between.py, or a person
+gives it as name patterns (given.py). Units of it that would compute something else from slices stay whole
+(checked.py). Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
-from rankdeck.base.errors import ModelError, did_you_mean
+from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount, find_attentions
-from rankdeck.parallel.tensor.between import Between, look_between, try_slices
+from rankdeck.parallel.tensor.attention import AttentionLayers, find_attentions, is_plain
+from rankdeck.parallel.tensor.between import Between, from_rank_0, look_between, operation_between
+from rankdeck.parallel.tensor.checked import Unit, find_differences, units_of
+from rankdeck.parallel.tensor.given import given_plan
 from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs
-
-Kind = Literal["column", "row"]
-
-
-@dataclass(frozen=True)
-class SplitLayer:
-    """One Linear or Embedding. `gathers`: a column whose outputs are put together again behind it."""
-
-    name: str
-    kind: Kind
-    gathers: bool = False
-
-
-@dataclass(frozen=True)
-class SplitPlan:
-    """How a model is split over `num_ranks`.
-
-    `entries` are modules whose input feeds several columns, so that its gradient is added up once. `blocks`
-    are the transformer blocks in order; `output` names the layer whose columns are the classes.
-    """
-
-    num_ranks: int
-    layers: tuple[SplitLayer, ...]
-    entries: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
-    heads: tuple[HeadCount, ...] = ()
-    output: str | None = None
-    is_given: bool = False
-
-    def held_by(self, model: nn.Module) -> SplitPlan:
-        """What of the plan concerns a model in which other ranks' weights have been dropped."""
-        held = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
-        parents = {".".join(name.split(".")[:end]) for name in held for end in range(1, name.count(".") + 2)}
-        return self._of([layer for layer in self.layers if layer.name in held], lambda name: name in parents)
-
-    def inside(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> SplitPlan:
-        """What of the plan lies whole in one of the parts, which hand on whole activations.
-
-        Columns and the row behind them are split together or not at all: between them lies a slice.
-        """
-        layers: list[SplitLayer] = []
-        for group in self._groups():
-            modules = {model.get_submodule(layer.name) for layer in group}
-            if len(group) == 1 or any(modules <= set(part) for part in parts):
-                layers += group
-        return self._of(
-            layers, lambda module: any(f"{layer.name}.".startswith(f"{module}.") for layer in layers)
-        )
-
-    def _of(self, layers: Sequence[SplitLayer], keeps: Callable[[str], bool]) -> SplitPlan:
-        """The plan of some of the layers, and of the modules that `keeps` names."""
-        return replace(
-            self,
-            layers=tuple(layers),
-            entries=tuple(filter(keeps, self.entries)),
-            blocks=tuple(filter(keeps, self.blocks)),
-            heads=tuple(count for count in self.heads if keeps(count.module)),
-        )
-
-    def _groups(self) -> Iterator[list[SplitLayer]]:
-        """Runs of columns with the row behind them; a layer that gathers stands alone."""
-        group: list[SplitLayer] = []
-        for layer in self.layers:
-            if layer.gathers:
-                yield [layer]
-                continue
-            group.append(layer)
-            if layer.kind == "row":
-                yield group
-                group = []
-        yield from ([layer] for layer in group)
+from rankdeck.parallel.tensor.refused import differs, does_not_take_slices, nothing_to_split
+from rankdeck.parallel.tensor.split_plan import Kind, SplitLayer, SplitPlan, loose_tie
+from rankdeck.parallel.tensor.trial import SplitDifference
 
 
 def make_plan(
@@ -109,7 +42,12 @@ def make_plan(
     Raises:
         ModelError: nothing can be split, or not by this number of ranks.
     """
-    return given_plan(model, num_ranks, given) if given else find_plan(model, num_ranks, inputs)
+    if not given:
+        return find_plan(model, num_ranks, inputs)
+    plan = given_plan(model, num_ranks, given)
+    for unit, difference in _differing(model, plan, inputs, {}).items():
+        raise differs(unit, difference, _operation(model, unit, inputs), is_given=True)
+    return plan
 
 
 def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
@@ -128,8 +66,9 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     pairs = [pair for pair in pairs if pair.width % num_ranks == 0]
     around: Collection[str] = ()
     biases: list[str] = []
+    entered: dict[str, Any] = dict.fromkeys(blocks)
     if blocks:
-        between = look_between(model, [*attentions, *pairs], inputs)
+        between = look_between(model, [*attentions, *pairs], inputs, entered)
         pairs = [pair for pair in pairs if not between.weights[pair.row]]
         biases = _biases_of_heads(model, attentions, between)
         around = between.around
@@ -139,27 +78,56 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
         layers += [SplitLayer(name, "column") for name in group.columns]
         layers.append(SplitLayer(group.row, "row"))
     if not layers:
-        raise _nothing_to_split(model, num_ranks)
+        raise from_rank_0(lambda: nothing_to_split(model, num_ranks, inputs)) or AssertionError
     entries = tuple(name for name in _entries(model, layers, groups) if name not in around)
     vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
     counts = tuple(count for attention in attentions for count in attention.counts)
-    # A table of numbers per head is cut by columns, and its columns are its second dim.
-    dims = {layer.name: int(layer.kind == "row" or layer.name in biases) for layer in layers}
-    if blocks and (complaint := try_slices(model, dims, counts, num_ranks, inputs)):
-        raise ModelError(
-            phrase(
-                "{model} does not take slices of its layers, which tensor gives to each rank: {complaint}.",
-                model=type(model).__name__,
-                complaint=complaint,
-            ),
-            code="tensor-plan",
-            path="strategy.use",
-            advice=phrase(
-                "Write -1 for the width of all heads together, and keep their number in num_heads; or "
-                "use ddp, fsdp or pipeline."
-            ),
-        )
-    return SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
+    plan = SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
+    left = _without_what_differs(model, plan, inputs, entered)
+    split = {layer.name for layer in left.layers}
+    return replace(left, whole=tuple(one.row for one in attentions if one.row not in split))
+
+
+def _without_what_differs(
+    model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
+) -> SplitPlan:
+    """The units of a plan that compute from slices what they compute whole.
+
+    Raises:
+        ModelError: no columns with a row are left, or an attention takes no slices.
+    """
+    differing = _differing(model, plan, inputs, entered)
+    for unit, difference in differing.items():
+        if unit.heads and difference.complaint and not difference.is_outside:
+            raise does_not_take_slices(model, difference.complaint)
+    dropped = {layer for unit in differing for layer in unit.layers}
+    left = plan.only([layer for layer in plan.layers if layer not in dropped])
+    for unit, difference in differing.items():
+        if not any(_is_row(model, layer) for layer in left.layers):
+            raise differs(unit, difference, _operation(model, unit, inputs))
+    return left
+
+
+def _is_row(model: nn.Module, layer: SplitLayer) -> bool:
+    return layer.kind == "row" and isinstance(model.get_submodule(layer.name), nn.Linear)
+
+
+def _differing(
+    model: nn.Module, plan: SplitPlan, inputs: Any, entered: Mapping[str, Any]
+) -> dict[Unit, SplitDifference]:
+    """All ranks of a run call this together."""
+    units = units_of(model, plan)
+    found = from_rank_0(
+        lambda: [] if inputs is None else find_differences(model, plan, units, inputs, entered)
+    )
+    pairs = zip(units, found or [None] * len(units), strict=True)
+    return {unit: difference for unit, difference in pairs if difference is not None}
+
+
+def _operation(model: nn.Module, unit: Unit, inputs: Any) -> str | None:
+    """What between a unit's columns and its row needs all of their numbers. All ranks call this together."""
+    names = [layer.name for layer in unit.layers]
+    return from_rank_0(lambda: operation_between(model, names[:-1], names[-1], inputs))
 
 
 def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], between: Between) -> list[str]:
@@ -190,69 +158,6 @@ def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], be
     return list(tables)
 
 
-def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
-    """A person's plan: name patterns ("blocks.*.up") to "column" or "row".
-
-    A column that no row follows, in the model's order, is put together again behind it.
-
-    Raises:
-        ModelError: a pattern matches nothing that can be split, or a weight of it is also used elsewhere.
-    """
-    kinds: dict[str, Kind] = {}
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    for pattern, kind in given.items():
-        matching = fnmatch.filter(names, pattern)
-        if not matching:
-            raise ModelError(
-                phrase(
-                    'strategy.plan: "{pattern}" matches no linear layer or embedding of the model.',
-                    pattern=pattern,
-                ),
-                path="strategy.plan",
-                advice=did_you_mean(pattern, names) or phrase("Names are those of model.named_modules()."),
-            )
-        kinds |= dict.fromkeys(matching, kind)
-    modules = dict(model.named_modules())
-    layers = []
-    split = [name for name in names if name in kinds]
-    for place, name in enumerate(split):
-        _check_divides(name, modules[name], kinds[name], num_ranks)
-        embeds = isinstance(modules[name], nn.Embedding)
-        rows_follow = any(
-            kinds[later] == "row" and not isinstance(modules[later], nn.Embedding)
-            for later in split[place + 1 :]
-        )
-        layers.append(SplitLayer(name, kinds[name], kinds[name] == "column" and (embeds or not rows_follow)))
-    if loose := _loose_ties(model, set(split)):
-        raise ModelError(
-            phrase("strategy.plan splits a weight that {loose} shares and does not split.", loose=loose),
-            path="strategy.plan",
-            advice=phrase("Name {loose} in the plan too, or neither.", loose=loose),
-        )
-    return SplitPlan(num_ranks, tuple(layers), is_given=True)
-
-
-def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> None:
-    if isinstance(module, nn.Linear):
-        width = module.out_features if kind == "column" else module.in_features
-    else:
-        assert isinstance(module, nn.Embedding)
-        width = module.embedding_dim if kind == "column" else module.num_embeddings
-    if width % num_ranks:
-        raise ModelError(
-            phrase(
-                'strategy.plan: {name} as "{kind}" is {width} wide, which does not divide by {num_ranks} '
-                "ranks.",
-                name=name,
-                kind=kind,
-                width=width,
-                num_ranks=num_ranks,
-            ),
-            path="strategy.plan",
-            advice=phrase("Leave it out of the plan, or use a number of devices that divides it."),
-        )
-
-
 def _entries(
     model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | Pair]
 ) -> Iterator[str]:
@@ -273,10 +178,14 @@ def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[li
 
     A tied weight is split under all its names or not at all.
     """
-    embeddings = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    embeddings = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and _is_lookup(m)}
     linears = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     name, last = linears[-1]
-    if any(name.startswith(f"{block}.") for block in blocks) or last.out_features % num_ranks:
+    if (
+        not is_plain(last)
+        or any(name.startswith(f"{block}.") for block in blocks)
+        or last.out_features % num_ranks
+    ):
         return [], None
     tables = [n for n, m in embeddings.items() if m.num_embeddings == last.out_features]
     if not tables:
@@ -285,68 +194,12 @@ def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[li
     # A padding index would count from each rank's own first row.
     rows = [SplitLayer(table, "row") for table in tables[:1] if embeddings[table].padding_idx is None]
     for chosen in ([*rows, output], [output], rows):
-        if not _loose_ties(model, {layer.name for layer in chosen}):
+        if not loose_tie(model, {layer.name for layer in chosen}):
             return chosen, name if output in chosen else None
     return [], None
 
 
-def _loose_ties(model: nn.Module, split: set[str]) -> str | None:
-    """A module outside of `split` that shares a weight with one inside."""
-    for names in names_by_weight(model):
-        outside = [owner for name in names if (owner := name.rpartition(".")[0]) not in split]
-        if outside and len(outside) < len(names):
-            return outside[0]
-    return None
-
-
-def names_by_weight(module: nn.Module) -> list[list[str]]:
-    """The names of each weight that has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return [own for own in names.values() if len(own) > 1]
-
-
-def _example(model: nn.Module) -> str:
-    """A plan in the words of a configuration, with the names of two layers of this model that follow each
-    other if there are any."""
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    follow = [
-        (name, after)
-        for (name, module), (after, next_module) in pairwise(layers)
-        if module.out_features == next_module.in_features
-    ]
-    column, row = follow[0] if follow else ("layers.*.up", "layers.*.down")
-    return f'strategy.plan = {{ "{column}" = "column", "{row}" = "row" }}'
-
-
-def _nothing_to_split(model: nn.Module, num_ranks: int) -> ModelError:
-    kinds = Counter(
-        type(module).__name__
-        for module in model.modules()
-        if any(True for _ in module.parameters(recurse=False))
-    )
-    most = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
-    name = type(model).__name__
-    if {"Linear", "Embedding"} & kinds.keys() and not {"Conv1D", "Conv2d", "Conv3d"} & kinds.keys():
-        return ModelError(
-            phrase("tensor found nothing to split in {model} ({kinds}).", model=name, kinds=most),
-            code="tensor-plan",
-            path="strategy.plan",
-            advice=phrase(
-                "Name its layers: {example}. The width between the two must divide by the ranks, "
-                "of which there are {num_ranks}.",
-                example=_example(model),
-                num_ranks=num_ranks,
-            ),
-        )
-    return ModelError(
-        phrase(
-            "tensor splits Linear and Embedding layers, and {model} keeps its weights in others ({kinds}).",
-            model=name,
-            kinds=most,
-        ),
-        code="tensor-plan",
-        path="strategy.use",
-        advice=phrase("Use ddp, fsdp or pipeline instead."),
-    )
+def _is_lookup(table: nn.Embedding) -> bool:
+    """Whether a table is looked up and nothing else: one with a largest norm changes in each forward, and
+    counts of words would be a rank's own."""
+    return is_plain(table) and table.max_norm is None and not (table.scale_grad_by_freq or table.sparse)

@@ -12,7 +12,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan
+from rankdeck.parallel.tensor.split_plan import SplitPlan, is_table_of_heads
 
 
 def split_stages(
@@ -28,7 +28,7 @@ def split_stages(
     """
     cut = stages.cut
     require_own_modules(stages, "tensor")
-    tables = [layer.name for layer in plan.layers if _is_table_of_heads(cut.model, layer)]
+    tables = [layer.name for layer in plan.layers if is_table_of_heads(cut.model, layer)]
     if tables:
         raise ModelError(
             phrase(
@@ -64,11 +64,6 @@ def split_stages(
     return LayerSplit(
         cut.model, plan, mesh, options, own=stages.own_modules(), inside=inside, rows_of_blocks=blocks
     )
-
-
-def _is_table_of_heads(model: nn.Module, layer: SplitLayer) -> bool:
-    is_slice = layer.kind == "column" and not layer.gathers
-    return is_slice and isinstance(model.get_submodule(layer.name), nn.Embedding)
 
 
 def require_own_modules(stages: StageCommunication, axis: str) -> None:

@@ -1,0 +1,204 @@
+"""A plan checked before anything is split: from slices, each of its units has to compute what the whole does.
+
+A unit is what is split together or not at all: columns with the row behind them, the layers of one
+vocabulary. A small model is tried out as a whole on values (trial.py). A large one gets shapes as a whole,
+and one block of each kind is tried out on values, of few tokens. Rank 0 looks for all. Read plan.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.parallel.nested import call, each_tensor, tensors_of
+from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
+from rankdeck.parallel.tensor.attention import HeadCount
+from rankdeck.parallel.tensor.sliced import OutsideItsLayerError, put_slices
+from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, is_table_of_heads, names_by_weight
+from rankdeck.parallel.tensor.trial import CannotTryError, SplitDifference, Trial, complaint_of
+
+_MOST_WORK = 30_000_000
+"""Weights times tokens of what is tried out on values: a tenth of a second of a CPU."""
+_MOST_WORK_OF_A_BLOCK = 250_000_000
+_FEW = 4
+"""Tokens of a block that is tried out alone."""
+Differ = Callable[[Sequence["Unit"]], SplitDifference | None]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers that are split together, and the numbers of heads that change with them."""
+
+    layers: tuple[SplitLayer, ...]
+    heads: tuple[HeadCount, ...]
+
+    def inside(self, block: str) -> Unit | None:
+        """The same under the block's own names; None where some of it lies elsewhere."""
+        names = [one.name for one in self.layers] + [one.module for one in self.heads]
+        if not all(f"{name}.".startswith(f"{block}.") for name in names):
+            return None
+
+        def own(name: str) -> str:
+            return name[len(block) + 1 :]
+
+        return Unit(
+            tuple(replace(layer, name=own(layer.name)) for layer in self.layers),
+            tuple(replace(count, module=own(count.module)) for count in self.heads),
+        )
+
+
+def units_of(model: nn.Module, plan: SplitPlan) -> list[Unit]:
+    """The plan's layers in units, in their order."""
+    groups = [list(group) for group in plan.groups()]
+    belonging = [{layer.name for layer in group} for group in groups]
+    for names in names_by_weight(model):
+        owners = {name.rpartition(".")[0] for name in names}
+        _join(groups, belonging, [index for index, own in enumerate(belonging) if own & owners])
+    tables = {layer.name for layer in plan.layers if is_table_of_heads(model, layer)}
+    if tables:
+        with_heads = [i for i, group in enumerate(groups) if belonging[i] & tables or _heads_of(plan, group)]
+        _join(groups, belonging, with_heads)
+    return [Unit(tuple(group), _heads_of(plan, group)) for group in groups if group]
+
+
+def _join(groups: list[list[SplitLayer]], belonging: list[set[str]], indices: Sequence[int]) -> None:
+    for index in indices[1:]:
+        groups[indices[0]] += groups[index]
+        belonging[indices[0]] |= belonging[index]
+        groups[index], belonging[index] = [], set()
+
+
+def _heads_of(plan: SplitPlan, group: Iterable[SplitLayer]) -> tuple[HeadCount, ...]:
+    names = [layer.name for layer in group]
+    return tuple(count for count in plan.heads if any(name.startswith(f"{count.module}.") for name in names))
+
+
+def find_differences(
+    model: nn.Module, plan: SplitPlan, units: Sequence[Unit], inputs: Any, entered: Mapping[str, Any]
+) -> list[SplitDifference | None]:
+    """For each unit how it would differ from the whole; None where it does not, or nothing can be tried.
+
+    `entered` are the arguments of blocks in one forward of the model.
+    """
+    with contextlib.suppress(CannotTryError):
+        trial = trial_of(model, plan.num_ranks, inputs)
+        return _by_unit(units, lambda some: trial.difference(*_parts(some)))
+    found = _by_unit(units, lambda some: _on_shapes(model, plan.num_ranks, some, inputs))
+    tried = _blocks_on_values(model, plan, units, entered)
+    return [known or tried.get(index) for index, known in enumerate(found)]
+
+
+def trial_of(model: nn.Module, num_ranks: int, inputs: Any) -> Trial:
+    """
+    Raises:
+        CannotTryError: the model is too large to be tried out as a whole, or cannot be.
+    """
+    if inputs is None or _work(model, inputs) > _MOST_WORK:
+        raise CannotTryError
+    return Trial(model, inputs, num_ranks, call)
+
+
+def _by_unit(units: Sequence[Unit], differ: Differ) -> list[SplitDifference | None]:
+    together = differ(units)
+    if together is None:
+        return [None] * len(units)
+    alone = [differ([unit]) for unit in units]
+    return alone if any(alone) else [together] * len(units)
+
+
+def _parts(units: Iterable[Unit]) -> tuple[list[SplitLayer], list[HeadCount]]:
+    units = list(units)
+    return [one for unit in units for one in unit.layers], [one for unit in units for one in unit.heads]
+
+
+def _work(model: nn.Module, inputs: Any) -> int:
+    """Weights times tokens: what a forward takes, roughly. The first input says how many there are."""
+    tensors = tensors_of(inputs)
+    if not tensors or not tensors[0].numel():
+        return 0
+    has_features = tensors[0].is_floating_point() and tensors[0].dim() < 4
+    tokens = tensors[0].numel() // (tensors[0].shape[-1] if has_features else 1)
+    return tokens * sum(weight.numel() for weight in model.parameters())
+
+
+def _on_shapes(
+    model: nn.Module, num_ranks: int, units: Sequence[Unit], inputs: Any
+) -> SplitDifference | None:
+    """What the model's code says to the first rank's slices, where they have shapes only."""
+    layers, heads = _parts(units)
+    try:
+        copied = same_weights(model)
+    except Exception:  # not every model can be copied
+        return None
+    put_slices(
+        copied, layers, heads, rank=0, num_ranks=num_ranks, exchange=lambda tensor: [tensor] * num_ranks
+    )
+
+    def run(shapes: Any) -> None:
+        call(copied, shapes)
+
+    try:
+        with without_effects(copied), torch.no_grad():
+            on_shapes(run, inputs, copied)
+    except OutsideItsLayerError as error:
+        return SplitDifference(str(error), is_outside=True)
+    except Exception as error:
+        return SplitDifference(complaint_of(error))
+    return None
+
+
+def _blocks_on_values(
+    model: nn.Module, plan: SplitPlan, units: Sequence[Unit], entered: Mapping[str, Any]
+) -> dict[int, SplitDifference]:
+    """Units that differ, by their index: one block of each kind is tried out."""
+    found: dict[int, SplitDifference] = {}
+    known: dict[Any, list[SplitDifference | None]] = {}
+    for block in plan.blocks:
+        own = [(index, unit.inside(block)) for index, unit in enumerate(units)]
+        inside = [(index, unit) for index, unit in own if unit is not None]
+        module = model.get_submodule(block)
+        kind = (type(module), *((name, tuple(weight.shape)) for name, weight in module.named_parameters()))
+        if kind not in known and block in entered:
+            known[kind] = _tried_alone(module, [unit for _, unit in inside], plan.num_ranks, entered[block])
+        for (index, _), difference in zip(inside, known.get(kind, []), strict=False):
+            if difference is not None:
+                found[index] = difference
+    return found
+
+
+def _tried_alone(
+    block: nn.Module, units: Sequence[Unit], num_ranks: int, arguments: Any
+) -> list[SplitDifference | None]:
+    for inputs in (_of_few_tokens(arguments), arguments):
+        if _work(block, inputs) > _MOST_WORK_OF_A_BLOCK:
+            continue
+        try:
+            trial = Trial(block, inputs, num_ranks, _call_with)
+        except CannotTryError:
+            continue
+        return _by_unit(units, lambda some, trial=trial: trial.difference(*_parts(some)))  # type: ignore[misc]
+    return []
+
+
+def _call_with(block: nn.Module, arguments: Any) -> Any:
+    args, kwargs = arguments
+    return block(*args, **kwargs)
+
+
+def _of_few_tokens(arguments: Any) -> Any:
+    """The arguments with the second dim of the hidden states cut short, wherever it is a dim."""
+    hidden = next((tensor for tensor in tensors_of(arguments) if tensor.is_floating_point()), None)
+    length = hidden.shape[1] if hidden is not None and hidden.dim() == 3 else 0
+
+    def cut(tensor: Tensor) -> Tensor:
+        for dim, size in enumerate(tensor.shape):
+            if size == length > _FEW:
+                tensor = tensor.narrow(dim, 0, _FEW)
+        return tensor
+
+    return each_tensor(arguments, cut)

@@ -1,0 +1,333 @@
+"""A split tried out on values: what all ranks would compute together, compared with the whole model.
+
+Shapes say nothing of a norm, a maximum or a number of heads between a column and its row: slices have shapes
+of their own. So the model computes a small batch once whole and once as the ranks would, each in a thread of
+its own with its slices (sliced.py), meeting at the rows. Outputs of all ranks have to be those of the whole,
+and so have gradients: gradients of one rank's outputs go back through the rows to the slices of all ranks.
+
+Values are the model's own in fp64, disturbed: a bias that is zero at the start would hide what is done to it.
+A model without values (a plan's) gets random ones. Training mode where the model draws nothing at random in
+it, else evaluation. Read checked.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.diagnose.exceptions import own_place
+from rankdeck.models.checkpointing import keep_activations
+from rankdeck.parallel.nested import doubled, each_tensor, tensors_of
+from rankdeck.parallel.tensor.attention import HeadCount
+from rankdeck.parallel.tensor.sliced import OutsideItsLayerError, put_slices
+from rankdeck.parallel.tensor.split_plan import SplitLayer
+from rankdeck.torch_compat.dispatch import in_backward, without_modes
+from rankdeck.torch_compat.fake_tensors import FakeTensor
+from rankdeck.torch_compat.modules import Dropout
+
+Call = Callable[[nn.Module, Any], Any]
+_MOST_RANKS = 4
+"""So many are tried out; more ranks see the same operations."""
+_LONGEST_WAIT_S = 60.0
+_BARS = {torch.float64: 1e-5, torch.float32: 1e-3}
+
+
+@dataclass(frozen=True)
+class SplitDifference:
+    """How a split differs from the whole: `complaint` is what the model's own code said to its slices, of
+    which one was used outside of its layer where `is_outside`; else values differ, by `share` of the
+    largest."""
+
+    complaint: str | None = None
+    is_outside: bool = False
+    share: float = 0.0
+
+
+class CannotTryError(Exception):
+    """The model cannot be tried out on values."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How values are computed: in training or evaluation mode, in fp64 or as they are, disturbed or not."""
+
+    trains: bool
+    dtype: torch.dtype
+    disturbed: bool
+    blank: int = 1
+    """What buffers are filled with that have no values."""
+
+
+_WAYS = [
+    _Way(trains, dtype, disturbed, blank)
+    for dtype, disturbed in ((torch.float64, True), (torch.float64, False), (torch.float32, False))
+    for blank in (1, 0)
+    for trains in (True, False)
+]
+
+
+@dataclass
+class _Outcome:
+    outputs: list[Tensor]
+    gradients: list[Tensor | None]
+
+
+class Trial:
+    """A module on a small batch; `call` calls it.
+
+    Raises:
+        CannotTryError: it cannot be copied, or gives nothing that could be compared.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any, num_ranks: int, call: Call) -> None:
+        self._num_ranks = max((n for n in range(2, _MOST_RANKS + 1) if num_ranks % n == 0), default=num_ranks)
+        self._factor = num_ranks // self._num_ranks
+        self._call = call
+        with _alone():
+            self._base, self._inputs, self._whole, self._bar = self._prepared(model, inputs)
+
+    def _prepared(self, model: nn.Module, inputs: Any) -> tuple[nn.Module, Any, _Outcome, float]:
+        """The model's first way of computing that gives finite values, and the same ones twice."""
+        for way in _WAYS:
+            try:
+                base = _copy_with_values(model, way)
+                values = each_tensor(inputs, functools.partial(_input_values, way))
+                outcome = self._run(base, values, seed=0)
+                again = self._run(base, values, seed=1)
+            except Exception:  # a person's code may raise anything
+                continue
+            bar = _BARS[way.dtype]
+            if outcome.outputs and _are_finite(outcome) and _share(outcome, again) <= bar:
+                return base, values, outcome, bar
+        raise CannotTryError
+
+    def _run(self, base: nn.Module, inputs: Any, seed: int) -> _Outcome:
+        torch.manual_seed(seed)
+        outputs = _floating(self._call(_same_leaves(base), _clones(inputs)))
+        return _Outcome([tensor.detach() for tensor in outputs], _gradients(base, outputs))
+
+    def difference(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> SplitDifference | None:
+        """How the model with these layers split differs from the whole one; None where it does not."""
+        with _alone():
+            try:
+                by_rank = self._together(layers, heads)
+            except OutsideItsLayerError as error:
+                return SplitDifference(str(error), is_outside=True)
+            except Exception as error:
+                return SplitDifference(complaint_of(error))
+            whole = self._whole
+            try:
+                gradients = _gradients(self._base, by_rank[0])
+            except _AgainInBackwardError:
+                gradients, whole = [], _Outcome(whole.outputs, [])
+            outcomes = [_Outcome([one.detach() for one in outputs], gradients) for outputs in by_rank]
+            share = max(_share(whole, outcome) for outcome in outcomes)
+        return SplitDifference(share=share) if share > self._bar else None
+
+    def _together(self, layers: Sequence[SplitLayer], heads: Sequence[HeadCount]) -> list[list[Tensor]]:
+        """The outputs of all ranks, each computed in a thread."""
+        meeting = _Meeting(self._num_ranks)
+        heads = [HeadCount(one.module, one.attribute, one.count * self._factor) for one in heads]
+        copies = [
+            put_slices(
+                _same_leaves(self._base),
+                layers,
+                heads,
+                rank=rank,
+                num_ranks=self._num_ranks,
+                exchange=meeting.exchange_of(rank),
+            )
+            for rank in range(self._num_ranks)
+        ]
+        return meeting.run(
+            [lambda copied=copied: _floating(self._call(copied, _clones(self._inputs))) for copied in copies]  # type: ignore[misc]
+        )
+
+
+class _AgainInBackwardError(Exception):
+    """A forward that the model computes again in backward, where the other ranks are not."""
+
+
+class _Meeting:
+    """Ranks as threads, which wait for each other wherever they exchange a tensor."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._barrier = threading.Barrier(num_ranks, timeout=_LONGEST_WAIT_S)
+        self._slots: list[Any] = [None] * num_ranks
+
+    def exchange_of(self, rank: int) -> Callable[[Tensor], list[Tensor]]:
+        return lambda tensor: self._exchange(rank, tensor)
+
+    def _exchange(self, rank: int, value: Any) -> list[Any]:
+        if in_backward():
+            raise _AgainInBackwardError
+        self._slots[rank] = value
+        self._barrier.wait()
+        everything = list(self._slots)
+        self._barrier.wait()
+        return everything
+
+    def run(self, ranks: Sequence[Callable[[], list[Tensor]]]) -> list[list[Tensor]]:
+        """What each rank gives. Raises: whatever the first one that failed raised."""
+        results: list[Any] = [None] * len(ranks)
+        errors: list[BaseException] = []
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = ranks[rank]()
+                self._exchange(rank, None)  # whoever still exchanges tensors is alone with them
+            except threading.BrokenBarrierError:
+                pass
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(ranks))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        if any(result is None for result in results):
+            raise RuntimeError("its ranks do not call the same layers")
+        return results
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Without the caller's modes, and with its random numbers put back."""
+    with without_modes(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        yield
+
+
+def complaint_of(error: Exception) -> str:
+    """What code raised, with the person's own line."""
+    file, line = own_place(error)
+    where = f" ({file}, line {line})" if file else ""
+    return f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}{where}"
+
+
+def _copy_with_values(model: nn.Module, way: _Way) -> nn.Module:
+    """A copy of the model whose weights are its own leaves."""
+    copies: dict[int, Any] = {}
+    generator = _generator()
+    for weight in model.parameters():
+        values = _weight_values(weight, way, generator)
+        copies[id(weight)] = nn.Parameter(values, requires_grad=weight.requires_grad)
+    for buffer in model.buffers():
+        copies[id(buffer)] = _buffer_values(buffer, way)
+    for value in [value for module in model.modules() for value in vars(module).values()]:
+        if isinstance(value, Tensor) and value.grad_fn is not None:  # torch copies leaves only
+            copies.setdefault(id(value), _buffer_values(value, way))
+    copied = copy.deepcopy(model, copies).train(way.trains)
+    keep_activations(copied)
+    for module in copied.modules():
+        if isinstance(module, Dropout):
+            module.p = 0.0
+    return copied
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and not tensor.is_meta
+
+
+def _weight_values(weight: Tensor, way: _Way, generator: torch.Generator) -> Tensor:
+    shape = tuple(weight.shape)
+    dtype = doubled(weight.dtype) if way.dtype is torch.float64 else weight.dtype
+    is_number = dtype.is_floating_point or dtype.is_complex
+    known = _has_values(weight)
+    values = weight.detach().clone().to(dtype) if known else torch.ones(shape, dtype=dtype)
+    if not is_number or (known and not way.disturbed):
+        return values
+    fan_in = values[0].numel() if values.dim() > 1 and len(values) else 25
+    spread: float = 0.5 / max(fan_in, 1) ** 0.5
+    noise = torch.randn(shape, dtype=dtype, generator=generator) * spread
+    return values + noise if known or values.dim() < 2 else 2 * noise
+
+
+def _buffer_values(buffer: Tensor, way: _Way) -> Tensor:
+    dtype = doubled(buffer.dtype) if way.dtype is torch.float64 else buffer.dtype
+    if _has_values(buffer):
+        return buffer.detach().clone().to(dtype)
+    return torch.full(tuple(buffer.shape), way.blank, dtype=dtype)
+
+
+def _input_values(way: _Way, tensor: Tensor) -> Tensor:
+    dtype = doubled(tensor.dtype) if way.dtype is torch.float64 else tensor.dtype
+    if _has_values(tensor):
+        return tensor.detach().clone().to(dtype)
+    shape = tuple(tensor.shape)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, generator=_generator())
+    if dtype is torch.bool:
+        return torch.ones(shape, dtype=dtype)
+    return (torch.arange(tensor.numel()) % 2).reshape(shape).to(dtype)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _same_leaves(base: nn.Module) -> nn.Module:
+    """A copy with the same weights and with buffers and attributes of its own."""
+    return copy.deepcopy(base, {id(weight): weight for weight in base.parameters()})
+
+
+def _clones(inputs: Any) -> Any:
+    return each_tensor(inputs, torch.clone)
+
+
+def _floating(outputs: Any) -> list[Tensor]:
+    """The tensors of numbers in what a model gives; it may be a data class."""
+    tensors = tensors_of(outputs) or tensors_of(getattr(outputs, "__dict__", {}))
+    return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+
+
+def _gradients(base: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Of all weights, of a random sum of the outputs."""
+    leaves = [weight for weight in base.parameters() if weight.requires_grad]
+    generator = _generator()
+    sums = [
+        (tensor * torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)).sum().real
+        for tensor in outputs
+        if tensor.requires_grad
+    ]
+    if not sums or not leaves:
+        return []
+    return list(torch.autograd.grad(torch.stack(sums).sum(), leaves, allow_unused=True))
+
+
+def _are_finite(outcome: _Outcome) -> bool:
+    tensors = [*outcome.outputs, *(gradient for gradient in outcome.gradients if gradient is not None)]
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def _share(whole: _Outcome, other: _Outcome) -> float:
+    """The largest difference, as a share of the largest number of its tensor. A gradient that is nothing but
+    rounding is measured by the largest of all."""
+    if len(whole.outputs) != len(other.outputs) or len(whole.gradients) != len(other.gradients):
+        return float("inf")
+    shares = [0.0]
+    for tensors, others in ((whole.outputs, other.outputs), (whole.gradients, other.gradients)):
+        largest = max((_size(tensor) for tensor in tensors if tensor is not None), default=0.0)
+        for tensor, its in zip(tensors, others, strict=True):
+            known, own = (torch.zeros(()) if one is None else one for one in (tensor, its))
+            if tensor is not None and its is not None and tensor.shape != its.shape:
+                return float("inf")
+            difference = _size(known - own)
+            if difference > 0:
+                shares.append(difference / max(_size(known), 1e-3 * largest, 1e-30))
+    return max(shares)
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
