@@ -162,3 +162,14 @@ class Hungry(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         torch.empty(1 << 60)
+
+
+class Sparing(torch.optim.SGD):
+    """Weights that say `_no_weight_decay` do not decay."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float) -> None:
+        weights = list(params)
+        spared = [weight for weight in weights if getattr(weight, "_no_weight_decay", False)]
+        others = [weight for weight in weights if not getattr(weight, "_no_weight_decay", False)]
+        groups = [{"params": others, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+        super().__init__(groups, lr=lr)
