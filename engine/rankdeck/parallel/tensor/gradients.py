@@ -64,7 +64,9 @@ def clip_over_ranks(
     for parameter, gradient in pairs:
         stages = num_stages / (owners or {}).get(parameter, 1)
         holders = world_size / (num_parts(gradient) * stages)
-        square += torch.linalg.vector_norm(local_part(gradient), dtype=torch.float64) ** 2 / holders
+        part = local_part(gradient)
+        numbers = torch.view_as_real(part) if part.is_complex() else part
+        square += torch.linalg.vector_norm(numbers, dtype=torch.float64) ** 2 / holders
     if world_size > 1:
         dist.all_reduce(square)
     norm = square.sqrt()
