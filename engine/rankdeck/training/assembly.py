@@ -19,8 +19,10 @@ from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
 from rankdeck.training.last_step import check_last_step
 from rankdeck.training.loop import Trainer
-from rankdeck.training.refusals import refuse_optimizer, refuse_sparse
+from rankdeck.training.optimizer_check import refuse_optimizer
+from rankdeck.training.refusals import refuse_sparse
 from rankdeck.training.sameness import Traits, differences, traits_of
+from rankdeck.training.trial_weights import Layout, layout_of
 from rankdeck.training.workload import Workload
 
 
@@ -65,12 +67,12 @@ def assemble(
         drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
     )
     strategy = strategy_type(setup)
-    traits = Traits()
+    traits, layout = Traits(), Layout()
 
     def model_fn() -> nn.Module:
-        nonlocal traits
+        nonlocal traits, layout
         model = backend.model(workload.build_model)
-        traits = traits_of(model)
+        traits, layout = traits_of(model), layout_of(model)
         refuse_sparse(model, strategy, config)
         return model
 
@@ -80,7 +82,7 @@ def assemble(
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
-    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config)
+    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config, layout)
     setup.ledger.watch(strategy.module, optimizer)
     notes = differences(workload, strategy, traits)
     return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, notes=notes, **job)
