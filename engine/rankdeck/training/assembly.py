@@ -17,6 +17,7 @@ from rankdeck.profiling.simulated_pace import pace_of
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
+from rankdeck.training.gradient_hooks import refuse_gradient_hooks
 from rankdeck.training.last_step import check_last_step
 from rankdeck.training.loop import Trainer
 from rankdeck.training.optimizer_check import refuse_optimizer
@@ -74,6 +75,7 @@ def assemble(
         model = backend.model(workload.build_model)
         traits, layout = traits_of(model), layout_of(model)
         refuse_sparse(model, strategy, config)
+        refuse_gradient_hooks(model, workload.build_model, strategy, config)
         return model
 
     with setup.ledger.following():

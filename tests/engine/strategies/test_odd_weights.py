@@ -137,3 +137,32 @@ def test_whole_weights_and_slices_step_in_one_kernel_each(ranks: Ranks, how: str
 @on_two
 def test_gradient_hooks_change_gradients_of_gathered_weights(ranks: Ranks, kind: str) -> None:
     assert distance(ranks, "hooked", FSDP, args=f'kind = "{kind}"') <= BARS["fp64"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "words"),
+    [
+        (FSDP, "clamp", r"blocks\.0\.0\.weight makes something else of the gradients of parts"),
+        ('use = "ddp"', "clamp", r"blocks\.0\.0\.weight makes something else of the gradients of parts"),
+        (FSDP, "stepping", r"blocks\.0\.0\.weight makes something else of the gradients of parts"),
+        ('use = "pipeline"', "halved-after", r"blocks\.0\.0\.weight makes something else"),
+        (TENSOR, "mask", r"blocks\.0\.0\.weight needs the whole weight's gradient"),
+    ],
+)
+@on_two
+def test_gradient_hooks_that_parts_would_lead_elsewhere_are_refused(
+    ranks: Ranks, strategy: str, kind: str, words: str
+) -> None:
+    with pytest.raises(AssertionError, match=f"ModelError: A gradient hook of {words}"):
+        distance(ranks, "hooked", strategy, args=f'kind = "{kind}"')
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [(TENSOR, "clamp"), ('use = "ddp"', "mask"), ('use = "pipeline"', "mask"), (TENSOR, "halved-after")],
+)
+@on_two
+def test_other_gradient_hooks_do_there_what_they_do_on_one_device(
+    ranks: Ranks, strategy: str, kind: str
+) -> None:
+    assert distance(ranks, "hooked", strategy, args=f'kind = "{kind}"') <= BARS["fp64"]

@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
+from rankdeck.parallel.tensor.hooks import require_hooks_take_slices
 from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
 from rankdeck.torch_compat.marks import marks_by_name, put_marks
@@ -85,6 +86,8 @@ class LayerSplit:
             style = self._style(module, layer)
             marks = marks_by_name(module)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
+            for name, of_weight in marks.items():
+                require_hooks_take_slices(f"{layer.name}.{name}", module.get_parameter(name), of_weight)
             put_marks(module, marks)
             self._left.remove(layer)
         if not self._left:
