@@ -162,3 +162,101 @@ class Hungry(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         torch.empty(1 << 60)
+
+
+class Sparing(torch.optim.SGD):
+    """Weights that say `_no_weight_decay` do not decay."""
+
+    def __init__(self, params: Any, lr: float, weight_decay: float) -> None:
+        weights = list(params)
+        spared = [weight for weight in weights if getattr(weight, "_no_weight_decay", False)]
+        others = [weight for weight in weights if not getattr(weight, "_no_weight_decay", False)]
+        groups = [{"params": others, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+        super().__init__(groups, lr=lr)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Stepping(Optimizer):
+    """Takes the gradient times a rate that a subclass gives for each weight, on what this rank holds."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            trained = [weight for weight in group["params"] if weight.grad is not None]
+            weights = [local_of(weight.detach()) for weight in trained]
+            gradients = [local_of(weight.grad) for weight in trained]
+            for weight, gradient, rate in zip(
+                weights, gradients, self.rates(weights, gradients), strict=True
+            ):
+                weight.sub_(gradient * rate * group["lr"])
+
+
+class ByElement(Stepping):
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        return [1 / (1 + weight.abs()) for weight in weights]
+
+
+class ByWeight(Stepping):
+    """A trust ratio, as LAMB has it."""
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        pairs = zip(weights, gradients, strict=True)
+        return [weight.norm() / (gradient.norm() + 1e-9) for weight, gradient in pairs]
+
+
+class ByPosition(Stepping):
+    """The first weights of the list learn faster."""
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        return [0.5**index for index in range(len(weights))]
+
+
+class BySize(Stepping):
+    """Weights of 1500 numbers and more learn faster: held in slices, they are smaller."""
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        return [2.0 if weight.numel() >= 1500 else 1.0 for weight in weights]
+
+
+class ByBlock(Stepping):
+    """A moment for each 48 numbers of a weight, end to end."""
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        blocks = [gradient.flatten().split(48) for gradient in gradients]
+        scaled = [torch.cat([block / block.norm().clamp(min=1e-9) for block in own]) for own in blocks]
+        return [rates.view_as(gradient) for rates, gradient in zip(scaled, gradients, strict=True)]
+
+
+class ByLargest(Stepping):
+    """No step is larger than a tenth of the largest weight of all."""
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        largest = max(float(weight.abs().max()) for weight in weights if weight.numel())
+        return [min(1.0, 0.1 * largest)] * len(weights)
+
+
+class SkippingSpikes(Stepping):
+    """Leaves out steps whose gradient is ten times as long as it was on average."""
+
+    usual = 0.0
+
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
+        is_spike = 0 < 10 * self.usual < norm
+        self.usual = self.usual if is_spike else 0.9 * self.usual + 0.1 * norm
+        return [0.0 if is_spike else 1.0] * len(weights)
+
+
+class Noisy(Stepping):
+    def rates(self, weights: list[Tensor], gradients: list[Tensor]) -> list[Any]:
+        return [1 + torch.rand_like(weight) for weight in weights]

@@ -182,4 +182,8 @@ four_are_slow = pytest.mark.parametrize(
 def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     """The largest absolute difference of any weight; both must have the same names."""
     assert left.keys() == right.keys()
-    return max(float((left[name].double() - right[name].double()).abs().max()) for name in left)
+    return max(float((_precise(left[name]) - _precise(right[name])).abs().max()) for name in left)
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    return tensor.cdouble() if tensor.is_complex() else tensor.double()

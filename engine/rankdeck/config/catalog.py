@@ -70,7 +70,7 @@ class FsdpOptions(Options):
     """Let a block's gathered weights go after its forward and gather them again for its backward: less
     memory, more bytes."""
     find_unused_parameters: bool = False
-    """Allow ranks to use different parameters: one without a gradient counts as zero."""
+    """Without effect: ranks may use different parameters in any case."""
     sync_batchnorm: bool = False
     """Batch norm over the batches of all ranks, as one device would compute it."""
 

@@ -148,6 +148,15 @@ RULES: tuple[Rule, ...] = (
         says=marked("Ranks called different collectives, or the same one with other shapes."),
         advice=marked("Have every rank call the same collectives, in the same order, with the same shapes."),
     ),
+    Rule(
+        "weight-in-slices",
+        r"got mixed torch.Tensor and DTensor",
+        says=marked("Code outside of a layer reads a weight of which this rank holds a slice."),
+        advice=marked("Call the layer instead of reading its weight, or set strategy.use = ddp."),
+        to_scripts=marked(
+            "Call the module instead of reading its weight, or gather it first (DTensor.full_tensor)."
+        ),
+    ),
     # Ports, interfaces, firewalls
     Rule(
         "port-in-use",

@@ -35,7 +35,12 @@ from rankdeck.parallel.collectives.ddp_hooks import (
     powersgd_tensors,
     put_powersgd_tensors,
 )
-from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of, travelling_bytes
+from rankdeck.parallel.collectives.grad_sync import (
+    GradientSync,
+    gradients_of,
+    require_gradients,
+    travelling_bytes,
+)
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, compiled, place
 from rankdeck.strategies.facts import DdpFacts, SyncFacts
@@ -127,10 +132,13 @@ class Ddp(Strategy):
             return self._compiled(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """The sum over ranks of every gradient; the wrapper's backward has made it already."""
-        if self._sync is None:
-            return
+        """The sum over ranks of every gradient; the wrapper's backward has made it already, unless one is
+        missing: it would say so in the next step only."""
         options = self.options
+        if self._sync is None:
+            if not (options.find_unused_parameters or options.static_graph):
+                require_gradients(self.module.named_parameters())
+            return
         gradients = gradients_of(self.module, find_unused=options.find_unused_parameters)
         num_bytes = travelling_bytes(gradients, options.compress, options.powersgd_rank)
         with self.communicating("all-reduce", num_bytes):

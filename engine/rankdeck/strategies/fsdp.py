@@ -9,8 +9,8 @@ per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G)
 (n-1)/n x (P + G); 2G instead of G on gloo. Accumulated parts gather anew, and hold whole gradients until the
 last. With precision = bf16 weights travel and compute in 16 bits, while slices and sums stay fp32. Wins: a
 model whose weights, gradients and optimizer state do not fit one device. Breaks: slow links; a model without
-repeated blocks, which is gathered whole; ranks that use different weights, unless `find_unused_parameters`;
-batch norms, which see their rank's slice, unless `sync_batchnorm`.
+repeated blocks, which is gathered whole; ranks that compute different blocks; batch norms, which see their
+rank's slice, unless `sync_batchnorm`.
 
 The model is built without memory except on rank 0's host (parallel/fsdp/blank.py). Source:
 torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py before.
@@ -27,6 +27,7 @@ from rankdeck.config.catalog import FsdpOptions
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.parallel.fsdp.blocks import Sharding, reshard_blocks, sharded_modules
+from rankdeck.parallel.fsdp.used import UsedWeights
 from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Strategy
 from rankdeck.strategies.facts import ShardFacts
@@ -49,9 +50,10 @@ class Fsdp(Strategy):
             blank.module = convert_batch_norms(blank.module, on_cpu=setup.is_rehearsal)
         mesh = setup.backend.device_mesh(self.mesh(), self.device.type)
         half = setup.precision == "bf16"
-        sharding = Sharding(mesh, options.reshard, half, options.find_unused_parameters)
+        sharding = Sharding(mesh, options.reshard, half, self.small_inputs())
         self._whole = fill_in_slices([blank.module], blank.fill, sharding=sharding)
         self.module = blank.module
+        self._used = UsedWeights([self.module], self._whole, mesh.get_group())
         self._whole_sync = GradientSync()
         backend = str(dist.get_backend())
         words = f"gather and scatter ({backend})"
@@ -66,6 +68,7 @@ class Fsdp(Strategy):
 
     def sync_gradients(self) -> None:
         """Weights that stay whole; all others met in backward."""
+        self._used.agree()
         gradients = [local_part(weight.grad) for weight in self._whole if weight.grad is not None]
         if gradients:
             with self.communicating():

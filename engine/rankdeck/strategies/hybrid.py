@@ -32,6 +32,7 @@ from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
 from rankdeck.parallel.fsdp.blocks import Sharding, reshard_blocks, sharded_modules
+from rankdeck.parallel.fsdp.used import UsedWeights
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.pipelining.cutting import weights_and_buffers
 from rankdeck.parallel.slices import fill_in_slices
@@ -103,7 +104,9 @@ class Hybrid(Strategy):
         self._shard_sync = self._data_sync = None
         if "shard" in axes:
             # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
-            self._shard_sync = GradientSync(axes["shard"].get_group())
+            group = axes["shard"].get_group()
+            self._shard_sync = GradientSync(group)
+            self._used = UsedWeights(self._inner.roots, self._inner.uncut, group)
         if "tensor" in axes:
             facts.append(self._collectives)
         if "data" in axes:
@@ -133,11 +136,14 @@ class Hybrid(Strategy):
                 add_up_partial(inner.module.parameters(), inner.split.partial_gradients(), inner.split.mesh)
             inner.sync_gradients()
             if self._shard_sync is not None:
+                self._used.agree()
                 uncut = [weight.grad for weight in inner.uncut if weight.grad is not None]
                 self._shard_sync.sync([local_part(gradient) for gradient in uncut])
             if self._data_sync is not None:
                 with self.spans.phase(0, "all-reduce"):
-                    self._data_sync.sync(gradients_of(inner.module))
+                    self._data_sync.sync(
+                        gradients_of(inner.module, find_unused=True, group=self._data_sync.peers.group)
+                    )
 
     def owners(self) -> Mapping[nn.Parameter, int]:
         return self._inner.owners()
@@ -171,6 +177,11 @@ class _WholeModel(Strategy):
         self.split: LayerSplit | None = None
         self.uncut: list[nn.Parameter] = []
 
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """What is cut over shard."""
+        return [self.module]
+
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         axes, options, setup = self._axes, self.options, self.setup
         blank = self.blank_model(model_fn)
@@ -183,7 +194,8 @@ class _WholeModel(Strategy):
         if "shard" in axes:
             # Split layers hand on views of what was gathered; nothing here writes into them.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            sharding = Sharding(axes["shard"], options.reshard, half=setup.precision == "bf16")
+            half = setup.precision == "bf16"
+            sharding = Sharding(axes["shard"], options.reshard, half, self.small_inputs())
             backend = "gloo" if setup.is_rehearsal else "nccl"
             words = "gather and scatter over shard"
             self.facts = ShardFacts(module, sharding, setup.accumulate, backend, words)
@@ -215,6 +227,11 @@ class _Stages(PipelineParallel):
         self._plan: SplitPlan | None = None
         self.split: LayerSplit | None = None
         self.uncut: list[nn.Parameter] = []
+
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """What is cut over shard."""
+        return self.runners
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """The plan is found while the model is whole; layers are cut when other stages' are gone."""

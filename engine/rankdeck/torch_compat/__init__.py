@@ -5,6 +5,7 @@
     dispatch       modes below autograd, schemas of operations, storages as keys
     dtensors       the part of a DTensor that this rank holds
     modules        a module's own tables of weights, buffers and children
+    marks          attributes and gradient hooks of a weight, for the Parameter that takes its place
     fake_tensors   tensors without memory, and a process group whose collectives are done at once
     shape_memo     operations on fake tensors that torch need not be asked twice
     sparse         how many elements sparse tensors without memory have

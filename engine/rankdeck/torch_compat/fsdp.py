@@ -1,56 +1,58 @@
-"""fully_shard where ranks use different weights: those without a gradient count as zero.
+"""fully_shard where ranks use different weights: all scatter gradients of all weights of a group.
 
-torch has `FSDPModule.set_reduce_scatter_unused_params` for it since 2.13; before that, a group gets the
-missing gradients right before it scatters.
+torch scatters the gradients that are there. Ranks that used different weights would scatter gradients of
+other sizes, and hang, or of the same size, and add up those of different weights. Since 2.13 it can scatter
+zeros for those that are missing (`set_reduce_scatter_unused_params`), and does not say for which.
 
 Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, FSDPParamGroup.post_backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from rankdeck.torch_compat.places import Private
 
-_SETTER = "set_reduce_scatter_unused_params"
-
-
-def _way() -> Any:
-    """torch's own setter, or what stands in for it."""
-    return getattr(FSDPModule, _SETTER, None) or FSDPModule._get_fsdp_state
-
-
+_WRONG = "fsdp is wrong where ranks use different weights"
 PLACES = (
-    Private("the way to unused weights of fsdp", "fsdp's find_unused_parameters fails", look=_way),
-    Private(
-        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward",
-        "fsdp's find_unused_parameters fails",
-    ),
+    Private("the group of a module of fsdp", _WRONG, look=lambda: FSDPModule._get_fsdp_state),
+    Private("torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward", _WRONG),
 )
 
 
-def count_unused_as_zero(module: FSDPModule, wanted: bool) -> None:
-    """Scatter gradients of zero for weights of the module's own group that got none, or leave them out."""
-    setter = getattr(module, _SETTER, None)
-    if setter is not None:
-        setter(wanted, recurse=False)
-    elif wanted:
-        _fill_before_scatter(module._get_fsdp_state()._fsdp_param_group)
+def scatter_all(module: FSDPModule, use: Callable[[nn.Parameter], object]) -> None:
+    """Scatter zeros for weights of the module's own group that got no gradient, and `use` those that got one
+    (as their slices), each time right before gradients are scattered."""
+    state: Any = module._get_fsdp_state()
+    group = state._fsdp_param_group
 
-
-def _fill_before_scatter(group: Any) -> None:
     def post_backward(*unused: Any) -> None:
-        for sharded in group.fsdp_params if group.reduce_grads else ():
-            weight = getattr(sharded, "_unsharded_param", None)
-            if weight is None or not weight.requires_grad:
-                continue
-            if weight.grad is None and sharded.unsharded_accumulated_grad is None:
-                weight.grad = torch.zeros_like(weight)
+        if group.reduce_grads:
+            _complete(group.fsdp_params, use)
         FSDPParamGroup.post_backward(group, *unused)
 
     if group is not None:
         group.post_backward = post_backward
+
+
+def _complete(members: list[Any], use: Callable[[nn.Parameter], object]) -> None:
+    gathered = [member for member in members if hasattr(member, "_unsharded_param")]
+    added_up = [member.unsharded_accumulated_grad for member in gathered]
+    # Gradients of earlier parts may be kept in another dtype, and all of a group travel in one.
+    dtype = next((gradient.dtype for gradient in added_up if gradient is not None), None)
+    for member, sum_so_far in zip(gathered, added_up, strict=True):
+        weight = member._unsharded_param
+        if not weight.requires_grad:
+            continue
+        if weight.grad is not None or sum_so_far is not None:
+            use(member.sharded_param)
+        if dtype is not None and sum_so_far is None:
+            member.unsharded_accumulated_grad = torch.zeros_like(weight, dtype=dtype)
+        elif weight.grad is None and sum_so_far is None:
+            weight.grad = torch.zeros_like(weight)

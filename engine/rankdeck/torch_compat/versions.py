@@ -17,6 +17,7 @@ SUBJECTS = (
     "dispatch",
     "dtensors",
     "modules",
+    "marks",
     "fake_tensors",
     "sparse",
     "planned",

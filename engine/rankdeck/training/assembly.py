@@ -24,10 +24,13 @@ from rankdeck.profiling.simulated_pace import pace_of
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
+from rankdeck.training.gradient_hooks import refuse_gradient_hooks
 from rankdeck.training.last_step import check_last_step
 from rankdeck.training.loop import Trainer
-from rankdeck.training.refusals import refuse_optimizer, refuse_sparse
+from rankdeck.training.optimizer_check import refuse_optimizer
+from rankdeck.training.refusals import refuse_sparse
 from rankdeck.training.sameness import Traits, differences, traits_of
+from rankdeck.training.trial_weights import Layout, layout_of
 from rankdeck.training.workload import Workload
 
 
@@ -123,13 +126,14 @@ def build(
         drained=drained,
     )
     strategy = strategy_type(setup)
-    traits = Traits()
+    traits, layout = Traits(), Layout()
 
     def model_fn() -> nn.Module:
-        nonlocal traits
+        nonlocal traits, layout
         model = backend.model(workload.build_model)
-        traits = traits_of(model)
+        traits, layout = traits_of(model), layout_of(model)
         refuse_sparse(model, strategy, config)
+        refuse_gradient_hooks(model, workload.build_model, strategy, config)
         return model
 
     with setup.ledger.following():
@@ -138,7 +142,7 @@ def build(
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
-    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config)
+    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config, layout)
     return Built(strategy, optimizer, traits)
 
 

@@ -29,6 +29,7 @@ from rankdeck.data.sampling import Epochs
 from rankdeck.data.synthetic import Synthetic, spec_for
 from rankdeck.models.checkpointing import checkpoint_blocks
 from rankdeck.models.losses import Loss, cross_entropy, own_loss
+from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.training import user_code
 from rankdeck.training.schedules import Factor
 
@@ -88,16 +89,28 @@ class Workload:
         chosen = self.config.train.optimizer
         options = {key: tuple(v) if isinstance(v, list) else v for key, v in chosen.options.items()}
         if not user_code.is_user_code(chosen.use):
-            made: Optimizer = OPTIMIZERS[chosen.use].load()(parameters, **options)
+            made: Optimizer = OPTIMIZERS[chosen.use].load()(_by_layout(parameters), **options)
             return made
         try:
-            return user_code.build_optimizer_class(chosen.use, _folder(self.config))(parameters, **options)
+            own = user_code.build_optimizer_class(chosen.use, _folder(self.config))
+            is_torchs = own.__module__.startswith("torch.optim.")
+            return own(_by_layout(parameters) if is_torchs else parameters, **options)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 phrase("train.optimizer {optimizer}: {error}.", optimizer=chosen.use, error=error),
                 path="train.optimizer",
                 advice=phrase("Check its options."),
             ) from None
+
+
+def _by_layout(parameters: Iterable[nn.Parameter]) -> list[Any]:
+    """Weights for torch's optimizers, in groups where some are whole and some lie in slices: its kernels for
+    many tensors at once (foreach, fused) take those of one kind."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for weight in parameters:
+        groups.setdefault(weight.device_mesh if is_dtensor(weight) else None, []).append(weight)
+    lists = list(groups.values())
+    return lists[0] if len(lists) == 1 else [{"params": weights} for weights in lists]
 
 
 def _folder(config: RunConfig) -> Path:

@@ -23,8 +23,16 @@ def toml_of(workload: str, strategy: str, optimizer: str = "sgd", num_devices: i
 @pytest.mark.parametrize(
     ("workload", "strategy", "optimizer", "words"),
     [
-        ("mlp", "fsdp", f"{OWN}:ByNorm", "ByNorm gives other weights where each rank holds a part of them"),
-        ("mlp", "pipeline", f"{OWN}:ByNorm", "ByNorm gives other weights where each rank holds a part"),
+        ("mlp", "fsdp", f"{OWN}:ByNorm", "ByNorm gives other weights .* depends on others"),
+        ("mlp", "pipeline", f"{OWN}:ByNorm", "ByNorm gives other weights .* depends on others"),
+        ("mlp", "pipeline", f"{OWN}:ByPosition", "ByPosition gives other weights .* where it stands"),
+        ("mlp", "pipeline", f"{OWN}:ByLargest", "ByLargest gives other weights .* depends on others"),
+        ("mlp", "pipeline", f"{OWN}:SkippingSpikes", "SkippingSpikes gives other weights .* on others"),
+        ("mlp", "fsdp", f"{OWN}:ByWeight", "ByWeight gives other weights .* it needs a weight as a whole"),
+        ("mlp", "fsdp", f"{OWN}:BySize", "BySize gives other weights .* it needs a weight as a whole"),
+        ("mlp", "fsdp", f"{OWN}:ByBlock", "ByBlock gives other weights .* it needs a weight as a whole"),
+        ("mlp", "fsdp", f"{OWN}:SkippingSpikes", "SkippingSpikes gives other weights .* on others"),
+        ("mlp", "ddp", f"{OWN}:Noisy", "Noisy draws random numbers, and each rank would draw its own"),
         (
             "mlp",
             "tensor",
@@ -49,15 +57,25 @@ def test_parts_that_would_become_something_else_are_refused(
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize(
-    ("workload", "optimizer"), [("sparse", "sgd"), ("mlp", f"{OWN}:ByNorm"), ("marked", f"{OWN}:Marked")]
+    ("workload", "strategy", "optimizer"),
+    [
+        ("sparse", "ddp", "sgd"),
+        ("mlp", "ddp", f"{OWN}:ByNorm"),
+        ("marked", "ddp", f"{OWN}:Marked"),
+        ("marked", "fsdp", f"{OWN}:Marked"),
+        ("mlp", "fsdp", f"{OWN}:ByElement"),
+        ("mlp", "fsdp", f"{OWN}:ByPosition"),
+        ("mlp", "pipeline", f"{OWN}:ByWeight"),
+        ("mlp", "pipeline", f"{OWN}:ByBlock"),
+    ],
 )
-def test_they_train_where_ranks_hold_whole_weights(
-    ranks: tuple[int, RankSet], tmp_path: Path, workload: str, optimizer: str
+def test_they_train_where_ranks_hold_what_they_need(
+    ranks: tuple[int, RankSet], tmp_path: Path, workload: str, strategy: str, optimizer: str
 ) -> None:
     out = tmp_path / "weights.safetensors"
     toml = toml_of(workload, "single", optimizer, 1)
     train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
-    weights = ranks[1].train(toml_of(workload, "ddp", optimizer))
+    weights = ranks[1].train(toml_of(workload, strategy, optimizer))
     assert largest_difference(weights, load_file(out)) <= BARS["fp64"]
 
 

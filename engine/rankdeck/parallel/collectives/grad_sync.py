@@ -18,7 +18,7 @@ ring.py for the algorithm that everybody uses.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
 from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.collectives.reduce_broadcast import star_sum
 from rankdeck.parallel.collectives.ring import ring_sum
+from rankdeck.parallel.collectives.used_weights import used_anywhere
 from rankdeck.torch_compat.dtensors import local_part
 
 
@@ -46,6 +47,8 @@ ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
     "all-to-all": all_to_all_sum,
     "ring": ring_sum,
 }
+_NAMES = 8
+"""Of parameters, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -123,33 +126,24 @@ def all_reduce_bytes(num_bytes: int, num_ranks: int) -> int:
     return round(2 * (num_ranks - 1) / num_ranks * num_bytes)
 
 
-def gradients_of(module: nn.Module, *, find_unused: bool = False) -> list[Tensor]:
+def gradients_of(
+    module: nn.Module, *, find_unused: bool = False, group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
     """The gradients of a module's parameters as this rank holds them (of a DTensor, its local part).
 
-    With `find_unused` ranks agree on which parameters took part anywhere: there a rank without a gradient
-    gives zeros, and a parameter that took part nowhere keeps none.
+    With `find_unused` the ranks of the group agree on which parameters took part anywhere: there a rank
+    without a gradient gives zeros, and a parameter that took part nowhere keeps none.
 
     Raises:
         ModelError: a gradient is missing without `find_unused`, or is sparse.
     """
     parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if find_unused:
-        parameters = _used_anywhere(parameters)
+        parameters = _used_anywhere(parameters, group)
+    require_gradients(parameters)
     gradients = []
     for name, parameter in parameters:
-        if parameter.grad is None:
-            raise ModelError(
-                phrase(
-                    "Parameter {name} took no part in the loss, so this rank has no gradient to send for it.",
-                    name=name,
-                ),
-                path="strategy.find_unused_parameters",
-                advice=phrase(
-                    "Set strategy.find_unused_parameters = true, or freeze the parameter "
-                    "(requires_grad = False)."
-                ),
-                cure={"strategy.find_unused_parameters": True},
-            )
+        assert parameter.grad is not None
         if parameter.grad.is_sparse:
             raise ModelError(
                 phrase(
@@ -163,12 +157,33 @@ def gradients_of(module: nn.Module, *, find_unused: bool = False) -> list[Tensor
     return gradients
 
 
-def _used_anywhere(parameters: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raises: ModelError where one of these has no gradient after backward."""
+    missing = sorted(name for name, p in parameters if p.requires_grad and p.grad is None)
+    if missing:
+        raise ModelError(
+            phrase(
+                "These took no part in the loss: {names}.",
+                names=", ".join(missing[:_NAMES]) + (", ..." if len(missing) > _NAMES else ""),
+            ),
+            code="unused-parameters",
+            path="strategy.find_unused_parameters",
+            advice=phrase(
+                "Set strategy.find_unused_parameters = true, or take what is not used out of the model."
+            ),
+            cure={"strategy.find_unused_parameters": True},
+        )
+
+
+def _used_anywhere(
+    parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
+) -> list[tuple[str, nn.Parameter]]:
     """Those with a gradient on any rank; a rank that has none gets zeros."""
+    if not parameters:
+        return []
     device = local_part(parameters[0][1]).device
-    used = torch.tensor([p.grad is not None for _, p in parameters], dtype=torch.uint8, device=device)
-    dist.all_reduce(used, op=dist.ReduceOp.MAX)
-    kept = [pair for pair, is_used in zip(parameters, used.tolist(), strict=True) if is_used]
+    used = used_anywhere([p.grad is not None for _, p in parameters], device, group)
+    kept = [pair for pair, is_used in zip(parameters, used, strict=True) if is_used]
     for _, parameter in kept:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.nested import doubled
+from rankdeck.torch_compat.marks import marks_by_name, marks_of
 from rankdeck.torch_compat.modules import own_tensors
 
 
@@ -75,7 +76,11 @@ class BlankModel:
         new = torch.empty_like(old, device=self._device, dtype=dtype, requires_grad=False)
         if not old.is_meta:
             new.copy_(old.detach())
-        return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+        if not isinstance(old, nn.Parameter):
+            return new
+        weight = nn.Parameter(new, requires_grad=old.requires_grad)
+        marks_of(old).put_on(weight)
+        return weight
 
 
 def model_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
@@ -89,9 +94,10 @@ def model_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _hides_shapes(model: nn.Module) -> bool:
-    """Whether a module keeps a tensor that is neither parameter nor buffer: nothing would fill it."""
-    return any(
-        isinstance(value, Tensor) and value.is_meta
-        for module in model.modules()
-        for value in vars(module).values()
+    """Whether a module or a weight keeps a tensor that is neither parameter nor buffer: nothing would fill
+    it. A gradient hook may keep one where nobody sees it."""
+    marks = marks_by_name(model).values()
+    kept = [vars(module) for module in model.modules()] + [of_weight.attributes for of_weight in marks]
+    return any(of_weight.has_hooks for of_weight in marks) or any(
+        isinstance(value, Tensor) and value.is_meta for values in kept for value in values.values()
     )

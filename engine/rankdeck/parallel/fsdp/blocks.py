@@ -2,7 +2,8 @@
 
 Each block is a group of its own: its weights are gathered before its forward and let go after it. What lies
 in no block (embeddings, head) is the root's group, which stays gathered from forward to backward. A block
-whose weight is tied to something outside belongs to the root's group. Read blank.py before.
+whose weight is tied to something outside, or read there (reach.py), belongs to the root's group. Read
+blank.py before.
 
 Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,58 +22,65 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rankdeck.models.blocks import repeated_blocks
-from rankdeck.torch_compat.fsdp import count_unused_as_zero
+from rankdeck.parallel.fsdp.reach import read_outside
+from rankdeck.torch_compat.dtensors import is_dtensor
+from rankdeck.torch_compat.marks import Marks, marks_of
 from rankdeck.torch_compat.modules import BatchNorm, own_parameters
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
 
+_Marked = tuple[nn.Module, str, Marks]
+"""A weight's owner, its name there, and its marks."""
+
 
 @dataclass(frozen=True)
 class Sharding:
-    """How weights are cut over `mesh`: `reshard` lets a block go between its forward and its backward, `half`
-    gathers in 16 bits, and with `find_unused` a weight without a gradient counts as zero, so that ranks may
-    use different ones."""
+    """How weights are cut over `mesh`: `reshard` lets a block go between its forward and its backward, and
+    `half` gathers in 16 bits. `inputs` is a small batch, to see which blocks can be groups of their own."""
 
     mesh: DeviceMesh
     reshard: bool = True
     half: bool = False
-    find_unused: bool = False
+    inputs: Any = None
 
     def shard(
         self, model: nn.Module, prepare: Callable[[nn.Module], None] = lambda part: None
     ) -> list[nn.Parameter]:
-        """Cut the model's weights, in place; returns those that stay whole on every rank (scalars).
+        """Cut the model's weights, in place; returns those that stay whole on every rank.
 
         `prepare(part)` is called before a part is cut (see BlankModel.fill).
         """
-        mesh, policy = self.mesh, HALF if self.half else MixedPrecisionPolicy()
-        for block in _blocks_apart(model):
+        policy = HALF if self.half else MixedPrecisionPolicy()
+        whole: list[nn.Parameter] = []
+        blocks = _blocks_apart(model)
+        reached = [] if self.inputs is None else read_outside(model, blocks, self.inputs)
+        for block in [block for block in blocks if block not in reached]:
             prepare(block)
-            _in_order(block)
             self._shard_norms(block)
-            ignored = set(_scalars(block))
-            fully_shard(
-                block, mesh=mesh, reshard_after_forward=self.reshard, mp_policy=policy, ignored_params=ignored
-            )
+            whole += self._cut(block, mp_policy=policy, reshard_after_forward=self.reshard)
         prepare(model)
-        _in_order(model)
         self._shard_norms(model)
-        whole = _scalars(model)
-        fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=set(whole))
+        whole += self._cut(model, mp_policy=policy)
         for module in sharded_modules(model):
             # A sum needs no division: torch's mean would need the loss to be scaled up first.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            count_unused_as_zero(module, self.find_unused)
+        return whole
+
+    def _cut(self, part: nn.Module, **options: Any) -> list[nn.Parameter]:
+        """Cut the weights of a part's own group; returns those that stay whole."""
+        whole, marks = _prepared(part)
+        fully_shard(part, mesh=self.mesh, ignored_params=set(whole), **options)
+        _put_marks(part, marks)
         return whole
 
     def _shard_norms(self, part: nn.Module) -> None:
         """Batch norms are groups of their own under `half`: their weights stay fp32, as their statistics."""
-        for module in part.modules() if self.half else ():
+        for module in list(part.modules()) if self.half else ():
             is_cut = isinstance(module, FSDPModule)
             if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not part:
-                fully_shard(module, mesh=self.mesh)
+                self._cut(module)
 
     def sent_bytes_per_step(self, model: nn.Module, *, parts: int, backend: str) -> int:
         """What one rank sends for weights and gradients in one step of `parts` forwards and backwards.
@@ -84,7 +93,7 @@ class Sharding:
         for module in [module for module in model.modules() if isinstance(module, FSDPModule)]:
             num_gathers = 2 if module is not model and self.reshard else 1
             travels_as_half = self.half and not isinstance(module, BatchNorm)
-            for parameter in _own_parameters(module):
+            for parameter in filter(is_dtensor, (weight for _, _, weight in _own_weights(module))):
                 numel = _padded_numel(parameter, num_ranks)
                 gathered = 2 if travels_as_half else parameter.element_size()
                 total += parts * num_gathers * numel * gathered
@@ -92,11 +101,29 @@ class Sharding:
         return round((num_ranks - 1) / num_ranks * total)
 
 
-def _in_order(part: nn.Module) -> None:
-    """Weights in the order of their dims (channels_last ones are not), as torch cuts them."""
-    for weight in part.parameters():
+def _prepared(part: nn.Module) -> tuple[list[nn.Parameter], list[_Marked]]:
+    """Which weights of a part's own group stay whole, and the marks of the others. None is referred to that
+    will be cut: it would live beside its slices."""
+    own = list(_own_weights(part))
+    whole = _uncut_weights([weight for _, _, weight in own])
+    for _, _, weight in own:
         if not weight.is_contiguous():
             weight.data = weight.data.contiguous()
+    marks = [(module, name, marks_of(weight)) for module, name, weight in own if weight not in set(whole)]
+    return whole, [marked for marked in marks if marked[2]]
+
+
+def _put_marks(part: nn.Module, marks: Sequence[_Marked]) -> None:
+    """Give slices what their weights were marked with, and gathered weights the gradient hooks as well."""
+    if not marks:
+        return
+    assert isinstance(part, FSDPModule)
+    for module, name, of_weight in marks:
+        Marks(of_weight.attributes).put_on(module.get_parameter(name))
+    part.unshard()  # its Parameters are made now, and used from step to step
+    for module, name, of_weight in marks:
+        of_weight.put_on(module.get_parameter(name))
+    part.reshard()
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
@@ -124,20 +151,32 @@ def _num_uses(model: nn.Module) -> Counter[nn.Parameter]:
     return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 
 
-def _scalars(part: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in part.parameters() if parameter.ndim == 0]
+def _uncut_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Those of a group that cannot be cut: scalars, complex ones, and what is trained in another dtype than
+    most of the group, which travels in one."""
+    sizes: Counter[torch.dtype] = Counter()
+    for weight in weights:
+        if weight.requires_grad and weight.ndim and not weight.is_complex():
+            sizes[weight.dtype] += weight.numel()
+    most = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+    return [
+        weight
+        for weight in weights
+        if not weight.ndim or weight.is_complex() or (weight.requires_grad and weight.dtype != most)
+    ]
 
 
-def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Those of a group: of the module and what is inside it, up to the next group."""
+def _own_weights(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Those of a group, each once with an owner and its name there: of the module and what is inside it, up
+    to the next group."""
     seen: set[nn.Parameter] = set()
     waiting = [module]
     while waiting:
         current = waiting.pop()
-        for parameter in own_parameters(current).values():
-            if parameter is not None and parameter.ndim and parameter not in seen:
-                seen.add(parameter)
-                yield parameter
+        for name, weight in own_parameters(current).items():
+            if weight is not None and weight not in seen:
+                seen.add(weight)
+                yield current, name, weight
         waiting.extend(child for child in current.children() if not isinstance(child, FSDPModule))
 
 

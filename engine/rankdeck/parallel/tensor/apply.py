@@ -28,8 +28,11 @@ from torch.distributed.tensor.parallel import (
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
+from rankdeck.parallel.tensor.hooks import require_hooks_take_slices
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
+from rankdeck.torch_compat.marks import marks_by_name, put_marks
+from rankdeck.torch_compat.modules import own_parameters
 
 
 class LayerSplit:
@@ -62,6 +65,7 @@ class LayerSplit:
         self._options = options
         self._ties = names_by_weight(model)
         _require_equal_ties(model, self._ties, plan)
+        _require_plain_layers(model, plan)
         self._own = set(model.modules()) if own is None else own
         # What lies elsewhere and is here too is tied to something of this rank's, and follows it.
         self._left = [layer for layer in plan.layers if model.get_submodule(layer.name) in self._own]
@@ -80,7 +84,11 @@ class LayerSplit:
             module = self._model.get_submodule(layer.name)
             fill(module)
             style = self._style(module, layer)
+            marks = marks_by_name(module)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
+            for name, of_weight in marks.items():
+                require_hooks_take_slices(f"{layer.name}.{name}", module.get_parameter(name), of_weight)
+            put_marks(module, marks)
             self._left.remove(layer)
         if not self._left:
             self._tie_again()
@@ -206,6 +214,25 @@ def _bare_block(plan: SplitPlan) -> str | None:
     rank where its layers see all."""
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)
+
+
+def _require_plain_layers(model: nn.Module, plan: SplitPlan) -> None:
+    """Raises: ModelError for a layer that computes its weight from others (weight_norm)."""
+    for layer in plan.layers:
+        own = own_parameters(model.get_submodule(layer.name))
+        if not {"weight"} <= own.keys() <= {"weight", "bias"}:
+            raise ModelError(
+                phrase(
+                    "tensor would split {name}, which computes its weight from other parameters in each "
+                    "forward.",
+                    name=layer.name,
+                ),
+                code="tensor-plan",
+                path="strategy.plan" if plan.is_given else "strategy.use",
+                advice=phrase("Leave it out of the plan, or use ddp, fsdp or pipeline.")
+                if plan.is_given
+                else phrase("Use ddp, fsdp or pipeline instead."),
+            )
 
 
 def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: SplitPlan) -> None:

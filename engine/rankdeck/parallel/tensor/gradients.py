@@ -65,8 +65,8 @@ def clip_over_ranks(
         stages = num_stages / (owners or {}).get(parameter, 1)
         holders = world_size / (num_parts(gradient) * stages)
         part = local_part(gradient)
-        part = torch.view_as_real(part) if part.is_complex() else part
-        square += torch.linalg.vector_norm(part, dtype=torch.float64) ** 2 / holders
+        numbers = torch.view_as_real(part) if part.is_complex() else part
+        square += torch.linalg.vector_norm(numbers, dtype=torch.float64) ** 2 / holders
     if world_size > 1:
         dist.all_reduce(square)
     norm = square.sqrt()

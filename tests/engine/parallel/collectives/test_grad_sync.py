@@ -108,7 +108,7 @@ def test_ranks_agree_on_parameters_that_some_of_them_left_out(ranks: Ranks) -> N
 def test_a_parameter_that_was_left_out_is_named_with_the_way_out(ranks: Ranks) -> None:
     found: list[dict[str, Any]] = ranks[1].call(f"{HERE}:all_leave_one_out")
     for rank in found:
-        assert "Parameter 1.weight took no part" in rank["error"]
+        assert "These took no part in the loss: 1.weight." in rank["error"]
         assert "find_unused_parameters" in rank["advice"]
 
 

@@ -1,0 +1,70 @@
+"""What a person put on a weight, moved to the Parameter that takes its place: attributes and gradient hooks.
+
+fully_shard, tensor and a model without memory make Parameters anew, and torch takes over neither. A hook is
+called with the gradient that the new Parameter gets; training/gradient_hooks.py refuses those that would make
+something else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from rankdeck.torch_compat.places import Private
+
+_LOST = "gradient hooks are lost under fsdp and tensor"
+PLACES = (
+    Private("torch:Tensor._backward_hooks", _LOST),
+    Private("torch:Tensor._post_accumulate_grad_hooks", _LOST),
+)
+_OF_PARAMETERS = "_is_param"
+"""What torch notes on a Parameter that is a tensor of another kind."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """`on_gradient` are called with a gradient before it is added, `after_gradient` with the weight after."""
+
+    attributes: dict[str, Any] = field(default_factory=dict)
+    on_gradient: tuple[Callable[[Tensor], Tensor | None], ...] = ()
+    after_gradient: tuple[Callable[[Tensor], None], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.attributes or self.has_hooks)
+
+    @property
+    def has_hooks(self) -> bool:
+        return bool(self.on_gradient or self.after_gradient)
+
+    def put_on(self, weight: nn.Parameter) -> None:
+        """Give them to another Parameter."""
+        vars(weight).update(self.attributes)
+        for hook in self.on_gradient:
+            weight.register_hook(hook)
+        for after in self.after_gradient:
+            weight.register_post_accumulate_grad_hook(after)
+
+
+def marks_of(weight: nn.Parameter) -> Marks:
+    """The marks of a weight, without the weight."""
+    attributes = {name: value for name, value in vars(weight).items() if name != _OF_PARAMETERS}
+    if attributes:  # a fake tensor keeps its state there as well
+        of_torch = vars(weight.detach())
+        attributes = {name: value for name, value in attributes.items() if name not in of_torch}
+    hooks, after = weight._backward_hooks, weight._post_accumulate_grad_hooks
+    return Marks(attributes, tuple((hooks or {}).values()), tuple((after or {}).values()))
+
+
+def marks_by_name(module: nn.Module) -> dict[str, Marks]:
+    """The marks of a module's weights that have any."""
+    found = {name: marks_of(weight) for name, weight in module.named_parameters()}
+    return {name: marks for name, marks in found.items() if marks}
+
+
+def put_marks(module: nn.Module, marks: dict[str, Marks]) -> None:
+    """Give a module's weights, which were made anew, what those of the same names had."""
+    for name, of_weight in marks.items():
+        of_weight.put_on(module.get_parameter(name))

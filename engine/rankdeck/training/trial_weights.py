@@ -1,0 +1,222 @@
+"""Tensors like the run's weights, and gradients for them, to try an optimizer out on: see optimizer_check.py.
+
+All of a model's weights are there in its order, also those that other ranks hold; a rank's own are cut as it
+holds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import distribute_tensor
+
+from rankdeck.torch_compat.dtensors import is_dtensor, local_part
+from rankdeck.torch_compat.fake_tensors import active_mode
+from rankdeck.torch_compat.marks import Marks, marks_of
+
+_MOST_NUMBERS, _SIDE = 2**20, 192
+"""Of all trial weights together, and of a side of those that are cut down: optimizers often treat matrices
+from 128 on otherwise."""
+_MOST_WEIGHTS = 64
+"""Beyond it the first and the last of each kind stand for all."""
+_SPIKE = 30.0
+"""Times the norm of a usual step's gradients."""
+_SAME, _SAME_IN_FP64 = 1e-4, 1e-7
+"""Of what the steps change: rounding is far below, 16-bit arithmetic above."""
+
+
+@dataclass(frozen=True)
+class WeightInfo:
+    """What is known of a weight before any is cut. It has several names where it is tied."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_trained: bool
+    is_sparse: bool
+    marks: Marks
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def kind(self) -> tuple[Any, ...]:
+        attributes = tuple((name, str(value)[:40]) for name, value in self.marks.attributes.items())
+        return self.shape, self.dtype, self.is_trained, self.is_sparse, attributes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The weights of a whole model, in its order."""
+
+    weights: tuple[WeightInfo, ...] = ()
+
+    @property
+    def has_sparse(self) -> bool:
+        return any(weight.is_sparse for weight in self.weights)
+
+    def of_rank_0(self) -> Layout:
+        """With the magnitudes of rank 0, who may be the only one that has values. All ranks call this."""
+        shared: list[Any] = [[(weight.mean, weight.deviation) for weight in self.weights]]
+        dist.broadcast_object_list(shared, src=0)
+        known = zip(self.weights, shared[0], strict=True)
+        return Layout(tuple(replace(weight, mean=mean, deviation=std) for weight, (mean, std) in known))
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The layout of a model that is whole."""
+    sparse = {module.weight for module in model.modules() if is_sparse(module)}
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    found = []
+    for weight, own in names.items():
+        trained, size = weight.requires_grad, _magnitude(weight)
+        info = WeightInfo(
+            tuple(own), tuple(weight.shape), weight.dtype, trained, weight in sparse, marks_of(weight), *size
+        )
+        found.append(info)
+    return Layout(tuple(found))
+
+
+def is_sparse(module: nn.Module) -> bool:
+    """Whether it is an embedding with sparse gradients. A stage of a pipeline has the modules of others
+    without their weights."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or not module.sparse:
+        return False
+    weight: Tensor | None = module.weight
+    return weight is not None and weight.requires_grad
+
+
+def _magnitude(weight: Tensor) -> tuple[float, float]:
+    """The mean and the standard deviation of its numbers, where they have values."""
+    if weight.is_meta or active_mode() is not None or not weight.is_floating_point() or not weight.numel():
+        return 0.0, 1.0
+    values = weight.detach().flatten()[:_MOST_NUMBERS].double()
+    return float(values.mean()), float(values.std(correction=0))
+
+
+def trial_weights(
+    layout: Layout, module: nn.Module, dtype: torch.dtype, *, thorough: bool
+) -> list[TrialWeight]:
+    """A trial weight for each of the layout, cut as `module` holds it; few where nothing is to be compared.
+    In a run of fp64 (`dtype`) all weights are."""
+    held = dict(module.named_parameters(remove_duplicate=False))
+    by_kind: dict[tuple[Any, ...], list[WeightInfo]] = {}
+    for info in layout.weights:
+        by_kind.setdefault(info.kind(), []).append(info)
+    infos = list(layout.weights)
+    if not thorough or len(infos) > _MOST_WEIGHTS or active_mode() is not None:
+        ends = [info.names for same in by_kind.values() for info in (same[0], same[-1])]
+        infos = [info for info in infos if info.names in ends]
+    left = _MOST_NUMBERS if thorough else 0
+    device = next(module.parameters()).device
+    made = []
+    for index, info in enumerate(infos):
+        weight = next((held[name] for name in info.names if held.get(name) is not None), None)
+        is_whole = math.prod(info.shape) <= left
+        left -= math.prod(info.shape) if is_whole else 0
+        parts = weight.device_mesh.size() if weight is not None and is_dtensor(weight) else 1
+        most = parts * math.ceil(_SIDE / parts)
+        shape = info.shape if is_whole else tuple(min(size, most) for size in info.shape)
+        if dtype == torch.float64 and info.dtype.is_floating_point:
+            info = replace(info, dtype=dtype)
+        made.append(TrialWeight(index, info, shape, weight, device))
+    return made
+
+
+def draw_gradients(wholes: Sequence[TrialWeight], step: int, steps: int) -> list[Tensor | None]:
+    """The gradients of one step of all weights; None for one that is not trained.
+
+    Rows of zeros in every step; a spike in the first weight's first row in the middle, and one in the last
+    weight's last row two steps before the end.
+    """
+    gradients = [whole.drawn(step + 1) * whole.scale if whole.is_trained else None for whole in wholes]
+    for gradient in gradients:
+        if gradient is not None and gradient.ndim and len(gradient) > 2:
+            gradient[step % 3 :: 3] = 0
+    there = [gradient for gradient in gradients if gradient is not None]
+    spiked = {steps // 2: (0, 0), steps - 2: (-1, -1)}.get(step)
+    if spiked is not None and there:
+        norm = math.sqrt(sum(float(local_part(g).abs().double().square().sum()) for g in there))
+        weight, row = spiked
+        target = there[weight][row] if there[weight].ndim else there[weight]
+        target.fill_(_SPIKE * norm / math.sqrt(max(target.numel(), 1)))
+    return gradients
+
+
+class TrialWeight:
+    """A tensor like one weight of the model's, whole and as this rank holds it."""
+
+    def __init__(
+        self,
+        index: int,
+        info: WeightInfo,
+        shape: tuple[int, ...],
+        weight: nn.Parameter | None,
+        device: torch.device,
+    ) -> None:
+        self.index, self._info, self._shape, self._weight = index, info, shape, weight
+        self._device = device
+        self.is_held, self.is_trained = weight is not None, info.is_trained
+        self.scale = 10.0 ** -(2 + index % 3)
+        self.first = self.drawn(0) * info.deviation + info.mean
+
+    @property
+    def is_cut(self) -> bool:
+        return is_dtensor(self._weight)
+
+    def drawn(self, seed: int) -> Tensor:
+        """Normal numbers, the same on all ranks."""
+        generator = torch.Generator().manual_seed(1000 * self.index + seed)
+        dtype = torch.complex128 if self._info.dtype.is_complex else torch.float64
+        return torch.randn(self._shape, generator=generator, dtype=dtype).to(self._device, self._info.dtype)
+
+    def parameter(self) -> nn.Parameter:
+        """The whole of it, with what a person put on the weight: their optimizer may ask for it."""
+        made = nn.Parameter(self.first.clone(), requires_grad=self.is_trained)
+        Marks(self._info.marks.attributes).put_on(made)
+        return made
+
+    def as_held(self) -> nn.Parameter:
+        """This rank's part of it."""
+        made = nn.Parameter(self._cut(self.first).clone(), requires_grad=self.is_trained)
+        if self._weight is not None:  # not the layout's: what the rank's own has lost shows
+            Marks(marks_of(self._weight).attributes).put_on(made)
+        return made
+
+    def _cut(self, tensor: Tensor) -> Tensor:
+        weight = self._weight
+        if weight is None or not is_dtensor(weight):
+            return tensor
+        return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
+
+    def gradient(self, whole: Tensor | None, like: Tensor) -> Tensor | None:
+        """A gradient of it, as `like` is cut."""
+        if whole is None or is_dtensor(like):
+            return None if whole is None else self._cut(whole)
+        return whole.to_sparse(1) if self._info.is_sparse else whole
+
+    def differs(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
+        """Whether this rank's part is another one than in the whole, which went `path`."""
+        cut = [local_part(self._cut(whole)) for whole in (expected, path, self.first)]
+        return _differ(local_part(stepped), *cut)
+
+    def differs_whole(self, stepped: Tensor, expected: Tensor, path: Tensor) -> bool:
+        """The same for the whole of it."""
+        return _differ(stepped, expected, path, self.first)
+
+
+def _differ(ours: Tensor, theirs: Tensor, path: Tensor, first: Tensor) -> bool:
+    """Number by number, so that a spike in one hides none of the others. No number is equal to none."""
+    if not ours.numel():
+        return False
+    info = torch.finfo(ours.dtype)
+    same = _SAME_IN_FP64 if info.bits == torch.finfo(torch.float64).bits else _SAME
+    bound = same * path + 16 * info.eps * (first.abs() + path)
+    is_same = ((ours - theirs).abs() <= bound) | (ours.isnan() & theirs.isnan()) | (ours == theirs)
+    return not bool(is_same.all())
