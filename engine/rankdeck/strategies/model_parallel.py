@@ -106,7 +106,8 @@ class ModelParallel(Strategy):
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:
-        self._cut.renew_copies()
+        with self.ledger.paused():
+            self._cut.renew_copies()
         passing: Received = None
         output: Any = None
         for index, stage in enumerate(self.stage_modules):
