@@ -16,6 +16,7 @@ MUST_DIFFER = 1e-4
 
 OWN_MODELS = Path(__file__).with_name("own_models.py")
 _PADDED = Path(__file__).with_name("padded.py")
+_PAST_CUTS = Path(__file__).with_name("past_cuts.py")
 _GPT = "heads = 4, width = 32, context = 16, vocabulary = 64"
 WORKLOADS = {
     "mlp": 'model = { use = "mlp", args = { hidden = [32] } }\ndata = { use = "digits" }',
@@ -66,6 +67,19 @@ WORKLOADS = {
             "bare_blocks",
             "residual_once",
             "sparse",
+        )
+    },
+    **{
+        name: f'model = {{ use = "{_PAST_CUTS}:{name}" }}\ndata = {{ use = "digits" }}'
+        for name in (
+            "tied_by_function",
+            "late_temperature",
+            "gated_skip",
+            "counting",
+            "old_spectral_norm",
+            "detached_in_training",
+            "unused",
+            "frozen",
         )
     },
     "padded": f'model = {{ use = "{_PADDED}:model" }}\ndata = {{ use = "{_PADDED}:of_all_lengths" }}',

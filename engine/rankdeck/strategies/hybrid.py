@@ -264,6 +264,7 @@ class _Stages(PipelineParallel):
 
     def refuse_other_sizes(self) -> None:
         """Shards gather together, and each has batches of its own."""
+        super().refuse_other_sizes()
         if "shard" in self._axes:
             raise ModelError(
                 phrase(

@@ -26,9 +26,9 @@ from rankdeck.parallel.nested import cast, each_tensor, first_samples, num_sampl
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.stages import sums_of_first
+from rankdeck.parallel.pipelining.traced import other_sizes
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, backward, place
 from rankdeck.strategies.facts import LayerSplitFacts
-from rankdeck.torch_compat.modules import own_buffers
 
 
 class ModelParallel(Strategy):
@@ -57,19 +57,21 @@ class ModelParallel(Strategy):
         # A weight that several stages use lives on the first of them and travels to the others.
         self._lent = [self._lent_to(stage) for stage in range(len(setup.devices))]
 
+    def refuse_other_sizes(self) -> None:
+        if not self._cut.takes_any_batch:
+            raise other_sizes()
+
     def _place(self) -> None:
-        """Every tensor to the device of the first stage that holds it; later stages get their own buffers."""
-        placed: set[int] = set()
+        """Every weight to the device of the first stage that holds it; each stage has its own buffers."""
+        unused = self._cut.unused_by([0])
+        self._cut.separate_buffers(range(len(self.stage_modules)))
         for index, (stage, device) in enumerate(zip(self.stage_modules, self.setup.devices, strict=True)):
-            for module in stage.modules():
-                for name, buffer in own_buffers(module).items():
-                    if buffer is not None and id(buffer) in placed:
-                        own_buffers(module)[name] = buffer.clone()
-            own = [tensor for tensor in (*stage.parameters(), *stage.buffers()) if id(tensor) not in placed]
-            placed.update(map(id, own))
+            own: list[Tensor] = [weight for weight in stage.parameters() if self._cut.home(weight) == index]
+            own += stage.buffers()
+            own += unused if index == 0 else []
             move_in_place(own, device)
-            self.ledger.adopt(set(own) & set(stage.parameters()), index, "parameters")
-            self.ledger.adopt(set(own) & set(stage.buffers()), index, "buffers")
+            for kind, is_weight in (("parameters", True), ("buffers", False)):
+                self.ledger.adopt([t for t in own if isinstance(t, nn.Parameter) == is_weight], index, kind)
 
     def _lent_to(self, stage: int) -> list[tuple[int, str]]:
         """(home, name) of each weight that the stage borrows from an earlier one."""
@@ -104,6 +106,8 @@ class ModelParallel(Strategy):
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:
+        with self.ledger.paused():
+            self._cut.renew_copies()
         passing: Received = None
         output: Any = None
         for index, stage in enumerate(self.stage_modules):

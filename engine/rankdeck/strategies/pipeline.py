@@ -37,7 +37,8 @@ from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
 from rankdeck.parallel.pipelining.schedules import BY_HAND, rank_of_stages, theory_bubble
-from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic
+from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic, read_by
+from rankdeck.parallel.pipelining.traced import other_sizes
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import StageFacts
 
@@ -136,19 +137,26 @@ class PipelineParallel(Strategy):
         assert setup.sample is not None
         with self.ledger.paused():
             model = place(model_fn(), setup, torch.device("cpu"))
-            inputs = cast(setup.sample(self._microbatch)[0], setup.dtype)
+            inputs, targets = cast(setup.sample(self._microbatch), setup.dtype)
             # Shapes are found on the host, so the host's autocast says dtypes. Its cache would hand the cast
             # weights of a run on shapes to the next one, which is on values.
             with torch.autocast(
                 "cpu", torch.bfloat16, enabled=setup.precision == "bf16", cache_enabled=False
             ):
                 cut = cut_model(
-                    model, len(rank_of), self.options, inputs, self._microbatch, device=self.device
+                    model,
+                    len(rank_of),
+                    self.options,
+                    inputs,
+                    self._microbatch,
+                    device=self.device,
+                    read=lambda outputs: read_by(setup.loss, outputs, targets),
                 )
             self._sizes = _sizes_of(inputs)
             self._boundaries[self._sizes] = list(cut.boundaries)
             self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
             cut.keep_only(self.stages.own)
+            cut.separate_buffers(self.stages.own)
         self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
 
     def _place_stages(self) -> None:
@@ -181,6 +189,7 @@ class PipelineParallel(Strategy):
         if self._scheduled != self._sizes:
             with self.ledger.phase("communication"):
                 self._schedule, self._scheduled = self._make_schedule(), self._sizes
+        self.cut.renew_copies()
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
         self._schedule.run()
@@ -195,6 +204,10 @@ class PipelineParallel(Strategy):
         total: Any = sum(total for total, _ in sums)
         count: Any = sum(count for _, count in sums)
         return LossSum(total, count)
+
+    def refuse_other_sizes(self) -> None:
+        if not self.cut.takes_any_batch:
+            raise other_sizes()
 
     def know_sizes(self, batch: Batch) -> None:
         """Have the boundaries for batches like this one: where samples are padded to the longest of a batch,
@@ -252,6 +265,7 @@ class PipelineParallel(Strategy):
                 outputs = first_samples(outputs, valid[index])
             sums = sums + self.heldout_sums(outputs, wanted[index])
 
+        self.cut.renew_copies()
         with self.evaluating():
             self.stages.run(list(zip(fed, samples, strict=True)), finish)
         return sums

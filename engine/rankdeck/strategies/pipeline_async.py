@@ -21,7 +21,7 @@ et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DN
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.costs import like
-from rankdeck.parallel.pipelining.stages import Traffic, sums_of_first
+from rankdeck.parallel.pipelining.stages import Traffic, goes_back, leaving, sums_of_first
 from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup
 from rankdeck.strategies.facts import StageFacts
@@ -89,10 +89,12 @@ class AsyncPipeline(PipelineParallel):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         self.build_stages(model_fn, range(self.setup.world_size))
         self._place_stages()
-        if self.cut.shared_parameters():
+        if shared := self.cut.shared_parameters():
+            names = {id(parameter): name for name, parameter in self.module.named_parameters()}
             raise ModelError(
                 phrase(
-                    "A weight is shared by stages that update it at different times: its copies would drift."
+                    "{weight} is used by stages that update it at different times: its copies would drift.",
+                    weight=names.get(id(shared[0][0]), "A weight"),
                 ),
                 path="strategy.use",
                 advice=phrase(
@@ -138,7 +140,7 @@ class AsyncPipeline(PipelineParallel):
                 total, output = loss.detach(), (loss * scale,)
         if self._behind:
             leaves = self.cut.boundaries[self._stage + 1]
-            output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, leaves, strict=True))
+            output = tuple(leaving(tensor, shape) for tensor, shape in zip(output, leaves, strict=True))
             self._send(output, self._stage + 1, self._onward)
         self._under_way.append(
             _Microbatch(self._num_forwarded, version, received, output, count, _storages((inputs, targets)))
@@ -170,8 +172,7 @@ class AsyncPipeline(PipelineParallel):
         gradients, count = self._received_back(done)
         weights = self._versions.weights(done.version)
         wanted = [tensor for tensor in done.received if tensor.requires_grad]
-        outputs = [tensor for tensor in done.outputs if tensor.is_floating_point()]
-        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+        pairs = [pair for pair in zip(done.outputs, gradients, strict=True) if pair[0].requires_grad]
         marked = self.spans.phase(0, "backward", stage=self._stage, microbatch=done.number)
         with marked, self._versions.using(done.version):
             computed = torch.autograd.grad(
@@ -180,11 +181,13 @@ class AsyncPipeline(PipelineParallel):
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
-        del done, outputs, pairs, gradients
+        del done, pairs, gradients
         if self._stage:
+            enters = [shape for shape in self.cut.boundaries[self._stage] if shape.dtype.is_floating_point]
             back = [
                 torch.zeros_like(tensor) if gradient is None else gradient
-                for tensor, gradient in zip(wanted, computed[len(weights) :], strict=True)
+                for tensor, gradient, shape in zip(wanted, computed[len(weights) :], enters, strict=True)
+                if goes_back(shape, gradient)
             ]
             count_back = torch.tensor([float(count)], dtype=torch.float64, device=self.device)
             self._send((*back, count_back), self._stage - 1, self._backward)
@@ -197,17 +200,19 @@ class AsyncPipeline(PipelineParallel):
         if self._num_retired % self._parts == 0:
             self._update()
 
-    def _received_back(self, done: _Microbatch) -> tuple[list[Tensor], Any]:
-        """Gradients of what this stage handed on, and the count of targets, which the last stage knows."""
+    def _received_back(self, done: _Microbatch) -> tuple[Sequence[Tensor | None], Any]:
+        """Gradients of what this stage handed on, None where none comes back; and the count of targets, which
+        the last stage knows."""
         if not self._behind:
             return [torch.ones_like(output) for output in done.outputs], done.count
-        left = like(self.cut.boundaries[self._stage + 1], done.outputs)
-        boundary = tuple(shape for shape in left if shape.dtype.is_floating_point)
+        handed_on = like(self.cut.boundaries[self._stage + 1], done.outputs)
+        boundary = tuple(shape for shape in handed_on if shape.goes_back)
         with self.ledger.phase("communication"):
             gradients = self.stages.receive(boundary, self.setup.part_batch, self._stage + 1, self._backward)
             count = torch.empty(1, dtype=torch.float64, device=self.device)
         dist.recv(count, self._stage + 1, group=self._backward)
-        return list(gradients), count[0]
+        known = iter(gradients)
+        return [next(known) if shape.goes_back else None for shape in handed_on], count[0]
 
     def _update(self) -> None:
         needed = {microbatch.version for microbatch in self._under_way}

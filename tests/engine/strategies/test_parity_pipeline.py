@@ -133,6 +133,51 @@ def test_what_goes_around_a_cut_takes_its_gradient_along() -> None:
     assert largest_difference(in_this_process(toml), of_one_device("residual_once")) <= BARS["fp32"]
 
 
+def with_adamw(toml: str) -> str:
+    """AdamW shrinks every weight that has a gradient, if it is zero."""
+    return toml.replace('{ use = "sgd", lr = 0.02 }', '{ use = "adamw", lr = 0.01, weight_decay = 0.1 }')
+
+
+@cache
+def of_one_device_with_adamw(workload: str) -> dict[str, Tensor]:
+    return in_this_process(with_adamw(configuration(workload, precision="fp64")))
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("workload", "schedule"),
+    [
+        ("tied_by_function", "1f1b"),
+        ("late_temperature", "1f1b-by-hand"),
+        ("late_temperature", "zbv"),
+        ("gated_skip", "gpipe"),
+        ("detached_in_training", "1f1b"),
+        ("detached_in_training", "1f1b-by-hand"),
+        ("unused", "1f1b"),
+        ("frozen", "1f1b"),
+        ("frozen", "1f1b-by-hand"),
+    ],
+)
+def test_what_is_used_past_a_cut_or_has_no_gradient_is_as_on_one_device(
+    ranks: tuple[int, RankSet], workload: str, schedule: str
+) -> None:
+    toml = configuration(workload, pipeline(schedule, 2), 2, precision="fp64")
+    weights = ranks[1].train(with_adamw(toml))
+    assert largest_difference(weights, of_one_device_with_adamw(workload)) <= BARS["fp64"]
+
+
+@pytest.mark.parametrize(
+    "workload",
+    ["tied_by_function", "late_temperature", "gated_skip", "counting", "old_spectral_norm", "frozen"],
+)
+def test_layers_on_several_devices_use_what_one_does(workload: str) -> None:
+    toml = configuration(workload, '{ use = "model" }', 2, precision="fp64")
+    assert (
+        largest_difference(in_this_process(with_adamw(toml)), of_one_device_with_adamw(workload))
+        <= BARS["fp64"]
+    )
+
+
 @pytest.mark.parametrize(("ranks", "schedule"), by_turns(["1f1b", "1f1b-by-hand", "zbv"]), indirect=["ranks"])
 def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], schedule: str) -> None:
     assert distance(ranks, "gpt", schedule, without_sync=True) > MUST_DIFFER

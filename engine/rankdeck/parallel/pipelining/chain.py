@@ -12,7 +12,7 @@ Read find.py next: where the units of a model come from.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from rankdeck.parallel.nested import call
 
 Received = tuple[Tensor, ...] | None
 
+UNITS_ADVICE = phrase(
+    "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
+)
+
 
 class Chain(ABC):
     """A model that can be cut before any of its units but the first."""
@@ -30,6 +34,10 @@ class Chain(ABC):
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self.model = model
         self.names = list(names)
+        self.owners: dict[int, int] = {}
+        """Per buffer, by identity: the first unit whose forward leaves in it what the model's does."""
+        self.mark_blank: Callable[[Tensor, Iterable[str]], None] | None = None
+        """Called with each tensor that stands for one that a stage lacks, and with the name of that."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -37,7 +45,9 @@ class Chain(ABC):
     reads_inputs: ClassVar[bool] = True
     """Whether stages after the first look at the model's inputs."""
     takes_any_batch: bool = True
-    """Whether a stage runs for other batch sizes than that of the sample."""
+    """Whether a stage runs for other batch sizes, and other sizes of samples, than those of the sample."""
+    runs_own_modules: ClassVar[bool] = False
+    """Whether stages run the model's own modules, not copies of them over the same weights."""
 
     @abstractmethod
     def stage(self, start: int, end: int) -> nn.Module:
@@ -47,9 +57,13 @@ class Chain(ABC):
         """Stages of one unit, one after another."""
         return (self.stage(index, index + 1) for index in range(len(self)))
 
+    @abstractmethod
+    def only(self, starts: Sequence[int]) -> Chain:
+        """The model with fewer possible cuts: before the units `starts`, the first one not among them."""
+
     def holds_weights(self) -> list[bool]:
-        """Per unit: whether it has a parameter that can be trained."""
-        return [any(parameter.requires_grad for parameter in unit.parameters()) for unit in self.units()]
+        """Per unit: whether it has a parameter, frozen or not: an optimizer asks for one."""
+        return [any(True for _ in unit.parameters()) for unit in self.units()]
 
 
 def handed_on(output: Any, unit: str) -> tuple[Tensor, ...]:
@@ -75,13 +89,22 @@ class UnitChain(Chain):
     """Units that are modules of the model, each fed what the one before returned."""
 
     reads_inputs = False
+    runs_own_modules = True
 
-    def __init__(self, model: nn.Module, units: Sequence[tuple[str, nn.Module]]) -> None:
-        super().__init__(model, [name for name, _ in units])
-        self._units = [unit for _, unit in units]
+    def __init__(
+        self, model: nn.Module, units: Sequence[tuple[str, nn.Module]], starts: Sequence[int] | None = None
+    ) -> None:
+        """`starts`: the units before which a cut may be, by default all but the first."""
+        self._ends = [0, *(range(1, len(units)) if starts is None else starts), len(units)]
+        super().__init__(model, [units[start][0] for start in self._ends[:-1]])
+        self._units = units
 
     def stage(self, start: int, end: int) -> nn.Module:
-        return UnitStage(self.names[start:end], self._units[start:end], is_last=end == len(self))
+        units = self._units[self._ends[start] : self._ends[end]]
+        return UnitStage([name for name, _ in units], [unit for _, unit in units], is_last=end == len(self))
+
+    def only(self, starts: Sequence[int]) -> Chain:
+        return UnitChain(self.model, self._units, [self._ends[start] for start in starts])
 
 
 class UnitStage(nn.Module):

@@ -92,11 +92,17 @@ class StageCommunication:
         return self.rank_of[-1] == self.rank
 
     def sum_tied_gradients(self) -> None:
-        """Stages that share a weight each found a part of its gradient; all of them get the sum."""
+        """Stages that share a weight each found a part of its gradient; all of them get the sum. Where none
+        found any, none gets one: optimizers leave such a weight alone."""
         for parameter, group in self.tied():
+            lacks = parameter.grad is None
+            num_found = torch.tensor(float(not lacks), device=self.device)
+            dist.all_reduce(num_found, group=group)
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(local_part(parameter.grad), group=group)
+            if lacks and not num_found:
+                parameter.grad = None
 
     def tied_bytes(self) -> int:
         """Sent per step by this rank for tied weights, by the formula of an all-reduce."""

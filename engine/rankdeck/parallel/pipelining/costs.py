@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,13 @@ from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import each_tensor, first_samples
 from rankdeck.parallel.pipelining.chain import Chain, Received
-from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
+from rankdeck.parallel.pipelining.probing import (
+    on_shapes,
+    on_trial,
+    results_of,
+    weights_behind,
+    without_effects,
+)
 from rankdeck.torch_compat.dispatch import storage_key
 
 _TIMED_RUNS = 3
@@ -36,6 +42,13 @@ class TensorShape:
     dtype: torch.dtype
     by_sample: bool = True
     """Whether its first dim is the batch."""
+    has_gradient: bool = True
+    """Whether the loss depends on it in a way that autograd follows."""
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a gradient comes back for it."""
+        return self.dtype.is_floating_point and self.has_gradient
 
     def empty(self, device: torch.device | str, num_samples: int | None = None) -> Tensor:
         """A tensor like it on a device, for as many samples or another number of them."""
@@ -88,7 +101,7 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     with without_effects(chain.model), torch.no_grad():
         boundaries = on_shapes(run, inputs, chain.model)
     for name, boundary in zip(chain.names, boundaries, strict=True):
-        if boundary and not boundary[0].by_sample:
+        if boundary and chain.takes_any_batch and not boundary[0].by_sample:
             raise ModelError(
                 phrase(
                     "Unit {name} receives a tensor of shape {shape} for {num_samples} samples; "
@@ -101,6 +114,41 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
                 advice=phrase("Hand the batch on as the first dim, or cut elsewhere."),
             )
     return boundaries
+
+
+def with_gradients(
+    boundaries: Sequence[Boundary], chain: Chain, inputs: Any, read: Callable[[Any], Sequence[Tensor]]
+) -> list[Boundary]:
+    """The same boundaries, knowing which tensors get no gradient: what they were made with has none on one
+    device, and an optimizer leaves that alone. `read` gives what the loss reads of the model's outputs.
+    """
+
+    def run(inputs: Any) -> list[list[bool]]:
+        entered: list[tuple[Tensor, ...]] = [()]
+        given: list[Sequence[Tensor]] = []
+        output: Any = None
+        for unit in chain.units():
+            output = unit.train()(entered[-1] or None, inputs)
+            given.append(results_of(output))
+            entered.append(
+                tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in given[-1])
+            )
+        reached = weights_behind(read(output))
+        found: list[list[bool]] = []
+        for index in reversed(range(len(given))):
+            goes_back = [id(leaf) in reached for leaf in entered[index]]
+            made = given[index - 1] if index else ()
+            goes_back = [back and tensor.requires_grad for back, tensor in zip(goes_back, made, strict=True)]
+            found.append(goes_back)
+            reached = weights_behind([tensor for tensor, back in zip(made, goes_back, strict=True) if back])
+        return found[::-1]
+
+    with on_trial(chain.model, inputs, frozen=True):
+        found = on_shapes(run, inputs, chain.model)
+    return [
+        tuple(replace(one, has_gradient=back) for one, back in zip(*pair, strict=True))
+        for pair in zip(boundaries, found, strict=True)
+    ]
 
 
 def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:

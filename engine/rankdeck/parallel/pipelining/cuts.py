@@ -80,7 +80,7 @@ def given_cuts(
                     names=", ".join(names[start:end]),
                 ),
                 path="strategy.cuts",
-                advice=phrase("Move a cut so that each stage holds weights that can be trained."),
+                advice=phrase("Move a cut so that each stage holds weights."),
             )
     return cuts
 

@@ -7,7 +7,8 @@ that no unit uses belongs to the first stage. Read communication.py next, then t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from rankdeck.parallel.pipelining.chain import Chain
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cuts import balanced_cuts, given_cuts
 from rankdeck.parallel.pipelining.find import find_chain
-from rankdeck.torch_compat.modules import own_tensors, split_state
+from rankdeck.torch_compat.modules import own_buffers, own_tensors, split_state
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,46 @@ class CutModel:
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
         self.boundaries = [*(boundaries[start] for start in starts), ()]
         self.stages = [chain.stage(start, end) for start, end in zip(starts, ends, strict=True)]
-        self._holders = self._find_holders()
+        self._copies: list[tuple[Any, Tensor]] = []
+        self._holders = self._find_holders(chain.owners, ends)
         self.weights = [
             Weight(name, tensor.shape, tensor.dtype, self._holders.get(id(tensor), (0,)))
             for name, tensor in split_state(self.model)[0].items()
         ]
 
-    def _find_holders(self) -> dict[int, tuple[int, ...]]:
+    def _find_holders(self, owners: dict[int, int], ends: list[int]) -> dict[int, tuple[int, ...]]:
+        """By identity, the stages that hold a tensor; first the one that a buffer's value is taken from."""
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
             for tensor in weights_and_buffers(stage):
                 holders[id(tensor)] = (*holders.get(id(tensor), ()), index)
+        for buffer, unit in owners.items():
+            owner = bisect.bisect(ends, unit)
+            others = tuple(index for index in holders.get(buffer, ()) if index != owner)
+            holders[buffer] = (owner, *others)
         return holders
+
+    def home(self, tensor: Tensor) -> int:
+        """The stage whose tensor is the model's; other stages that hold it have copies."""
+        return self._holders.get(id(tensor), (0,))[0]
+
+    def separate_buffers(self, stages: Iterable[int]) -> None:
+        """Stages of one process count apart: of those that hold a buffer, the first keeps the model's."""
+        together = list(stages)
+        for index in together:
+            own: dict[int, Tensor] = {}
+            for table in [own_buffers(module) for module in self.stages[index].modules()]:
+                for name, buffer in table.items():
+                    holders = self._holders.get(id(buffer), (index,))
+                    if buffer is not None and next(s for s in holders if s in together) != index:
+                        table[name] = own.setdefault(id(buffer), buffer.clone())
+                        self._copies.append((table[name], buffer))
+
+    @torch.no_grad()
+    def renew_copies(self) -> None:
+        """At the start of a forward every stage has what the model's buffers hold."""
+        for copy, buffer in self._copies:
+            copy.copy_(buffer)
 
     def shared_parameters(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
         """Parameters that several stages hold, with those stages, in the model's order."""
@@ -96,10 +125,13 @@ def cut_model(
     num_samples: int,
     *,
     device: torch.device,
+    read: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
     """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
 
-    `inputs` is a batch of `num_samples` as each stage will see it. All ranks of the run call this together.
+    `inputs` is a batch of `num_samples` as each stage will see it; `read` gives what the loss reads of
+    what the model returns for it, where gradients travel from stage to stage. All ranks of the run call this
+    together.
 
     Raises: ModelError, ConfigError.
     """
@@ -113,7 +145,10 @@ def cut_model(
             # Rank 0's measured times for all: every pipeline of a mesh must cut alike.
             dist.broadcast_object_list(shared, src=0)
         cuts = balanced_cuts(shared[0], num_stages, holds_weights)
-    return CutModel(chain, cuts, costs.boundaries(chain, inputs, num_samples))
+    boundaries = costs.boundaries(chain, inputs, num_samples)
+    if read is not None:
+        boundaries = costs.with_gradients(boundaries, chain, inputs, read)
+    return CutModel(chain, cuts, boundaries)
 
 
 def weights_and_buffers(module: nn.Module) -> list[Tensor]:

@@ -22,15 +22,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.chain import Chain, Received
-from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
+from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, results_of, same_weights, weights_behind
 from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing
 from rankdeck.torch_compat.dispatch import tree_leaves, tree_map
 from rankdeck.torch_compat.modules import own_tensors
@@ -42,20 +45,29 @@ class _HandOn(Exception):  # noqa: N818 - it ends a stage's forward and is no er
     pass
 
 
-def observe(model: nn.Module, inputs: Any) -> list[Seen]:
-    """The modules that may be units, in the order in which they ran, each of them once."""
+@dataclass(frozen=True)
+class Observed:
+    """The modules that may be units: those that ran once in training, in that order, and those that did not
+    run at all."""
 
-    def run(shapes: Any) -> list[Seen]:
-        watch = UnitWatch()
-        with contextlib.ExitStack() as hooks:
-            for name, unit in _open(model, ""):
-                enter, leave = functools.partial(watch.enter, name), functools.partial(watch.leave, name)
-                hooks.enter_context(unit.register_forward_pre_hook(enter, with_kwargs=True))
-                hooks.enter_context(unit.register_forward_hook(leave))
-            output = call(model, shapes)
-        return watch.seen(output)
+    units: Sequence[Seen]
+    idle: Sequence[str]
 
-    with without_effects(model), torch.enable_grad():
+
+def observe(model: nn.Module, inputs: Any) -> Observed:
+    """Watch one forward in training."""
+
+    def run(shapes: Any) -> Observed:
+        watched, watch = same_weights(model).train(), UnitWatch()
+        names = []
+        for name, unit in _open(watched, ""):
+            names.append(name)
+            unit.register_forward_pre_hook(functools.partial(watch.enter, name), with_kwargs=True)
+            unit.register_forward_hook(functools.partial(watch.leave, name))
+        units = watch.seen(call(watched, shapes))
+        return Observed(units, [name for name in names if name not in watch.ran()])
+
+    with on_trial(model, inputs):
         return on_shapes(run, inputs, model)
 
 
@@ -84,18 +96,55 @@ def _is_plain(module: nn.Module) -> bool:
 class ObservedChain(Chain):
     """Units are groups of modules that ran between two possible cuts; a group is named by its first."""
 
-    def __init__(self, model: nn.Module, seen: Sequence[Seen], num_samples: int) -> None:
-        self._starts = [index for index, unit in enumerate(seen) if unit.can_cut or not index]
-        super().__init__(model, [seen[start].name for start in self._starts])
-        self._seen = seen
+    def __init__(self, model: nn.Module, observed: Observed, num_samples: int, inputs: Any) -> None:
+        units = observed.units
+        self._starts = [index for index, unit in enumerate(units) if unit.can_cut or not index]
+        super().__init__(model, [units[start].name for start in self._starts])
+        self._observed = observed
         self._num_samples = num_samples
+        self._inputs = inputs
+        self._used: list[set[int]] = self._find_used()
+
+    def _find_used(self) -> list[set[int]]:
+        """Per unit: the weights, by identity, that its results come from, in training or in evaluation."""
+
+        def run(inputs: Any) -> list[set[int]]:
+            used: list[set[int]] = [set() for _ in self.names]
+            units = [self._stage(index, index + 1, None) for index in range(len(self))]
+            for training in (True, False):
+                received: Received = None
+                for unit, weights in zip(units, used, strict=True):
+                    with contextlib.suppress(Exception):  # such a cut will be found not to be one
+                        results = results_of(unit.train(training)(received, inputs))
+                        weights |= weights_behind(results)
+                        received = tuple(_entering(tensor) for tensor in results)
+            return used
+
+        with on_trial(self.model, self._inputs):
+            return on_shapes(run, self._inputs, self.model)
 
     def stage(self, start: int, end: int) -> nn.Module:
-        ends = [*self._starts, len(self._seen)]
-        return _ObservedStage(self.model, self._seen, ends[start], ends[end], self._num_samples)
+        return self._stage(start, end, set[int]().union(*self._used[start:end]))
+
+    def _stage(self, start: int, end: int, used: set[int] | None) -> _ObservedStage:
+        ends = [*self._starts, len(self._observed.units)]
+        stage = _ObservedStage(self.model, self._observed.units, ends[start], ends[end], self._num_samples)
+        stage.mark_blank = self.mark_blank
+        if used is not None:
+            stage.refuse(self._observed.idle, used)
+            stage.keep_only(used)
+        return stage
+
+    def only(self, starts: Sequence[int]) -> Chain:
+        wanted = {self._starts[start] for start in starts}
+        units = [replace(unit, can_cut=index in wanted) for index, unit in enumerate(self._observed.units)]
+        observed = replace(self._observed, units=units)
+        return ObservedChain(self.model, observed, self._num_samples, self._inputs)
 
 
 class _ObservedStage(nn.Module):
+    mark_blank: Callable[[Tensor, Iterable[str]], None] | None = None
+
     def __init__(
         self, model: nn.Module, seen: Sequence[Seen], start: int, end: int, num_samples: int
     ) -> None:
@@ -106,15 +155,10 @@ class _ObservedStage(nn.Module):
         self._shape = seen[start].arguments[0].shape if start else None
         self._received: dict[int, Tensor] = {}
         self._to_hand_on: dict[int, Tensor] = {}
-        if start > 0:
-            # Weights of the modules above the units are the first stage's; what the others make of zeros in
-            # their place is thrown away with everything else before their first unit.
-            for name in _above([unit.name for unit in seen]):
-                _empty(self.model.get_submodule(name))
-            for name in _aliases(self.model, seen):
-                _empty(self.model.get_submodule(name))
+        self._units = [unit.name for unit in seen[start:end]]
+        self._elsewhere = [unit.name for unit in (*seen[:start], *seen[end:])]
         for unit in seen[:start]:
-            self._hollow(unit.name, functools.partial(self._stand_in, unit.returned))
+            self._hollow(unit.name, functools.partial(self._stand_in, unit))
         for unit in seen[start:end]:
             module = self.model.get_submodule(unit.name)
             module.register_forward_pre_hook(functools.partial(self._take, unit), with_kwargs=True)
@@ -122,23 +166,51 @@ class _ObservedStage(nn.Module):
         for unit in seen[end:]:
             self._hollow(unit.name, functools.partial(self._end, unit))
 
+    def keep_only(self, used: set[int]) -> None:
+        """The stage keeps its own units, the weights `used`, and the buffers of what is no unit: every stage
+        runs the code around them. Everything else becomes blank: models ask for a weight's dtype.
+        """
+        own = {module for name in self._units for module in self.model.get_submodule(name).modules()}
+        other = {module for name in self._elsewhere for module in self.model.get_submodule(name).modules()}
+        for path, module in self.model.named_modules():
+            if module not in own:
+                tables = own_tensors(module) if module in other else own_tensors(module)[:1]
+                for table in tables:
+                    for name, tensor in list(table.items()):
+                        if tensor is not None and id(tensor) not in used:
+                            del table[name]
+                            own_name = f"{path}.{name}" if path else name
+                            blank = self._blank(own_name, tensor.shape, tensor.dtype, tensor.device)
+                            object.__setattr__(module, name, blank)
+
+    def refuse(self, idle: Sequence[str], used: set[int]) -> None:
+        """Modules that did not run when the model was watched must not run now: the stage lacks them."""
+        for name in idle:
+            module = self.model.get_submodule(name)
+            if not used.issuperset(map(id, module.parameters())):
+                module.forward = _refuse_module
+
     def forward(self, received: Received, inputs: Any) -> Any:
         self._received = dict(zip(self._enters, received or (), strict=True))
         # What was received and is needed further on passes through.
         self._to_hand_on = {value: self._received[value] for value in self._leaves if value in self._received}
         try:
-            return call(self.model, inputs)
+            output = call(self.model, inputs)
+            if self._leaves:
+                raise _another_path()
+            return output
         except _HandOn:
+            if not self._to_hand_on.keys() >= set(self._leaves):
+                raise _another_path() from None
             return tuple(self._to_hand_on[value] for value in self._leaves)
         finally:
             self._received, self._to_hand_on = {}, {}
 
     def _hollow(self, name: str, forward: Callable[..., Any]) -> None:
-        """A unit of another stage: it keeps its structure, because models ask for a weight's dtype, but
-        neither weights nor a forward of its own."""
+        """A unit of another stage: it keeps its structure, but neither a forward of its own nor hooks."""
         unit = self.model.get_submodule(name)
-        for module in unit.modules():
-            _empty(module)
+        kind: Any = type(unit)
+        unit.__class__ = _without_hooks(kind)
         unit.forward = forward
 
     def _take(
@@ -165,11 +237,11 @@ class _ObservedStage(nn.Module):
         self._take(unit, None, args, kwargs)
         raise _HandOn
 
-    def _stand_in(self, returned: Any, *_args: Any, **_kwargs: Any) -> Any:
+    def _stand_in(self, unit: Seen, *_args: Any, **_kwargs: Any) -> Any:
         """What a unit before the stage returns: what was received, else its shape only."""
-        return tree_map(self._make, returned)
+        return tree_map(functools.partial(self._make, unit.name), unit.returned)
 
-    def _make(self, returned: Returned | None) -> Tensor | None:
+    def _make(self, name: str, returned: Returned | None) -> Tensor | None:
         if returned is None or returned.value in self._received:
             return None if returned is None else self._received[returned.value]
         first, shape = self._received[self._enters[0]], returned.shape
@@ -177,31 +249,50 @@ class _ObservedStage(nn.Module):
             shape = first.shape  # of the size that this batch has, whatever the one that was watched had
         elif shape and shape[0] == self._num_samples:
             shape = torch.Size((len(first), *shape[1:]))
-        return torch.zeros((), dtype=returned.dtype, device=first.device).expand(shape)
+        return self._blank(name, shape, returned.dtype, first.device)
+
+    def _blank(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Zeros that take no memory. What is computed with them is dropped; should the model's code come to
+        need them later, a gradient will flow to them."""
+        blank = torch.zeros((), dtype=dtype, device=device).expand(shape)
+        if dtype.is_floating_point:
+            blank.requires_grad_()
+            blank.register_hook(functools.partial(_refuse_gradient, name))
+        if self.mark_blank is not None:
+            self.mark_blank(blank, [name])
+        return blank
 
 
-def _above(units: Sequence[str]) -> set[str]:
-    """Names of the modules that hold units, the model itself ("") included."""
-    above = {""}
-    for name in units:
-        while name := name.rpartition(".")[0]:
-            above.add(name)
-    return above
+@functools.cache
+def _without_hooks(kind: Any) -> Any:
+    """The class, but a call runs the forward alone: what hooks would change is on another stage."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__call__": run, "__module__": kind.__module__})
 
 
-def _aliases(model: nn.Module, seen: Sequence[Seen]) -> list[str]:
-    """Modules that never ran, all of whose weights are also those of units (T5's `shared`)."""
-    ran = {unit.name for unit in seen}
-    weights = {id(weight) for name in ran for weight in model.get_submodule(name).parameters()}
-    others = [(name, list(module.parameters())) for name, module in _open(model, "") if name not in ran]
-    return [name for name, own in others if own and weights.issuperset(map(id, own))]
+def _entering(tensor: Tensor) -> Tensor:
+    """A tensor as it comes to the next unit: what it was made of is out of sight."""
+    return tensor.detach().requires_grad_(tensor.is_floating_point()).clone()
 
 
-def _empty(module: nn.Module) -> None:
-    """Zeros that take no memory in place of the module's own weights."""
-    for kind in own_tensors(module):
-        for name, tensor in list(kind.items()):
-            if tensor is not None:
-                del kind[name]
-                zeros = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-                object.__setattr__(module, name, zeros)
+def _refuse_gradient(name: str, _gradient: Tensor) -> None:
+    raise ModelError(
+        phrase("A stage needs {name} of another one, and did not when the model was cut.", name=name),
+        path="strategy.use",
+        advice=phrase('Let all batches run the same operations, or use strategy.use = "ddp" or "fsdp".'),
+    )
+
+
+def _another_path() -> ModelError:
+    return ModelError(
+        phrase("The model runs other modules in this batch than in the one for which it was cut."),
+        path="strategy.use",
+        advice=phrase('Let all batches run the same modules, or use strategy.use = "ddp" or "fsdp".'),
+    )
+
+
+def _refuse_module(*_args: Any, **_kwargs: Any) -> None:
+    raise _another_path()

@@ -106,13 +106,14 @@ class HandWrittenSchedule:
         ledger: AnyLedger,
     ) -> None:
         self._runner = runner
+        self._stages = stages
         self._device = stages.device
         self._peers = Peers(stages.group)
         self._num_microbatches = num_microbatches
         self._traffic = traffic
         self._ledger = ledger
         stage, boundaries = runner.index, stages.cut.boundaries
-        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.dtype.is_floating_point)
+        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.goes_back)
         self._previous = Neighbour(functools.partial(self._exchange, stage - 1), boundaries[stage])
         self._following = Neighbour(functools.partial(self._exchange, stage + 1), gradients)
 
@@ -141,8 +142,8 @@ class HandWrittenSchedule:
     def _forward(self, microbatch: int, received: Tensors) -> Tensors:
         runner = self._runner
         runner.microbatch = microbatch
-        for tensor in received:
-            tensor.requires_grad_(tensor.is_floating_point())
+        for tensor, shape in zip(received, self._stages.cut.boundaries[runner.index], strict=True):
+            tensor.requires_grad_(shape.goes_back)
         with self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch):
             output = runner(*received)
         self._traffic.forwarded()
@@ -155,9 +156,11 @@ class HandWrittenSchedule:
             module.set_is_last_backward(is_last)
             module.set_reshard_after_backward(is_last, recurse=False)
             module.set_requires_gradient_sync(is_last, recurse=False)
-        floating = [tensor for tensor in outputs if tensor.is_floating_point()]
-        known = list(gradients) if gradients else [None] * len(floating)
-        pairs = [pair for pair in zip(floating, known, strict=True) if pair[0].requires_grad]
+        leaving = self._stages.cut.boundaries[self._runner.index + 1]
+        if leaving:
+            outputs = tuple(tensor for tensor, shape in zip(outputs, leaving, strict=True) if shape.goes_back)
+        known = gradients if leaving else (None,)
+        pairs = [pair for pair in zip(outputs, known, strict=True) if pair[0].requires_grad]
         with self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch):
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
         self._traffic.backwarded()

@@ -4,7 +4,10 @@ random number, and under fake tensors no time either.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,12 +16,67 @@ import torch
 from torch import nn
 
 from rankdeck.parallel.nested import tensors_of
-from rankdeck.torch_compat.dispatch import tree_map
+from rankdeck.torch_compat.dispatch import DispatchMode, OpOverload, computed, tree_map
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 T = TypeVar("T")
 _AT_ONCE = 100_000_000
 """Weights times numbers that enter: some milliseconds of a CPU, where shapes take most of a second."""
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Weights, buffers and random numbers put back at the end. The function that it gives moves weights off
+    their first values, always in the same way, and puts buffers back: no weight stays at zero or at one."""
+    tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    kept = [tensor.detach().clone() for tensor in tensors]
+
+    def put_back(*, moved: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for tensor, first in zip(tensors, kept, strict=True):
+            value = first
+            if moved and isinstance(tensor, nn.Parameter) and first.is_floating_point():
+                noise = 0.1 * torch.rand(first.shape, generator=generator).to(first)
+                value = torch.where(first == 0, noise, first * (1 + noise))
+            tensor.data.copy_(value)
+
+    python = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield functools.partial(put_back, moved=True)
+    finally:
+        put_back(moved=False)
+        random.setstate(python)
+
+
+class _Repeatable(DispatchMode):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            torch.manual_seed(0)
+        return computed(func, args, kwargs)
+
+
+def repeatable() -> DispatchMode:
+    """Every operation that draws random numbers draws the same ones, in whatever order they are asked."""
+    return _Repeatable()
+
+
+@contextmanager
+def all_trainable(model: nn.Module) -> Iterator[None]:
+    """Frozen weights take part in autograd too."""
+    frozen = [
+        weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad
+    ]
+    for weight in frozen:
+        weight.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
 
 
 @contextmanager
@@ -36,6 +94,19 @@ def without_effects(model: nn.Module) -> Iterator[None]:
             module.training = training
         for buffer, value in kept:
             buffer.detach().copy_(value)
+
+
+@contextmanager
+def on_trial(model: nn.Module, inputs: Any, *, frozen: bool = False) -> Iterator[None]:
+    """As `without_effects`; a model that is not worked out on shapes gets its weights back too, which some
+    write in their first forward in training. Weights that are frozen take part in autograd, unless they are
+    to stay `frozen`."""
+    with contextlib.ExitStack() as stack:
+        if is_cheap(model, inputs):
+            stack.enter_context(unchanged(model))
+        stack.enter_context(without_effects(model))
+        stack.enter_context(torch.enable_grad() if frozen else all_trainable(model))
+        yield
 
 
 def same_weights(model: nn.Module) -> nn.Module:
@@ -74,14 +145,41 @@ def _number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any
     return known.get(root, -1)
 
 
+def weights_behind(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """The leaves that autograd would give gradients from these tensors, by identity."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    known = set(waiting)
+    found = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
+    while waiting:
+        node = waiting.pop()
+        if (weight := getattr(node, "variable", None)) is not None:
+            found.add(id(weight))
+        following = {giver for giver, _ in node.next_functions if giver is not None} - known
+        known |= following
+        waiting += following
+    return found
+
+
+def results_of(outputs: Any) -> list[torch.Tensor]:
+    """Every tensor of what a model returns, the fields of an object included."""
+    if isinstance(outputs, torch.Tensor | dict | tuple | list) or not hasattr(outputs, "__dict__"):
+        return tensors_of(outputs)
+    return tensors_of(vars(outputs))
+
+
+def is_cheap(model: nn.Module, inputs: Any) -> bool:
+    """Whether a forward takes some milliseconds of a CPU: less than working out its shapes."""
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    return num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) <= _AT_ONCE
+
+
 def on_shapes(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
     """`run(inputs)` of a model on tensors that have shapes only; on real ones where it asks for values, or
     where it computes them sooner than torch works out their shapes.
 
     Whatever `run` returns must not hold tensors.
     """
-    num_weights = sum(parameter.numel() for parameter in model.parameters())
-    if num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) <= _AT_ONCE:
+    if is_cheap(model, inputs):
         return run(inputs)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:

@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 from rankdeck.models.losses import Loss
-from rankdeck.parallel.nested import first_samples
+from rankdeck.parallel.nested import first_samples, tensors_of
 from rankdeck.parallel.pipelining.communication import StageCommunication
-from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.costs import Boundary, TensorShape
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.profiling.spans import SpanRecorder
@@ -69,7 +71,7 @@ class StageRunner(nn.Module):
         self.is_last = index == len(cut.stages) - 1
         self.microbatch = 0
         self.sums: list[tuple[Tensor, Any]] = []
-        self._leaves = cut.boundaries[index + 1]
+        self._enters, self._leaves = cut.boundaries[index : index + 2]
         self._loss = loss
         self._autocast = autocast
         self._is_split = is_split
@@ -88,17 +90,59 @@ class StageRunner(nn.Module):
     def forward(self, *received: Tensor) -> Any:
         """The scaled loss (a tensor without dims) on the last stage, on the others what is handed on."""
         with self._autocast():
-            output = self.stage(None if self.is_first else received, self._inputs[self.microbatch])
+            entered = None if self.is_first else tuple(map(entering, received, self._enters))
+            output = self.stage(entered, self._inputs[self.microbatch])
             if self.is_last:
                 total, count = sums_of_first(
                     self._loss, output, self._targets[self.microbatch], self._valid[self.microbatch]
                 )
                 self.sums.append((total.detach(), count))
                 return total * self._scale
-        leaving = (
-            tensor.to(shape.dtype).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
-        )
-        return tuple(map(without_views, leaving) if self._is_split else leaving)
+        left = [
+            leaving(tensor, shape).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
+        ]
+        return tuple(map(without_views, left) if self._is_split else left)
+
+
+def entering(tensor: Tensor, shape: TensorShape) -> Tensor:
+    """A tensor that a stage received, which autograd reports where it must not get a gradient."""
+    if shape.goes_back or not tensor.is_floating_point():
+        return tensor
+    tensor = tensor.detach().requires_grad_()
+    tensor.register_hook(lambda gradient: goes_back(shape, gradient) and None)
+    return tensor
+
+
+def leaving(tensor: Tensor, shape: TensorShape) -> Tensor:
+    """A tensor as it leaves a stage. Where no gradient comes back, autograd forgets what it was made of."""
+    tensor = tensor.to(shape.dtype)
+    return tensor if shape.goes_back else tensor.detach()
+
+
+def goes_back(shape: TensorShape, gradient: Tensor | None) -> bool:
+    """Whether a gradient of a tensor between two stages is sent.
+
+    Raises: ModelError where it had none when the model was cut, and nobody waits for it.
+    """
+    if gradient is None or shape.goes_back:
+        return shape.goes_back
+    raise ModelError(
+        phrase("The loss depends on a tensor between two stages, and did not when the model was cut."),
+        path="strategy.use",
+        advice=phrase('Let all batches run the same operations, or use strategy.use = "ddp" or "fsdp".'),
+    )
+
+
+def read_by(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
+    """What gradients start from. A person's own loss is not called, because it may count its calls: it is
+    taken to read everything."""
+    if loss.inside:
+        return tensors_of(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
+    return (
+        tensors_of(outputs)
+        if loss.correct is None and loss.name != "mse"
+        else [loss.function(outputs, targets)[0]]
+    )
 
 
 def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
@@ -200,4 +244,4 @@ class _Stage(Stage):
 
 def _static(boundary: Boundary) -> tuple[Tensor, ...]:
     """A boundary as torch's stages want to know it: tensors without memory."""
-    return tuple(shape.empty("meta").requires_grad_(shape.dtype.is_floating_point) for shape in boundary)
+    return tuple(shape.empty("meta").requires_grad_(shape.goes_back) for shape in boundary)

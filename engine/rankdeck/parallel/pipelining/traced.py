@@ -3,31 +3,31 @@ skip over modules.
 
 A graph is cut before modules that run once. What a later stage needs of an earlier one travels from stage to
 stage, through those between as well. Tracing freezes train mode (dropout would stay on in evaluation), so
-there are two graphs, one per mode, over the same weights; it freezes the batch size; and it copies a weight
-that has two names, so that tied weights are refused. Read observed.py first.
+there are two graphs, one per mode, over the same weights; it freezes the sizes of batches; and it copies a
+weight that several pieces use, in whose place the model's own is put. Read observed.py first.
 
 Source: torch.distributed.pipelining.pipeline.
 """
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.pipelining.chain import Chain, Received
-from rankdeck.parallel.pipelining.probing import same_weights
-
-_ADVICE = phrase(
-    "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
-)
+from rankdeck.parallel.nested import call
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received
+from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, same_weights
+from rankdeck.torch_compat.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from rankdeck.torch_compat.modules import own_tensors
 
 
 def trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
@@ -35,22 +35,26 @@ def trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
 
     Raises: ModelError when it cannot be traced.
     """
-    weights = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
-    if len(set(weights)) < len(weights):
-        raise ModelError(
-            phrase(
-                "{model} can only be cut by tracing, which would untie its tied weights.",
-                model=type(model).__name__,
-            ),
-            path="strategy.use",
-            advice=_ADVICE,
-        )
-    # Tracing leaves marks on the modules before which it cuts: each trace has a structure of its own.
-    graphs = [_graph(same_weights(model).train(mode), inputs, names) for mode in (False, True)]
-    return TracedChain(model, graphs[0], graphs[1], names)
+    with on_trial(model, inputs):
+        # Tracing leaves marks on the modules before which it cuts: each trace has a structure of its own.
+        graphs = [_trace(same_weights(model).train(mode), inputs, names) for mode in (False, True)]
+    for graph in graphs:
+        _share_weights(graph, model)
+    return TracedChain(model, inputs, graphs, names)
 
 
-def _graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
+def _share_weights(graph: fx.GraphModule, model: nn.Module) -> None:
+    """The model's own weights and buffers in all pieces: a trace copies what several of them use."""
+    own: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    own.update(model.named_buffers(remove_duplicate=False))
+    for piece in graph.children():
+        for path, module in piece.named_modules(remove_duplicate=False):
+            for table in own_tensors(module):
+                for name in table:
+                    table[name] = own.get(f"{path}.{name}" if path else name, table[name])
+
+
+def _trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(_flat(inputs)), None)
     try:
         with warnings.catch_warnings():
@@ -66,7 +70,7 @@ def _graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModul
                 reason=reason[0],
             ),
             path="strategy.use",
-            advice=_ADVICE,
+            advice=UNITS_ADVICE,
         ) from error
     return pipe.split_gm
 
@@ -75,24 +79,41 @@ class TracedChain(Chain):
     takes_any_batch = False
 
     def __init__(
-        self, model: nn.Module, evaluating: fx.GraphModule, training: fx.GraphModule, names: Sequence[str]
+        self, model: nn.Module, inputs: Any, graphs: Sequence[fx.GraphModule], names: Sequence[str]
     ) -> None:
-        pieces = [_pieces(graph) for graph in (evaluating, training)]
-        if len(pieces[0]) != len(pieces[1]) or len(pieces[0]) != len(names) + 1:
+        """`graphs` are those of evaluation and of training."""
+        pieces = [_pieces(graph) for graph in graphs]
+        if any(len(found) != len(names) + 1 for found in pieces):
             raise ModelError(
                 phrase("{model} has other units in training than in evaluation.", model=type(model).__name__),
                 path="strategy.use",
-                advice=_ADVICE,
+                advice=UNITS_ADVICE,
             )
         super().__init__(model, ["start", *names])
-        self._graphs = (evaluating, training)
-        self._pieces = pieces
+        self._ends = list(range(len(self) + 1))
+        self._inputs = inputs
+        self._graphs = list(zip(graphs, pieces, self._structures(), strict=True))
+
+    def _structures(self) -> list[TreeSpec]:
+        """How what the model returns is nested, in evaluation and in training."""
+
+        def run(inputs: Any) -> list[TreeSpec]:
+            copied = same_weights(self.model)
+            return [tree_flatten(call(copied.train(mode), inputs))[1] for mode in (False, True)]
+
+        with on_trial(self.model, self._inputs):
+            return on_shapes(run, self._inputs, self.model)
 
     def stage(self, start: int, end: int) -> nn.Module:
-        runs = [
-            _Run(graph, pieces, start, end) for graph, pieces in zip(self._graphs, self._pieces, strict=True)
-        ]
-        return _TracedStage(runs[0], runs[1])
+        first, last = self._ends[start], self._ends[end]
+        runs = [_Run(graph, pieces, first, last, structure) for graph, pieces, structure in self._graphs]
+        return _TracedStage(runs[0], runs[1], _sizes(self._inputs))
+
+    def only(self, starts: Sequence[int]) -> Chain:
+        fewer = copy.copy(self)
+        fewer.names = [self.names[0], *(self.names[start] for start in starts)]
+        fewer._ends = [0, *(self._ends[start] for start in starts), self._ends[-1]]
+        return fewer
 
 
 def _pieces(graph: fx.GraphModule) -> list[list[fx.Node]]:
@@ -110,9 +131,16 @@ class _Run(nn.Module):
     """Some pieces of one graph."""
 
     def __init__(
-        self, graph: fx.GraphModule, pieces: Sequence[Sequence[fx.Node]], start: int, end: int
+        self,
+        graph: fx.GraphModule,
+        pieces: Sequence[Sequence[fx.Node]],
+        start: int,
+        end: int,
+        structure: TreeSpec,
     ) -> None:
+        """`structure` is that of what the model returns."""
         super().__init__()
+        self._structure = structure
         self._nodes = [node for piece in pieces[start:end] for node in piece]
         self._needed = _alive(pieces, start)
         self._handed_on = _alive(pieces, end) if end < len(pieces) else None
@@ -134,8 +162,8 @@ class _Run(nn.Module):
                 values[node] = operator.getitem(*args)
         if self._handed_on is not None:
             return tuple(values[node] for node in self._handed_on)
-        outputs = fx.map_arg(self._output.args[0], values.__getitem__)
-        return outputs[0] if isinstance(outputs, tuple) and len(outputs) == 1 else outputs
+        outputs: Any = fx.map_arg(self._output.args[0], values.__getitem__)
+        return tree_unflatten(outputs if isinstance(outputs, tuple) else (outputs,), self._structure)
 
 
 def _alive(pieces: Sequence[Sequence[fx.Node]], cut: int) -> list[fx.Node]:
@@ -151,11 +179,28 @@ def _flat(inputs: Any) -> list[torch.Tensor]:
     return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
 
 
+def _sizes(inputs: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in _flat(inputs)]
+
+
 class _TracedStage(nn.Module):
-    def __init__(self, evaluating: _Run, training: _Run) -> None:
+    def __init__(self, evaluating: _Run, training: _Run, sizes: list[torch.Size]) -> None:
+        """`sizes` are those of the model's inputs, which the graphs hold as numbers."""
         super().__init__()
         self.evaluating = evaluating
         self.in_training = training
+        self._sizes = sizes
 
     def forward(self, received: Received, inputs: Any) -> Any:
+        if _sizes(inputs) != self._sizes:
+            raise other_sizes()
         return (self.in_training if self.training else self.evaluating)(received, inputs)
+
+
+def other_sizes() -> ModelError:
+    """Stages got inputs of other sizes than those that they were traced for."""
+    return ModelError(
+        phrase("Samples differ in their sizes, and the model was cut by tracing, which fixes them."),
+        path="strategy.use",
+        advice=phrase("Pad all samples to one length, or give the model a method pipeline_units()."),
+    )

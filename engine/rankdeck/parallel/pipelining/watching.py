@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.nested import tensors_of
+from rankdeck.parallel.pipelining.probing import results_of
 from rankdeck.torch_compat.dispatch import tree_leaves
 
 Given = list[tuple[int | str | None, Tensor, int, Any]]
@@ -119,6 +120,10 @@ class UnitWatch:
         call.returned = self._shapes(output)
         call.outputs = [(self._value_of(tensor), tensor) for tensor in tensors_of(output)]
 
+    def ran(self) -> set[str]:
+        """Names of the units that ran, once or more often."""
+        return {call.name for call in self._calls}
+
     def _value_of(self, tensor: Tensor) -> int:
         """The tensor's number; changed in place it is another value."""
         return self._values.setdefault((id(tensor), tensor._version), len(self._values))
@@ -141,7 +146,7 @@ class UnitWatch:
             seen.append(Seen(call.name, made.arguments(call.given), call.returned))
             made.note(place, call)
         if seen:
-            given: Given = [(None, out, self._value_of(out), out.grad_fn) for out in tensors_of(output)]
+            given: Given = [(None, out, self._value_of(out), out.grad_fn) for out in results_of(output)]
             seen[-1] = replace(seen[-1], arguments=(*seen[-1].arguments, *made.arguments(given)))
         known: set[int] = set()
         for place, call in enumerate(calls):

@@ -67,14 +67,17 @@ def split_stages(
 
 
 def require_own_modules(stages: StageCommunication, axis: str) -> None:
-    """Raises: ModelError where a stage runs copies of the model's modules (it was traced)."""
+    """Raises: ModelError where a stage runs copies of the model's modules, over the same weights."""
     modules: set[nn.Module] = set(stages.cut.model.modules())
     for stage in stages.own:
         for module in stages.cut.stages[stage].modules():
             if any(True for _ in module.parameters(recurse=False)) and module not in modules:
                 raise ModelError(
                     phrase(
-                        "The model was cut by tracing, and {axis} needs the model's own modules.", axis=axis
+                        "The stages of {model} run copies of its modules, and {axis} changes the modules "
+                        "themselves.",
+                        model=type(stages.cut.model).__name__,
+                        axis=axis,
                     ),
                     path=f"strategy.{axis}",
                     advice=phrase("Give the model a method pipeline_units(), or set {axis} = 1.", axis=axis),
