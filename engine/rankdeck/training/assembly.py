@@ -23,7 +23,7 @@ from rankdeck.training.loop import Trainer
 from rankdeck.training.optimizer_check import refuse_optimizer
 from rankdeck.training.refusals import refuse_sparse
 from rankdeck.training.sameness import Traits, differences, traits_of
-from rankdeck.training.trial_weights import Layout, layout_of
+from rankdeck.training.trial_weights import ModelWeights, layout_of
 from rankdeck.training.workload import Workload
 
 
@@ -68,14 +68,13 @@ def assemble(
         drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
     )
     strategy = strategy_type(setup)
-    traits, layout = Traits(), Layout()
+    traits, layout = Traits(), ModelWeights()
 
     def model_fn() -> nn.Module:
         nonlocal traits, layout
         model = backend.model(workload.build_model)
         traits, layout = traits_of(model), layout_of(model)
-        refuse_sparse(model, strategy, config)
-        refuse_gradient_hooks(model, workload.build_model, strategy, config)
+        _refuse_gradients(model, workload, strategy)
         return model
 
     with setup.ledger.following():
@@ -88,6 +87,13 @@ def assemble(
     setup.ledger.watch(strategy.module, optimizer)
     notes = differences(workload, strategy, traits)
     return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, notes=notes, **job)
+
+
+def _refuse_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
+    """Raises: ModelError, ConfigError for gradients that the strategy cannot move, or hooks that change them
+    otherwise than on one device."""
+    refuse_sparse(model, strategy, workload.config)
+    refuse_gradient_hooks(model, workload.build_model, strategy, workload.config)
 
 
 def _ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:
