@@ -145,12 +145,11 @@ def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
 
 def test_parameters_that_nothing_used_are_called_by_their_names(job: Path, tmp_path: Path) -> None:
     done = rankdeck_here("train", job, env={"FAULT": "spare"})
-    assert done.code == 1, done.err
+    assert done.code == 2, done.err
     problem = one_problem(the_run(tmp_path))
     assert problem["code"] == "unused-parameters"
-    assert problem["advice"].startswith(
-        "These took no part in the loss: spare.bias, spare.weight. Set strategy."
-    )
+    assert problem["message"] == "These took no part in the loss: spare.bias, spare.weight."
+    assert problem["advice"].startswith("Set strategy.find_unused_parameters = true")
 
 
 # In tests/engine/launch/test_supervisor.py a rank without torch leaves so.

@@ -25,7 +25,7 @@ _OF_PARAMETERS = "_is_param"
 
 
 @dataclass(frozen=True)
-class Marks:
+class WeightMarks:
     """`on_gradient` are called with a gradient before it is added, `after_gradient` with the weight after."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -48,23 +48,23 @@ class Marks:
             weight.register_post_accumulate_grad_hook(after)
 
 
-def marks_of(weight: nn.Parameter) -> Marks:
+def marks_of(weight: nn.Parameter) -> WeightMarks:
     """The marks of a weight, without the weight."""
     attributes = {name: value for name, value in vars(weight).items() if name != _OF_PARAMETERS}
     if attributes:  # a fake tensor keeps its state there as well
         of_torch = vars(weight.detach())
         attributes = {name: value for name, value in attributes.items() if name not in of_torch}
     hooks, after = weight._backward_hooks, weight._post_accumulate_grad_hooks
-    return Marks(attributes, tuple((hooks or {}).values()), tuple((after or {}).values()))
+    return WeightMarks(attributes, tuple((hooks or {}).values()), tuple((after or {}).values()))
 
 
-def marks_by_name(module: nn.Module) -> dict[str, Marks]:
+def marks_by_name(module: nn.Module) -> dict[str, WeightMarks]:
     """The marks of a module's weights that have any."""
     found = {name: marks_of(weight) for name, weight in module.named_parameters()}
     return {name: marks for name, marks in found.items() if marks}
 
 
-def put_marks(module: nn.Module, marks: dict[str, Marks]) -> None:
+def put_marks(module: nn.Module, marks: dict[str, WeightMarks]) -> None:
     """Give a module's weights, which were made anew, what those of the same names had."""
     for name, of_weight in marks.items():
         of_weight.put_on(module.get_parameter(name))

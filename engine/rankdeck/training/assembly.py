@@ -30,7 +30,7 @@ from rankdeck.training.loop import Trainer
 from rankdeck.training.optimizer_check import refuse_optimizer
 from rankdeck.training.refusals import refuse_sparse
 from rankdeck.training.sameness import Traits, differences, traits_of
-from rankdeck.training.trial_weights import Layout, layout_of
+from rankdeck.training.trial_weights import ModelWeights, layout_of
 from rankdeck.training.workload import Workload
 
 
@@ -126,14 +126,13 @@ def build(
         drained=drained,
     )
     strategy = strategy_type(setup)
-    traits, layout = Traits(), Layout()
+    traits, layout = Traits(), ModelWeights()
 
     def model_fn() -> nn.Module:
         nonlocal traits, layout
         model = backend.model(workload.build_model)
         traits, layout = traits_of(model), layout_of(model)
-        refuse_sparse(model, strategy, config)
-        refuse_gradient_hooks(model, workload.build_model, strategy, config)
+        _refuse_gradients(model, workload, strategy)
         return model
 
     with setup.ledger.following():
@@ -144,6 +143,13 @@ def build(
     optimizer = workload.build_optimizer(strategy.module.parameters())
     refuse_optimizer(workload.build_optimizer, optimizer, strategy, config, layout)
     return Built(strategy, optimizer, traits)
+
+
+def _refuse_gradients(model: nn.Module, workload: Workload, strategy: Strategy) -> None:
+    """Raises: ModelError, ConfigError for gradients that the strategy cannot move, or hooks that change them
+    otherwise than on one device."""
+    refuse_sparse(model, strategy, workload.config)
+    refuse_gradient_hooks(model, workload.build_model, strategy, workload.config)
 
 
 def _ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:

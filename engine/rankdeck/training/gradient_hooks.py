@@ -2,8 +2,8 @@
 of parts of a batch than of their sum.
 
 One device calls a hook with the gradient of its whole batch. Ranks and microbatches call it with those of
-their samples, whose results are then added up: that is the same where a hook scales or masks, and not where
-it clips, normalises or draws. Slices of a weight under tensor are checked where they are cut
+their samples, whose results are then added up: that is the same where a hook scales or masks, and is not
+where it clips, normalises or draws. Slices of a weight under tensor are checked where they are cut
 (parallel/tensor/hooks.py). Read assembly.py before.
 """
 

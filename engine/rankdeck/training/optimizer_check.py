@@ -29,7 +29,7 @@ from rankdeck.diagnose.exceptions import is_out_of_memory, words_of
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import active_mode
-from rankdeck.training.trial_weights import Layout, TrialWeight, draw_gradients, trial_weights
+from rankdeck.training.trial_weights import ModelWeights, TrialWeight, draw_gradients, trial_weights
 
 _BY_ELEMENT = frozenset(
     ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "ASGD", "Adadelta", "Adagrad")
@@ -42,7 +42,7 @@ Build = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def refuse_optimizer(
-    build: Build, optimizer: Optimizer, strategy: Strategy, config: RunConfig, layout: Layout
+    build: Build, optimizer: Optimizer, strategy: Strategy, config: RunConfig, layout: ModelWeights
 ) -> None:
     """Try the optimizer out. `layout` is that of the whole model; all ranks of a run call this together.
 

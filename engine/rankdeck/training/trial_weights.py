@@ -18,7 +18,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import active_mode
-from rankdeck.torch_compat.marks import Marks, marks_of
+from rankdeck.torch_compat.marks import WeightMarks, marks_of
 
 _MOST_NUMBERS, _SIDE = 2**20, 192
 """Of all trial weights together, and of a side of those that are cut down: optimizers often treat matrices
@@ -40,7 +40,7 @@ class WeightInfo:
     dtype: torch.dtype
     is_trained: bool
     is_sparse: bool
-    marks: Marks
+    marks: WeightMarks
     mean: float = 0.0
     deviation: float = 1.0
 
@@ -50,7 +50,7 @@ class WeightInfo:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelWeights:
     """The weights of a whole model, in its order."""
 
     weights: tuple[WeightInfo, ...] = ()
@@ -59,15 +59,15 @@ class Layout:
     def has_sparse(self) -> bool:
         return any(weight.is_sparse for weight in self.weights)
 
-    def of_rank_0(self) -> Layout:
+    def of_rank_0(self) -> ModelWeights:
         """With the magnitudes of rank 0, who may be the only one that has values. All ranks call this."""
         shared: list[Any] = [[(weight.mean, weight.deviation) for weight in self.weights]]
         dist.broadcast_object_list(shared, src=0)
         known = zip(self.weights, shared[0], strict=True)
-        return Layout(tuple(replace(weight, mean=mean, deviation=std) for weight, (mean, std) in known))
+        return ModelWeights(tuple(replace(weight, mean=mean, deviation=std) for weight, (mean, std) in known))
 
 
-def layout_of(model: nn.Module) -> Layout:
+def layout_of(model: nn.Module) -> ModelWeights:
     """The layout of a model that is whole."""
     sparse = {module.weight for module in model.modules() if is_sparse(module)}
     names: dict[nn.Parameter, list[str]] = {}
@@ -80,7 +80,7 @@ def layout_of(model: nn.Module) -> Layout:
             tuple(own), tuple(weight.shape), weight.dtype, trained, weight in sparse, marks_of(weight), *size
         )
         found.append(info)
-    return Layout(tuple(found))
+    return ModelWeights(tuple(found))
 
 
 def is_sparse(module: nn.Module) -> bool:
@@ -101,7 +101,7 @@ def _magnitude(weight: Tensor) -> tuple[float, float]:
 
 
 def trial_weights(
-    layout: Layout, module: nn.Module, dtype: torch.dtype, *, thorough: bool
+    layout: ModelWeights, module: nn.Module, dtype: torch.dtype, *, thorough: bool
 ) -> list[TrialWeight]:
     """A trial weight for each of the layout, cut as `module` holds it; few where nothing is to be compared.
     In a run of fp64 (`dtype`) all weights are."""
@@ -179,14 +179,14 @@ class TrialWeight:
     def parameter(self) -> nn.Parameter:
         """The whole of it, with what a person put on the weight: their optimizer may ask for it."""
         made = nn.Parameter(self.first.clone(), requires_grad=self.is_trained)
-        Marks(self._info.marks.attributes).put_on(made)
+        WeightMarks(self._info.marks.attributes).put_on(made)
         return made
 
     def as_held(self) -> nn.Parameter:
         """This rank's part of it."""
         made = nn.Parameter(self._cut(self.first).clone(), requires_grad=self.is_trained)
         if self._weight is not None:  # not the layout's: what the rank's own has lost shows
-            Marks(marks_of(self._weight).attributes).put_on(made)
+            WeightMarks(marks_of(self._weight).attributes).put_on(made)
         return made
 
     def _cut(self, tensor: Tensor) -> Tensor:

@@ -206,6 +206,8 @@ TOLD = [
     ("ready-twice", "RuntimeError", "Expected to mark a variable ready only once."),
     ("collectives-differ", "RuntimeError", "Detected mismatch between collectives on ranks. Rank 0 is "
      "running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE), but Rank 1 is running"),
+    ("weight-in-slices", "RuntimeError", "aten.mm.default got mixed torch.Tensor and DTensor, need to "
+     "convert all torch.Tensor to DTensor before calling distributed operators!"),
     ("unknown-rank-option", "", "train.py: error: unrecognized arguments: --local-rank=1"),
     ("data-too-slow", "RuntimeError", "DataLoader timed out after 30 seconds"),
     ("no-main-guard", "RuntimeError", "An attempt has been made to start a new process before the\n"

@@ -24,13 +24,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rankdeck.models.blocks import repeated_blocks
 from rankdeck.parallel.fsdp.reach import read_outside
 from rankdeck.torch_compat.dtensors import is_dtensor
-from rankdeck.torch_compat.marks import Marks, marks_of
+from rankdeck.torch_compat.marks import WeightMarks, marks_of
 from rankdeck.torch_compat.modules import BatchNorm, own_parameters
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
 
-_Marked = tuple[nn.Module, str, Marks]
+_Marked = tuple[nn.Module, str, WeightMarks]
 """A weight's owner, its name there, and its marks."""
 
 
@@ -119,7 +119,7 @@ def _put_marks(part: nn.Module, marks: Sequence[_Marked]) -> None:
         return
     assert isinstance(part, FSDPModule)
     for module, name, of_weight in marks:
-        Marks(of_weight.attributes).put_on(module.get_parameter(name))
+        WeightMarks(of_weight.attributes).put_on(module.get_parameter(name))
     part.unshard()  # its Parameters are made now, and used from step to step
     for module, name, of_weight in marks:
         of_weight.put_on(module.get_parameter(name))

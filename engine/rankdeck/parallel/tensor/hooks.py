@@ -9,10 +9,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.torch_compat.fake_tensors import active_mode
-from rankdeck.torch_compat.marks import Marks
+from rankdeck.torch_compat.marks import WeightMarks
 
 
-def require_hooks_take_slices(name: str, weight: nn.Parameter, marks: Marks) -> None:
+def require_hooks_take_slices(name: str, weight: nn.Parameter, marks: WeightMarks) -> None:
     """Try the hooks out on a gradient that is cut like a weight.
 
     Raises: ModelError.
@@ -44,7 +44,7 @@ def require_hooks_take_slices(name: str, weight: nn.Parameter, marks: Marks) -> 
     )
 
 
-def run_hooks(marks: Marks, weight: Tensor, gradient: Tensor) -> Tensor | None:
+def run_hooks(marks: WeightMarks, weight: Tensor, gradient: Tensor) -> Tensor | None:
     """What the hooks of a weight make of its first gradient. None where they take it away or change the
     weight: they step it themselves."""
     made = gradient.clone()
@@ -52,7 +52,7 @@ def run_hooks(marks: Marks, weight: Tensor, gradient: Tensor) -> Tensor | None:
         changed = hook(made)
         made = made if changed is None else changed
     twin = nn.Parameter(weight.clone())
-    Marks(marks.attributes).put_on(twin)
+    WeightMarks(marks.attributes).put_on(twin)
     twin.grad = made.detach()
     for after in marks.after_gradient:
         after(twin)
