@@ -31,7 +31,8 @@ from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
-from rankdeck.parallel.nested import call, cast, each_tensor, first_samples, tensors_of
+from rankdeck.parallel.nested import call, cast, each_tensor, first_samples, num_samples, tensors_of
+from rankdeck.parallel.state.forward import ForwardState
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
@@ -137,6 +138,7 @@ class Strategy(ABC):
         self.ledger = setup.ledger
         self.facts = StrategyFacts()
         self._buffers_differ = False
+        self._state: ForwardState | None = None
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
@@ -288,6 +290,19 @@ class Strategy(ABC):
 
     def no_sums(self) -> HeldoutSums:
         return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
+
+    @contextlib.contextmanager
+    def one_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
+        """A forward and backward of this rank's part of a batch. Afterwards state that the forward changes is
+        that of one device with the whole batch."""
+        if self._state is None:
+            self._state = ForwardState(self.module, ledger=self.ledger)
+        counts_nothing = isinstance(scale, float) and not scale
+        self._state.start([0 if counts_nothing else num_samples(batch)])
+        with self._state.part(0):
+            yield
+        self._state.finish(self.replicas)
+        self._buffers_differ = True
 
     @contextlib.contextmanager
     def communicating(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:

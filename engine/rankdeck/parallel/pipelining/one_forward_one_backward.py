@@ -140,10 +140,10 @@ class HandWrittenSchedule:
 
     def _forward(self, microbatch: int, received: Tensors) -> Tensors:
         runner = self._runner
-        runner.microbatch = microbatch
         for tensor in received:
             tensor.requires_grad_(tensor.is_floating_point())
-        with self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch):
+        mark = self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch)
+        with runner.running(microbatch), mark:
             output = runner(*received)
         self._traffic.forwarded()
         return (output,) if runner.is_last else output
@@ -158,7 +158,8 @@ class HandWrittenSchedule:
         floating = [tensor for tensor in outputs if tensor.is_floating_point()]
         known = list(gradients) if gradients else [None] * len(floating)
         pairs = [pair for pair in zip(floating, known, strict=True) if pair[0].requires_grad]
-        with self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch):
+        mark = self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch)
+        with self._runner.running(microbatch), mark:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
         self._traffic.backwarded()
         leaves = [tensor for tensor in received if tensor.requires_grad]
