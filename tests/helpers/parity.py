@@ -58,6 +58,7 @@ WORKLOADS = {
         name: f'model = {{ use = "{OWN_MODELS}:{name}" }}\ndata = {{ use = "digits" }}'
         for name in (
             "skipping_norms",
+            "normed_row",
             "hiding",
             "asking",
             "unseeded",

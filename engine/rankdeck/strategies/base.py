@@ -31,7 +31,16 @@ from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
-from rankdeck.parallel.nested import call, cast, doubled, each_tensor, first_samples, tensors_of
+from rankdeck.parallel.nested import (
+    call,
+    cast,
+    doubled,
+    each_tensor,
+    first_samples,
+    num_samples,
+    tensors_of,
+)
+from rankdeck.parallel.state.forward import ForwardState
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
@@ -138,6 +147,7 @@ class Strategy(ABC):
         self.ledger = setup.ledger
         self.facts = StrategyFacts()
         self._buffers_differ = False
+        self._state: ForwardState | None = None
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
@@ -291,6 +301,19 @@ class Strategy(ABC):
         return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
 
     @contextlib.contextmanager
+    def one_state(self, batch: Batch, scale: float | Tensor) -> Iterator[None]:
+        """A forward and backward of this rank's part of a batch. Afterwards state that the forward changes is
+        that of one device with the whole batch."""
+        if self._state is None:
+            self._state = ForwardState(self.module, ledger=self.ledger)
+        counts_nothing = isinstance(scale, float) and not scale
+        self._state.start([0 if counts_nothing else num_samples(batch)])
+        with self._state.part(0):
+            yield
+        self._state.finish(self.replicas)
+        self._buffers_differ = True
+
+    @contextlib.contextmanager
     def communicating(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:
         """A phase in which this rank sends `num_bytes`; what it allocates meanwhile is for that."""
         with self.ledger.phase("communication"), self.spans.phase(0, name, num_bytes=num_bytes):
@@ -356,9 +379,14 @@ def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
 
 def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
     """The model in the run's precision on a device, in train mode. bf16 is autocast: weights stay fp32."""
+    return placed(model, setup.precision, device)
+
+
+def placed(model: nn.Module, precision: str, device: torch.device) -> nn.Module:
+    """The same, where there is no setup."""
 
     def moved(tensor: Tensor) -> Tensor:
-        dtype = doubled(tensor.dtype) if setup.precision == "fp64" else tensor.dtype
+        dtype = doubled(tensor.dtype) if precision == "fp64" else tensor.dtype
         new = tensor.to(device=device, dtype=dtype)
         return new.contiguous() if is_expanded(new) else new  # nobody could write to it
 

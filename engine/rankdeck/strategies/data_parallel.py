@@ -26,8 +26,10 @@ from rankdeck.config.catalog import DpOptions
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.collectives.fan_out import data_parallel
+from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
-from rankdeck.parallel.nested import call, cast, first_samples, tensors_of
+from rankdeck.parallel.nested import call, cast, first_samples, num_samples, tensors_of
+from rankdeck.parallel.state.forward import ReplicaState
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import FanOutFacts
@@ -67,12 +69,37 @@ class _OutputsAndLosses(_Losses):
         return total.view(1), torch.as_tensor(count, device=total.device).view(1), own
 
 
+class _Heldout(nn.Module):
+    """What each device runs in an evaluation with parallel_loss: outputs stay where they are there, too."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        outputs = call(self.model, inputs)
+        total, count = self.loss.function(outputs, targets)
+        sums = [total, count, *([self.loss.correct(outputs, targets)] if self.loss.correct else [])]
+        return tuple(torch.as_tensor(value, device=total.device).view(1) for value in sums)
+
+
+OnReplicas = Callable[[Sequence[nn.Module], Sequence[Any]], None]
+
+
 class _Marked(nn.DataParallel[nn.Module]):
     """torch's own class, whose four steps say when they begin and end."""
 
-    def __init__(self, module: nn.Module, devices: Sequence[torch.device], spans: SpanRecorder) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        devices: Sequence[torch.device],
+        spans: SpanRecorder,
+        on_replicas: OnReplicas,
+    ) -> None:
         super().__init__(module, device_ids=list(devices))
         self._spans = spans
+        self._on_replicas = on_replicas
 
     def scatter(self, *args: Any) -> Any:
         with self._spans.phase(0, "scatter"):
@@ -82,13 +109,17 @@ class _Marked(nn.DataParallel[nn.Module]):
         with self._spans.phase(0, "replicate"):
             return super().replicate(*args)
 
-    def parallel_apply(self, *args: Any) -> Any:
+    def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
+        self._on_replicas(replicas, inputs)
         with self._spans.all_devices("forward"):
-            return super().parallel_apply(*args)
+            return super().parallel_apply(replicas, inputs, kwargs)
 
-    def gather(self, *args: Any) -> Any:
+    def gather(self, outputs: Any, output_device: Any) -> Any:
+        """torch joins lists of tensors; what they were taken from is ours."""
+        apart = [taken_apart(output) for output in outputs]
+        shell = one_shell([own for _, own in apart])
         with self._spans.phase(0, "gather"):
-            return super().gather(*args)
+            return shell.filled(super().gather([tensors for tensors, _ in apart], output_device))
 
 
 class DataParallel(Strategy):
@@ -105,17 +136,32 @@ class DataParallel(Strategy):
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         self.module = place(model_fn(), self.setup, self.device)
+        self._replica_state = ReplicaState(self.module, self._fetch, self.ledger)
         self._outputs = self._spread(_Outputs(self.module))
         inside = self.loss.inside and not self.options.parallel_loss
         losses = _OutputsAndLosses if inside else _Losses
         self._losses = self._spread(losses(self.module, self.loss))
+        self._heldout = self._spread(_Heldout(self.module, self.loss))
 
     def _spread(self, module: nn.Module) -> Callable[..., Any]:
         """The module on all devices, by torch's own class on GPUs."""
         threads = self._threads
         if threads is None:
-            return _Marked(module, self.setup.devices, self.spans)
-        return lambda *inputs: data_parallel(module, inputs, threads)
+            return _Marked(module, self.setup.devices, self.spans, self._take_state)
+        return lambda *inputs: data_parallel(module, inputs, threads, self._take_state)
+
+    def _take_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
+        """What replicas change in training comes back to the model when their backwards are done."""
+        if self.module.training:
+            self._replica_state.take(
+                [replica.model for replica in replicas], [num_samples(own) for own in slices]
+            )
+
+    def _fetch(self, tensor: Tensor, device: int) -> Tensor:
+        """A replica's tensor on device 0."""
+        if self._threads is None:
+            return tensor.to(self.device)
+        return self._threads.devices.copy(tensor, device, 0, "buffers")
 
     def fewest_together(self, num_samples: int) -> int:
         """torch cuts a batch into equal chunks, of which the last one may be shorter."""
@@ -132,6 +178,7 @@ class DataParallel(Strategy):
                 self._backward(total * scale)
             else:
                 total, count = self._loss_on_lead(self._outputs(inputs), self._on_lead(targets), scale)
+        self._replica_state.finish()
         return LossSum(total.detach(), count)
 
     def _loss_on_lead(self, outputs: Any, targets: Any, scale: float | Tensor) -> tuple[Tensor, Any]:
@@ -162,6 +209,9 @@ class DataParallel(Strategy):
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         inputs, targets = self._host_batch(first_samples(batch, num_valid))
         with self.evaluating():
+            if self.options.parallel_loss:
+                sums = [float(own.sum()) for own in self._heldout(inputs, targets)]
+                return HeldoutSums(sums[0], sums[1], sums[2] if self.loss.correct else None)
             if self.loss.inside:
                 totals, counts, *_gathered = self._losses(inputs, targets)
                 return HeldoutSums(float(totals.sum()), float(counts.sum()), None)

@@ -116,14 +116,12 @@ class Ddp(Strategy):
             if self._begins_step:  # rank 0's buffers to all, as torch's wrapper does
                 self.share_buffers()
             self._begins_step = last
-            sums = self.compute(self._compiled, batch, scale)
-        else:
-            # Only the last part's backward sends: before it, gradients just add up on each rank.
-            with contextlib.nullcontext() if last else self._ddp.no_sync():
-                # The wrapper divides by the number of ranks; a sum must not be divided.
-                sums = self.compute(self._forward_of_wrapper, batch, scale * self.setup.world_size)
-        self._buffers_differ = True
-        return sums
+            with self.one_state(batch, scale):
+                return self.compute(self._compiled, batch, scale)
+        # Only the last part's backward sends: before it, gradients just add up on each rank.
+        with self.one_state(batch, scale), contextlib.nullcontext() if last else self._ddp.no_sync():
+            # The wrapper divides by the number of ranks; a sum must not be divided.
+            return self.compute(self._forward_of_wrapper, batch, scale * self.setup.world_size)
 
     def _forward_of_wrapper(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self.facts, DdpFacts)

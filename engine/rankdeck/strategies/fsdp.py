@@ -63,8 +63,8 @@ class Fsdp(Strategy):
         # Before the last part gradients add up whole on each rank; then their sums are scattered.
         for module in sharded_modules(self.module):
             module.set_requires_gradient_sync(last, recurse=False)
-        self._buffers_differ = True
-        return self.compute(self.module, batch, scale)
+        with self.one_state(batch, scale):
+            return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
         """Weights that stay whole; all others met in backward."""

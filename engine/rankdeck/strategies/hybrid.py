@@ -101,6 +101,7 @@ class Hybrid(Strategy):
         self.module, self.stage_modules = self._inner.module, self._inner.stage_modules
         facts: list[StrategyFacts] = [self._inner.facts]
         self.replicas = [axes[axis].get_group() for axis in ("shard", "data") if axis in axes]
+        self._inner.replicas = self.replicas
         self._shard_sync = self._data_sync = None
         if "shard" in axes:
             # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
@@ -204,7 +205,8 @@ class _WholeModel(Strategy):
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         for module in sharded_modules(self.module):
             module.set_requires_gradient_sync(last, recurse=False)
-        return self.compute(self.module, batch, scale)
+        with self.one_state(batch, scale):
+            return self.compute(self.module, batch, scale)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         sums = self.compute_heldout(self.module, batch, num_valid)

@@ -27,6 +27,7 @@ from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.stages import sums_of_first
 from rankdeck.parallel.pipelining.traced import other_sizes
+from rankdeck.parallel.state.forward import ForwardState, bring_home, copies_of
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, backward, place
 from rankdeck.strategies.facts import LayerSplitFacts
 
@@ -56,6 +57,8 @@ class ModelParallel(Strategy):
             self._place()
         # A weight that several stages use lives on the first of them and travels to the others.
         self._lent = [self._lent_to(stage) for stage in range(len(setup.devices))]
+        self._states = [ForwardState(stage, ledger=self.ledger) for stage in self.stage_modules]
+        self._copies = copies_of(self.module, self.stage_modules)
 
     def refuse_other_sizes(self) -> None:
         if not self._cut.takes_any_batch:
@@ -93,6 +96,8 @@ class ModelParallel(Strategy):
         if valid is not None:
             with self.ledger.paused():
                 batch = padded(batch, part_batch)
+        for state in self._states:
+            state.start([num])
         with self.facts.running():
             outputs = self._forward(batch[0])
             last_stage = len(self.stage_modules) - 1
@@ -103,6 +108,9 @@ class ModelParallel(Strategy):
                 del outputs
                 self.facts.switch_to(last_stage, "backward")
                 backward(total, scale)
+        for state in self._states:
+            state.finish()
+        bring_home(self._states, self._copies)
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:
@@ -114,7 +122,7 @@ class ModelParallel(Strategy):
             if index:
                 passing = tuple(self._hand_on(tensor, index - 1) for tensor in output)
             self.facts.switch_to(index, "forward")
-            with self.autocast(), self.ledger.on(index):
+            with self.autocast(), self.ledger.on(index), self._states[index].part(0):
                 borrowed = {
                     name: self._transfer(stage.get_parameter(name), home, index, "parameters")
                     for home, name in self._lent[index]

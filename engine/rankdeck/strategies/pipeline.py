@@ -31,7 +31,6 @@ from rankdeck.config import microbatches as rules
 from rankdeck.config.capabilities import SPLIT_BACKWARD
 from rankdeck.config.catalog import PipelineOptions
 from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded, tensors_of
-from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
@@ -39,6 +38,7 @@ from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSch
 from rankdeck.parallel.pipelining.schedules import BY_HAND, rank_of_stages, theory_bubble
 from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic, read_by
 from rankdeck.parallel.pipelining.traced import other_sizes
+from rankdeck.parallel.state.forward import bring_home, copies_of
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import StageFacts
 
@@ -52,6 +52,7 @@ class PipelineParallel(Strategy):
     in_parts = True
     options: PipelineOptions
     facts: StageFacts
+    replicas = ()
 
     def __init__(
         self,
@@ -92,10 +93,17 @@ class PipelineParallel(Strategy):
         self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
         self._refuse_several_tensors()
         self.runners = [
-            StageRunner(self.cut, stage, self.loss, self.autocast, is_split=schedule in SPLIT_BACKWARD)
+            StageRunner(
+                self.cut,
+                stage,
+                self.loss,
+                self.autocast,
+                is_split=schedule in SPLIT_BACKWARD,
+                ledger=self.ledger,
+            )
             for stage in self.stages.own
         ]
-        self._statistics = [WholeBatchStatistics(runner.stage) for runner in self.runners]
+        self._copies = copies_of(self.module, self.stage_modules)
         self._place_stages()
         self._traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
@@ -192,9 +200,11 @@ class PipelineParallel(Strategy):
         self.cut.renew_copies()
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
+            runner.state.start([size if counted is None else counted for counted in counting])
         self._schedule.run()
-        for statistics in self._statistics:
-            statistics.update()
+        for runner in self.runners:
+            runner.finish(self.replicas)
+        bring_home([runner.state for runner in self.runners], self._copies)
         self.facts.steps += last
         if self.ledger.is_following:
             self.ledger.relabel(self._schedule.buffers(), "communication")

@@ -23,7 +23,7 @@ from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, by_turns, four_are_slow, in_turn, largest_difference
 
 SCHEDULES = list(stages_per_device)
-FIRST_NORMS = ("0.0.1.running", "first.running")
+FIRST_NORMS = ("0.0.1.running", "first.running", "layers.0.1.running")
 WORKLOADS = {"gpt-tied": 1, "gpt-masked": 2, "mlp-deep": 1}  # and the parts that are accumulated
 
 
@@ -215,6 +215,7 @@ def without_running_figures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     [
         ("batch-norm", "1f1b", ""),
         ("skipping_norms", "1f1b-by-hand", ""),
+        ("normed_row", "1f1b", ""),
         ("batch-norm", "gpipe", "activation_checkpointing = true"),
     ],
 )

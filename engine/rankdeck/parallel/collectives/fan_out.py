@@ -15,7 +15,7 @@ Source: torch.nn.parallel (replicate, parallel_apply, scatter_gather), which nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,14 +25,22 @@ from torch.autograd.function import once_differentiable
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
 from rankdeck.parallel.collectives.parallel_apply import HANDED_OVER, parallel_apply
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import replicate
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 
 
-def data_parallel(module: nn.Module, inputs: tuple[Any, ...], threads: ReplicaThreads) -> Any:
+def data_parallel(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    threads: ReplicaThreads,
+    on_replicas: Callable[[Sequence[nn.Module], Sequence[Any]], None] = lambda replicas, slices: None,
+) -> Any:
     """`module(*inputs)` on all devices, each with its slice of the batch; the outputs meet on device 0.
+
+    `on_replicas(replicas, slices)` is called before their forwards.
 
     Raises:
         ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
@@ -42,6 +50,7 @@ def data_parallel(module: nn.Module, inputs: tuple[Any, ...], threads: ReplicaTh
         slices = scatter(inputs, threads.devices)
     with threads.moving("replicate"):
         replicas = replicate(module, threads.devices, len(slices))
+        on_replicas(replicas.modules, slices)
     outputs = parallel_apply(replicas, slices, threads)
     with threads.moving("gather"):
         return gather(outputs, threads.devices)
@@ -94,20 +103,17 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
     """Join the replicas' outputs on device 0 as "gathered": (B / n, ...) become (B, ...), n scalars become
     (n,).
 
-    Outputs may be tensors or tuples, lists and dicts of tensors, the same on every replica. The first
-    gradient that passes back through here ends the phase "gathered" of the calling thread: what follows are
-    the replicas' own.
+    Outputs may be all that outputs.py takes apart, the same on every replica. The first gradient that passes
+    back through here ends the phase "gathered" of the calling thread: what follows are the replicas' own.
 
     Raises:
         ModelError: the replicas returned different structures or shapes.
     """
     if len(outputs) == 1:
         return outputs[0]
-    flat = [tree_flatten(output) for output in outputs]
-    spec = flat[0][1]
-    if any(other != spec for _, other in flat):
-        raise ModelError(phrase("The replicas returned different structures, which cannot be gathered."))
-    groups = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    apart = [taken_apart(output) for output in outputs]
+    shell = one_shell([own for _, own in apart])
+    groups = list(zip(*(tensors for tensors, _ in apart), strict=True))
     for group in groups:
         if len({(leaf.dtype, leaf.shape[1:]) for leaf in group}) > 1:
             shapes = ", ".join(str(tuple(leaf.shape)) for leaf in group)
@@ -121,7 +127,7 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
                 ),
             )
     leaves = [leaf for group in groups for leaf in group]
-    return tree_unflatten(list(_Gather.apply(devices, len(outputs), *leaves)), spec)
+    return shell.filled(_Gather.apply(devices, len(outputs), *leaves))
 
 
 def _join(group: Sequence[Tensor], devices: VirtualDevices) -> Tensor:

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rankdeck.base.errors import ModelError, TrainingError
+from rankdeck.base.errors import TrainingError
 from rankdeck.base.phrases import phrase
+from rankdeck.parallel.collectives.outputs import Shell, taken_apart
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import Replicas
-from rankdeck.torch_compat.dispatch import TreeSpec, tree_flatten, tree_unflatten
+from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 
 T = TypeVar("T")
 
@@ -63,16 +64,7 @@ class _Replica:
         """The output tensors, flat and detached, and those among them that have no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
         with torch.set_grad_enabled(self._with_grad):
-            outputs, self.spec = tree_flatten(self._module(*self._arguments))
-            for output in outputs:
-                if not isinstance(output, Tensor):
-                    raise ModelError(
-                        phrase(
-                            "The model returned {output}, which cannot be gathered from several devices.",
-                            output=repr(output),
-                        ),
-                        advice=phrase("Return tensors, or tuples, lists and dicts of tensors."),
-                    )
+            outputs, self.shell = taken_apart(self._module(*self._arguments))
             self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
         self._arguments = ()
         detached = [output.detach() for output in outputs]
@@ -98,26 +90,27 @@ class _ParallelWork:
         rows = zip(replicas.modules, replicas.leaves, inputs, strict=True)
         self._replicas = [_Replica(*row) for row in rows]
         self.input_tensors = [given for replica in self._replicas for given, _ in replica.inputs]
-        self._specs: list[TreeSpec] = []
+        self._shells: list[Shell] = []
+        self._num_outputs: list[int] = []
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
         """All replicas' output tensors and those among them that have no gradient."""
         jobs = [replica.forward for replica in self._replicas]
         results, self._in_turn = self._threads.run_forwards(jobs, training=self._training)
-        self._specs = [replica.spec for replica in self._replicas]
+        self._shells = [replica.shell for replica in self._replicas]
+        self._num_outputs = [len(own) for own, _ in results]
         outputs = [output for own, _ in results for output in own]
         return outputs, [output for _, constant in results for output in constant]
 
     def _by_replica(self, flat: Sequence[T]) -> Iterator[Sequence[T]]:
         start = 0
-        for spec in self._specs:
-            yield flat[start : start + spec.num_leaves]
-            start += spec.num_leaves
+        for num in self._num_outputs:
+            yield flat[start : start + num]
+            start += num
 
     def structured(self, flat: Sequence[Tensor]) -> list[Any]:
-        return [
-            tree_unflatten(own, spec) for own, spec in zip(self._by_replica(flat), self._specs, strict=True)
-        ]
+        pairs = zip(self._shells, self._by_replica(flat), strict=True)
+        return [shell.filled(own) for shell, own in pairs]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of all replicas' parameters, flat as `sent`, then those of the inputs."""

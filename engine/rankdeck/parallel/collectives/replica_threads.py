@@ -23,7 +23,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rankdeck.base.errors import RankdeckError, TrainingError
+from rankdeck.base.errors import Problem, RankdeckError, TrainingError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.profiling.spans import PhaseSpan, SpanRecorder
@@ -46,8 +46,13 @@ class ReplicaError(TrainingError):
             kind=type(cause).__name__,
             cause=cause,
         )
-        advice = cause.advice if isinstance(cause, RankdeckError) else None
-        super().__init__(message, advice=advice or phrase("The first traceback says where in the model."))
+        known = cause.problem if isinstance(cause, RankdeckError) else Problem(self.code, message)
+        super().__init__(
+            message,
+            advice=known.advice or phrase("The first traceback says where in the model."),
+            path=known.path,
+            cure=known.cure,
+        )
         self.replica = replica
 
 

@@ -43,16 +43,18 @@ class Replicas:
 def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> Replicas:
     """Copy the module of device 0 to the first `num_replicas` devices, parameters in buckets of 10 MiB.
 
-    Replica 0 works on the module's own buffers, so what it writes there persists; the other replicas'
-    copies are dropped with them. Make replicas anew in every step: devices other than 0 keep nothing
-    between steps.
+    Replica 0 works on the module's own buffers, so what it writes there persists; what becomes of the other
+    replicas' copies is ../state/forward.py's. Make replicas anew in every step: devices other than 0 keep
+    nothing between steps.
     """
     parameters = list(module.parameters())
     sent: tuple[Tensor, ...] = _Broadcast.apply(devices, num_replicas, *parameters)
     flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
     leaves = [flat[r * len(parameters) : (r + 1) * len(parameters)] for r in range(num_replicas)]
     with torch.no_grad():
-        buffers = _broadcast(list(module.buffers()), devices, num_replicas, "buffers")
+        # Buffers of a bucket are written to one by one: each has a version of its own, as on GPUs.
+        copies = _broadcast([buffer.data for buffer in module.buffers()], devices, num_replicas, "buffers")
+    buffers = [list(module.buffers()), *([tensor.data for tensor in own] for own in copies[1:])]
     return Replicas(_clone(module, leaves, buffers), leaves, sent)
 
 

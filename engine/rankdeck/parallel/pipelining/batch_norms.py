@@ -6,7 +6,8 @@ microbatch at a time.
 
 So they are those of one device that takes the part of the batch at once. What a norm divides by is its
 microbatch's: weights are those of one device that takes the microbatches one after another (accumulate).
-Read ../collectives/sync_batch_norm.py before: there statistics come from ranks instead.
+Read ../collectives/sync_batch_norm.py before: there statistics come from ranks instead; and
+../state/forward.py for all other state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.export.unflatten import InterpreterModule
 
 from rankdeck.parallel.collectives.sync_batch_norm import update_running
-from rankdeck.torch_compat.modules import BatchNorm
+from rankdeck.torch_compat.modules import BatchNorm, own_buffers
 
 
 @dataclass
@@ -44,17 +45,18 @@ class WholeBatchStatistics:
     """Of the batch norms in a stage: they leave their running statistics alone until `update`."""
 
     def __init__(self, stage: nn.Module) -> None:
+        self.microbatch = 0
+        """That runs now, forward or backward."""
         self._found: dict[tuple[Any, int], _Statistics] = {}
-        self._num_calls: Counter[nn.Module] = Counter()
-        """In this microbatch: a norm that is used twice counts its batch twice, as on one device."""
+        self._num_calls: Counter[tuple[nn.Module, int]] = Counter()
+        """In each microbatch: a norm that is used twice counts its batch twice, as on one device."""
         self._own: tuple[Tensor | None, ...] = ()
-        stage.register_forward_pre_hook(lambda *_: self._num_calls.clear())
         self._share = 1.0
         """Of a microbatch in what a norm writes."""
-        for module in stage.modules():
-            if _is_norm(module):
-                module.register_forward_pre_hook(self._lend)
-                module.register_forward_hook(self._take, with_kwargs=True)
+        self.norms = [module for module in stage.modules() if _is_norm(module)]
+        for module in self.norms:
+            module.register_forward_pre_hook(self._lend)
+            module.register_forward_hook(self._take, with_kwargs=True)
 
     def _lend(self, norm: Any, _: Any) -> None:
         """Give the norm others to write into, with a momentum of 1 where it may be chosen: then they are its
@@ -81,8 +83,9 @@ class WholeBatchStatistics:
         inputs = args[0] if args else kwargs["input"]
         count = inputs.numel() // inputs.shape[1]
         squares = variance * (count - 1)
-        known = self._found.get(key := (norm, self._num_calls[norm]))
-        self._num_calls[norm] += 1
+        call = norm, self.microbatch
+        known = self._found.get(key := (norm, self._num_calls[call]))
+        self._num_calls[call] += 1
         if known is None:
             self._found[key] = _Statistics(mean, squares, count)
         else:
@@ -94,10 +97,14 @@ class WholeBatchStatistics:
             count = found.mean.new_full((), found.count)
             update_running(norm, found.mean, found.squares / count, count)
         self._found.clear()
+        self._num_calls.clear()
 
 
 def _is_norm(module: Any) -> bool:
-    """A batch norm, or what tracing made of one: a graph over its buffers, which gets its momentum back."""
+    """A batch norm of this stage, or what tracing made of one: a graph over its buffers, which gets its
+    momentum back. Norms of other stages have no buffers here."""
+    if own_buffers(module).get("running_mean") is None:
+        return False
     if not isinstance(module, InterpreterModule):
         return isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
     for node in module.graph.nodes:

@@ -141,10 +141,10 @@ class HandWrittenSchedule:
 
     def _forward(self, microbatch: int, received: Tensors) -> Tensors:
         runner = self._runner
-        runner.microbatch = microbatch
         for tensor, shape in zip(received, self._stages.cut.boundaries[runner.index], strict=True):
             tensor.requires_grad_(shape.goes_back)
-        with self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch):
+        mark = self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch)
+        with runner.running(microbatch), mark:
             output = runner(*received)
         self._traffic.forwarded()
         return (output,) if runner.is_last else output
@@ -161,7 +161,8 @@ class HandWrittenSchedule:
             outputs = tuple(tensor for tensor, shape in zip(outputs, leaving, strict=True) if shape.goes_back)
         known = gradients if leaving else (None,)
         pairs = [pair for pair in zip(outputs, known, strict=True) if pair[0].requires_grad]
-        with self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch):
+        mark = self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch)
+        with self._runner.running(microbatch), mark:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
         self._traffic.backwarded()
         leaves = [tensor for tensor in received if tensor.requires_grad]

@@ -18,12 +18,16 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
+from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.nested import first_samples, tensors_of
+from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary, TensorShape
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.pipelining.schedules import make_schedule
+from rankdeck.parallel.state.forward import ForwardState
+from rankdeck.parallel.state.over_ranks import Groups
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.torch_compat.pipelining import Stage, raised_in_a_stage, receive_buffers, without_views
 
@@ -62,6 +66,7 @@ class StageRunner(nn.Module):
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
         *,
         is_split: bool,
+        ledger: AnyLedger,
     ) -> None:
         """`is_split`: whether the schedule goes back in two halves."""
         super().__init__()
@@ -71,6 +76,8 @@ class StageRunner(nn.Module):
         self.is_last = index == len(cut.stages) - 1
         self.microbatch = 0
         self.sums: list[tuple[Tensor, Any]] = []
+        self._statistics = WholeBatchStatistics(self.stage)
+        self.state = ForwardState(self.stage, self._statistics.norms, ledger)
         self._enters, self._leaves = cut.boundaries[index : index + 2]
         self._loss = loss
         self._autocast = autocast
@@ -86,6 +93,16 @@ class StageRunner(nn.Module):
         """A new batch, cut into microbatches, of which the first `valid` samples count (None: all)."""
         self._inputs, self._targets, self._valid, self._scale = inputs, targets, valid, scale
         self.sums = []
+
+    def running(self, microbatch: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+        """A forward or backward of a microbatch, which finds the state that its forward has left."""
+        self.microbatch = self._statistics.microbatch = microbatch
+        return self.state.part(microbatch, counts=counts)
+
+    def finish(self, groups: Groups) -> None:
+        """After the last backward: state of the whole batch. `groups` are pipelines with other samples."""
+        self._statistics.update()
+        self.state.finish(groups)
 
     def forward(self, *received: Tensor) -> Any:
         """The scaled loss (a tensor without dims) on the last stage, on the others what is handed on."""
@@ -208,9 +225,7 @@ class _Stage(Stage):
         self._traffic = traffic
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        assert isinstance(self.submod, StageRunner)
-        self.submod.microbatch = fwd_chunk_id
-        with self._phase("forward", fwd_chunk_id):
+        with self._running(fwd_chunk_id), self._phase("forward", fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         self._traffic.forwarded()
         return output
@@ -218,15 +233,21 @@ class _Stage(Stage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        with self._phase("backward" if full_backward else "backward-input", bwd_chunk_id):
+        # Of a backward in two halves, which may each compute activations again, one counts.
+        name = "backward" if full_backward else "backward-input"
+        with self._running(bwd_chunk_id, counts=full_backward), self._phase(name, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self._traffic.backwarded()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        with self._phase("backward-weight", bwd_chunk_id):
+        with self._running(bwd_chunk_id), self._phase("backward-weight", bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._traffic.backwarded()
+
+    def _running(self, microbatch: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+        assert isinstance(self.submod, StageRunner)
+        return self.submod.running(microbatch, counts=counts)
 
     def _phase(self, name: str, microbatch: int) -> contextlib.AbstractContextManager[object]:
         return self._traffic.spans.phase(0, name, stage=self.stage_index, microbatch=microbatch)

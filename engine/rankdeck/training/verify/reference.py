@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
+from rankdeck.strategies.base import placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import split_state
 from rankdeck.training.verify.computed import Computed, snapshot
@@ -73,8 +74,7 @@ def steps_on_one_device(
 
 
 def _placed(workload: Workload, device: torch.device) -> nn.Module:
-    dtype = torch.float64 if workload.config.train.precision == "fp64" else None
-    return workload.build_model().to(device=device, dtype=dtype).train()
+    return placed(workload.build_model(), workload.config.train.precision, device)
 
 
 def _forward_backward(

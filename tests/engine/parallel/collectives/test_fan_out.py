@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -448,3 +450,73 @@ def test_buckets_hold_neighbours_of_one_dtype_up_to_the_limit() -> None:
     assert buckets_of(tensors, 100) == [[0, 1], [2], [3], [4]]
     assert buckets_of(tensors[:1], 1) == [[0]]
     assert buckets_of([], 1) == []
+
+
+class _Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+    logits: Tensor
+    pairs: list[_Pair]
+    width: int = 3
+    hidden: Tensor | None = None
+
+
+class _Output(OrderedDict[str, Any]):
+    """A dict whose items are attributes too, as Hugging Face's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name] if name in self else super().__getattribute__(name)
+
+
+class _Structured(nn.Module):
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.make = nn.Linear(4, 3), make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "logits_of"),
+    [
+        (lambda y: _Scores(y, [_Pair(y, y + 1)]), lambda out: out.pairs[0].second - 1),
+        (lambda y: _Pair(y, y * 2), lambda out: out.second / 2),
+        (lambda y: _Output(logits=y, none=None), lambda out: out.logits),
+        (lambda y: torch.max(y.unsqueeze(1), 1), lambda out: out.values),
+    ],
+    ids=["dataclass", "namedtuple", "dict", "torch's own"],
+)
+def test_outputs_of_any_class_are_gathered_by_their_fields(
+    make: Callable[[Tensor], Any], logits_of: Callable[[Any], Tensor]
+) -> None:
+    model, x = _Structured(make), torch.randn(8, 4)
+    with tiny.replica_threads(3) as threads:
+        out = data_parallel(model, (x,), threads)
+        assert type(out) is type(make(torch.ones(1, 3)))
+        logits_of(out).sum().backward()
+    torch.testing.assert_close(logits_of(out), model.layer(x))
+    torch.testing.assert_close(model.layer.weight.grad, x.sum(0).expand(3, 4))
+
+
+def test_an_object_that_cannot_be_gathered_is_named_with_where_it_stands() -> None:
+    class Graph:
+        def __init__(self, nodes: Tensor) -> None:
+            self.nodes = nodes
+
+    model = _Structured(lambda y: {"scores": y, "graphs": [Graph(y)]})
+    with tiny.replica_threads(2) as threads, pytest.raises(ReplicaError) as caught:
+        data_parallel(model, (torch.ones(4, 4),), threads)
+    problem = caught.value.problem
+    assert "output['graphs'][0], an object of class Graph" in problem.message
+    assert problem.path == "strategy.parallel_loss" and problem.cure == {"strategy.parallel_loss": True}
+
+
+def test_numbers_that_differ_between_replicas_are_not_gathered() -> None:
+    model = _Structured(lambda y: (y, float(y.detach().sum())))
+    with tiny.replica_threads(2) as threads, pytest.raises(ModelError, match="different structures"):
+        data_parallel(model, (torch.randn(4, 4),), threads)

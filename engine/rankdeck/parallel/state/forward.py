@@ -1,0 +1,295 @@
+"""State that forwards change, where a batch is cut into parts: a stage's microbatches, dp's replicas, ranks.
+
+    before a batch    every part starts from the same state
+    after it          equal results count once, floating ones are averaged by samples, counts of samples are
+                      added up; of whole numbers and words that differ the first part's stay
+
+So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
+on one device. What changes is found out in batches 1, 2, 4, 8, ...; in all others only that is handled, and a
+model without such state pays nothing. Batch norms need more than averages: ../pipelining/batch_norms.py.
+
+Two kinds of modules depend on the order of samples: one that counts and keeps them (a memory bank with its
+pointer), and one that sets its weights by the first of them (ActNorm). Microbatches change their state one
+after another, as if they were batches. Read slots.py, join.py and over_ranks.py before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.memory.null_ledger import AnyLedger, NullLedger
+from rankdeck.parallel.state.join import counts_samples, joined
+from rankdeck.parallel.state.over_ranks import Groups, StateOverRanks
+from rankdeck.parallel.state.slots import (
+    Slot,
+    Tables,
+    copied,
+    is_state,
+    replica_tables,
+    same,
+    slots_of,
+    tables_of,
+    weight_sums,
+)
+from rankdeck.torch_compat.modules import BatchNorm
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+Values = dict[str, Any]
+"""State by the names of slots."""
+
+
+class _Changes:
+    """Which state of a module changes, and what it becomes after a batch."""
+
+    def __init__(
+        self, root: nn.Module, norms: Collection[nn.Module] | None = None, ledger: AnyLedger | None = None
+    ) -> None:
+        """`norms` are the modules whose buffers are left alone, by default all batch norms."""
+        is_norm = (module for module in root.modules() if isinstance(module, BatchNorm))
+        self._norms = frozenset(is_norm if norms is None else norms)
+        self._root, self._ledger = root, ledger or NullLedger()
+        self._number = 0
+        self._slots: dict[str, Slot] = {}
+        self._known: list[str] = []
+        """Names of what has changed in a batch so far."""
+        self._in_sequence: set[str] = set()
+        """Names of what parts change one after another."""
+        self._watched: list[str] = []
+        """Of these, in this batch: names of what is handled."""
+        self._has_missed = False
+        self._over_ranks = StateOverRanks()
+        self.changed: list[tuple[nn.Module, str, Any]] = []
+        """Attributes that the last batch changed: module, name, value."""
+
+    def _start(self, samples: Sequence[int]) -> None:
+        self._number += 1
+        self._samples = list(samples)
+        self._looks = self._has_missed or self._number & (self._number - 1) == 0
+        if self._looks:
+            self._modules = list(self._root.modules())
+            self._tables = [tables_of(module) for module in self._modules]
+            self._slots = slots_of(self._root, self._tables, self._norms)
+            self._known = [name for name in self._known if name in self._slots]
+        names = self._slots if self._looks else [*self._known, *self._in_sequence]
+        self._originals = {
+            name: self._slots[name].value(self._tables) for name in names if name in self._slots
+        }
+        self._watched = [name for name in self._originals if name not in self._in_sequence]
+        with self._ledger.paused():
+            self._before = {name: copied(self._originals[name]) for name in self._watched}
+        self._versions = self._versions_of_others()
+
+    def _versions_of_others(self) -> dict[str, int]:
+        """Of tensors that have not changed so far and are not looked at in this batch."""
+        others = self._slots.keys() - self._originals.keys()
+        return {name: _version(self._slots[name].value(self._tables)) for name in others}
+
+    def _current(self, tables: Tables) -> Values:
+        return {name: self._slots[name].value(tables) for name in self._watched}
+
+    def _learn(self, parts: Sequence[Values]) -> None:
+        """Watch what parts have changed, from now on in every batch."""
+        for name in self._watched:
+            values = [part[name] for part in parts if name in part]
+            is_kept = all(is_state(value, self._slots[name], self._samples[0]) for value in values)
+            is_changed = not all(same(self._before[name], value) for value in values)
+            if is_kept and is_changed and name not in self._known:
+                self._known.append(name)
+        self._watched = [name for name in self._known if name not in self._in_sequence]
+        self._before = {name: self._before[name] for name in self._watched}
+
+    def _finish(self, parts: Sequence[Values], groups: Groups) -> None:
+        """Make the state that of the whole batch; `parts` are what each part has left."""
+        results: Values = {}
+        for name in self._watched:
+            left = [(part[name], n) for part, n in zip(parts, self._samples, strict=True) if name in part]
+            results[name] = joined(self._before[name], [v for v, _ in left], [n for _, n in left])
+        if groups and self._slots:
+            results |= self._joined_over(groups, results)
+        self.changed = []
+        for name, original in self._originals.items():
+            slot = self._slots[name]
+            if name in results or name in self._in_sequence:
+                self._settle(slot, original, results.get(name, slot.value(self._tables)))
+        self._has_missed = not groups and any(
+            _version(self._slots[name].value(self._tables)) != version
+            for name, version in self._versions.items()
+        )
+        self._watched, self._before, self._originals = [], {}, {}
+
+    def _joined_over(self, groups: Groups, results: Values) -> Values:
+        over_ranks = self._over_ranks
+
+        def value_of(name: str) -> Any:
+            slot = self._slots.get(name)
+            return results[name] if name in results else slot and slot.value(self._tables)
+
+        if self._looks:
+            samples = sum(self._samples)
+            counting = {n: counts_samples(self._before[n], value, samples) for n, value in results.items()}
+            over_ranks.learn(groups, counting, value_of)
+            self._known += [name for name in over_ranks.differing if name not in self._known]
+        values = {name: value_of(name) for name in over_ranks.differing}
+        return over_ranks.join(groups, values, self._before, sum(self._samples))
+
+    @torch.no_grad()
+    def _settle(self, slot: Slot, original: Any, value: Any) -> None:
+        """Into the tensor that was there before: others hold it too."""
+        if isinstance(original, Tensor) and isinstance(value, Tensor) and _fits(value, original):
+            if value is not original:
+                original.copy_(value)
+            value = original
+        slot.put(self._tables, value)
+        module, kind, key = slot.holders[0]
+        if kind == "attribute":
+            self.changed.append((self._modules[module], key, value))
+
+
+def _fits(value: Tensor, original: Tensor) -> bool:
+    return (value.shape, value.dtype) == (original.shape, original.dtype)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) else -1
+
+
+class ForwardState(_Changes):
+    """State of a module whose parts run one after another, forward and backward of each in `part`.
+
+    The first part works on the module's own tensors. Every other one gets copies, which it finds again in its
+    backward: activation checkpointing changes state there once more, as on one device.
+    """
+
+    def start(self, samples: Sequence[int]) -> None:
+        """Before a batch, cut into parts of so many samples; those of 0 samples count nothing."""
+        self._start(samples)
+        self._has_looked = not self._looks
+        self._sums = weight_sums(self._modules) if self._slots and self._looks and len(samples) > 1 else {}
+        self._parts: list[Values] = [{} for _ in samples]
+        self._present = 0
+
+    def part(self, index: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:
+        """A forward or backward of part `index`; unless it `counts`, it leaves the state as it was."""
+        return self._in_part(index, counts) if self._watched else _NOTHING
+
+    @contextlib.contextmanager
+    def _in_part(self, index: int, counts: bool) -> Iterator[None]:
+        self._switch_to(index)
+        kept = {} if counts else {name: copied(value) for name, value in self._current(self._tables).items()}
+        yield
+        for name, value in kept.items():
+            self._slots[name].put(self._tables, value)
+        if not self._has_looked:
+            self._has_looked = True
+            self._leave_to_sequence()
+            self._learn([self._current(self._tables)])
+
+    def _switch_to(self, index: int) -> None:
+        if index == self._present:
+            return
+        self._parts[self._present] = self._current(self._tables)
+        self._present = index
+        own = self._parts[index]
+        for name in self._watched:
+            value = own[name] if name in own else copied(self._before[name])
+            self._slots[name].put(self._tables, value)
+
+    def _leave_to_sequence(self) -> None:
+        """After the first of several parts: the state of modules that keep samples, or that have set their
+        weights, goes from part to part."""
+        if len(self._samples) == 1:
+            return
+        sums = weight_sums(self._modules)
+        found = {number for number, total in self._sums.items() if total != sums[number]}
+        counting, filled = set(), set()
+        for name, before in self._before.items():
+            slot = self._slots[name]
+            module, value = slot.holders[0][0], slot.value(self._tables)
+            if counts_samples(before, value, self._samples[0]):
+                counting.add(module)
+            elif isinstance(value, Tensor) and value.numel() > 1 and not same(before, value):
+                filled.add(module)
+        found |= counting & filled
+        self._in_sequence |= {name for name, slot in self._slots.items() if slot.holders[0][0] in found}
+        self._watched = [name for name in self._watched if name not in self._in_sequence]
+
+    def finish(self, groups: Groups = ()) -> None:
+        """After the batch's last backward. `groups` are the ranks that have the rest of the batch: all of
+        them call this together."""
+        self._parts[self._present] = self._current(self._tables)
+        self._finish(self._parts, groups)
+        self._parts = []
+
+
+class ReplicaState(_Changes):
+    """State of a module whose replicas run side by side (dp), each a tree of modules of its own."""
+
+    def __init__(
+        self, root: nn.Module, fetch: Callable[[Tensor, int], Tensor], ledger: AnyLedger | None = None
+    ) -> None:
+        """`fetch(tensor, replica)` brings a tensor to the device of replica 0."""
+        super().__init__(root, ledger=ledger)
+        self._fetch = fetch
+        self._trees: Sequence[Tables] = ()
+
+    def take(self, replicas: Sequence[nn.Module], samples: Sequence[int]) -> None:
+        """Before their forwards. Replicas share the module's plain attributes: all but the first one get
+        copies of what may be changed in place."""
+        self._start(samples)
+        self._trees = [replica_tables(replica) for replica in replicas]
+        for tables in self._trees[1:]:
+            for name in self._watched:
+                slot = self._slots[name]
+                if slot.holders[0][1] == "attribute":
+                    slot.put(tables, copied(slot.value(tables)))
+
+    def finish(self) -> None:
+        """After their backwards; nothing to do where none were taken."""
+        if not self._trees:
+            return
+        if self._looks:
+            self._learn([self._left_by(index, {"attribute"}) for index in range(len(self._trees))])
+        parts = [self._left_by(index, {"attribute", "buffer"}) for index in range(len(self._trees))]
+        self._finish(parts, ())
+        self._trees = ()
+
+    def _left_by(self, index: int, kinds: Collection[str]) -> Values:
+        """What a replica has left, on the first one's device; of others than the first only these `kinds`."""
+        found: Values = {}
+        for name, value in self._current(self._trees[index]).items():
+            kind = self._slots[name].holders[0][1]
+            if not index or kind in kinds:
+                moves = index and kind == "buffer" and isinstance(value, Tensor)
+                found[name] = self._fetch(value, index) if moves else value
+        return found
+
+
+def copies_of(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, Sequence[nn.Module]]:
+    """For stages that run the model's own code in copies of its modules: of each module all that stand for
+    it, the model's first."""
+    structures = [getattr(stage, "model", None) for stage in stages]
+    trees = [list(own.modules()) for own in structures if isinstance(own, nn.Module)]
+    rows = zip(model.modules(), *trees, strict=True) if trees else ()
+    return {module: row for row in rows for module in row}
+
+
+def bring_home(states: Sequence[ForwardState], copies: Mapping[nn.Module, Sequence[nn.Module]]) -> None:
+    """Give attributes that stages have changed to the model and to the other stages' `copies` of its modules.
+
+    Where several stages have changed one, the first of them counts: later ones run what is before them on
+    zeros.
+    """
+    found: dict[tuple[nn.Module, str], Any] = {}
+    for state in states:
+        for module, key, value in state.changed:
+            if module in copies:
+                found.setdefault((copies[module][0], key), value)
+    for (home, key), value in found.items():
+        for module in copies[home]:
+            if key in vars(module) and vars(module)[key] is not value:
+                vars(module)[key] = copied(value)

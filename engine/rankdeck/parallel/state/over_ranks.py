@@ -1,0 +1,99 @@
+"""State of one batch over the ranks that have its slices.
+
+Ranks find out together what of their changed state differs between them, which is little: a counter and a
+teacher advance alike everywhere. From then on only that is sent: averages by all-reduce, numbers and words
+gathered, of all else the first rank's. Read join.py before, forward.py next.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.state.join import is_averaged, joined, wide
+
+Groups = Sequence[dist.ProcessGroup | None]
+"""Ranks that have other samples of the batch, axis by axis of a mesh; None is all ranks."""
+
+
+class StateOverRanks:
+    """Knows what differs between ranks."""
+
+    def __init__(self) -> None:
+        self.differing: list[str] = []
+
+    def learn(self, groups: Groups, changed: Mapping[str, bool], value_of: Callable[[str], Any]) -> None:
+        """Find out what of that which has changed on any rank differs; `changed` says of each whether it
+        counts samples, which differ. All ranks call this together."""
+        known = _from_all(dict(changed), groups)
+        names = sorted({name for own in known for name in own})
+        prints = _from_all([_fingerprint(value_of(name)) for name in names], groups) if names else []
+        for name, own in zip(names, zip(*prints, strict=True), strict=False):
+            is_one_kind = len({kind for kind, _ in own}) == 1
+            is_other = any(content != own[0][1] for _, content in own[1:])
+            if is_one_kind and (is_other or any(of_rank.get(name) for of_rank in known)):
+                self.differing = sorted({*self.differing, name})
+
+    @torch.no_grad()
+    def join(
+        self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
+    ) -> dict[str, Any]:
+        """What differs between ranks, as one device has it. All ranks call this together."""
+        names = [name for name in self.differing if name in values]
+        large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
+        small = [name for name in names if name not in large]
+        found = self._gathered(groups, values, before, small, samples) if small else {}
+        averaged = [name for name in large if is_averaged(values[name])]
+        sums = [wide(values[name]) * samples for name in averaged]
+        rest = {name: values[name].clone() for name in large if name not in averaged}
+        if averaged:
+            sums.append(sums[0].new_full((1,), samples))
+        for group in groups:
+            in_buckets(sums, functools.partial(dist.all_reduce, group=group))
+            broadcast_from_rank_0(rest.values(), group)
+        for name, total in zip(averaged, sums, strict=False):
+            found[name] = (total / sums[-1].to(total)).to(values[name].dtype)
+        return found | rest
+
+    @staticmethod
+    def _gathered(
+        groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], names: list[str], samples: int
+    ) -> dict[str, Any]:
+        own = [(_plain(before.get(name, values[name])), _plain(values[name])) for name in names]
+        parts = _from_all((own, samples), groups)
+        found: dict[str, Any] = {}
+        for index, name in enumerate(names):
+            first = parts[0][0][index][0]
+            value = joined(first, [part[index][1] for part, _ in parts], [n for _, n in parts])
+            like = values[name]
+            found[name] = torch.full_like(like, value) if isinstance(like, Tensor) else value
+        return found
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _fingerprint(value: Any) -> tuple[Any, Any]:
+    """What a value is, and its content: equal on two ranks where the values are."""
+    if not isinstance(value, Tensor):
+        return None, value
+    wider = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
+    return (str(value.dtype), tuple(value.shape)), (wider.sum().item(), wider.abs().square().sum().item())
+
+
+def _from_all(own: Any, groups: Groups) -> list[Any]:
+    """One of each rank's, in the order of the ranks."""
+    parts = [own]
+    for group in groups:
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, parts, group=group)
+        parts = [part for several in found for part in several]
+    return parts

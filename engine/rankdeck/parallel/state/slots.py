@@ -1,0 +1,135 @@
+"""Where a module keeps state that its forward may change: buffers, frozen weights (an EMA teacher), and plain
+attributes that are numbers, words, rows of them, or small tensors.
+
+A slot names one value and everywhere it is held, because a buffer may be two modules'. It finds it in the
+module's own tables, and in those of any copy of it. Read join.py next.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.torch_compat.dtensors import is_dtensor, local_part
+from rankdeck.torch_compat.fake_tensors import FakeTensor
+from rankdeck.torch_compat.modules import own_buffers, own_parameters
+
+Tables = Sequence[MutableMapping[str, MutableMapping[str, Any]]]
+"""Of each module of a tree, by kind: buffer, weight, attribute."""
+_OF_TORCH = frozenset(vars(nn.Module()))
+_SCALARS = (bool, int, float, str, type(None))
+_ROWS = (list, tuple, set, deque)
+_MOST = 1000
+_LARGE_BYTES = 1 << 20
+"""An attribute above it is rather left behind to be looked at."""
+_MOST_FROZEN_BYTES = 1 << 28
+"""Frozen weights above it are a base model's, not a teacher's: no copy is made to see whether they change."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """`holders` are (number of the module in its tree, kind of table, key)."""
+
+    name: str
+    holders: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def value(self, tables: Tables) -> Any:
+        module, kind, key = self.holders[0]
+        return tables[module][kind].get(key)
+
+    def put(self, tables: Tables, value: Any) -> None:
+        for module, kind, key in self.holders:
+            tables[module][kind][key] = value
+
+
+def tables_of(module: nn.Module) -> dict[str, Any]:
+    return {"buffer": own_buffers(module), "weight": own_parameters(module), "attribute": vars(module)}
+
+
+def replica_tables(root: nn.Module) -> list[dict[str, Any]]:
+    """Of a replica under dp, whose weights are plain attributes."""
+    return [{**tables_of(module), "weight": vars(module)} for module in root.modules()]
+
+
+def slots_of(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -> dict[str, Slot]:
+    """Slots by name; none where a plan knows no values. Buffers of the `skipped` modules are left out."""
+    found: dict[int, Slot] = {}
+    if any(isinstance(local_part(weight), FakeTensor) for weight in root.parameters()):
+        return {}
+    frozen = sum(weight.nbytes for weight in root.parameters() if not weight.requires_grad)
+    kinds = ("buffer", "weight", "attribute") if frozen <= _MOST_FROZEN_BYTES else ("buffer", "attribute")
+    for number, (path, module) in enumerate(root.named_modules()):
+        for kind in kinds:
+            if kind == "buffer" and module in skipped:
+                continue
+            for key, value in tables[number][kind].items():
+                slot = Slot(f"{kind}/{path}.{key}", [(number, kind, key)])
+                if (kind == "attribute" and key in _OF_TORCH) or not is_state(value, slot):
+                    continue
+                # One number may be in many places; a tensor or a list in two places is the same one.
+                shared = id(slot) if isinstance(value, _SCALARS) else id(value)
+                found.setdefault(shared, slot)
+                if found[shared] is not slot:
+                    found[shared].holders += slot.holders
+    return {slot.name: slot for slot in found.values()}
+
+
+def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
+    """Whether a value in this slot is state, and not a result: what has a gradient, a row for each sample, or
+    is large. What stands for another stage's tensors (see ../pipelining/observed.py) is neither."""
+    is_attribute = slot.holders[0][1] == "attribute"
+    if not isinstance(value, Tensor):
+        return _is_plain(value)
+    if is_dtensor(value) or value.layout != torch.strided:
+        return False
+    is_expanded = any(
+        size > 1 and not stride for size, stride in zip(value.shape, value.stride(), strict=True)
+    )
+    if is_expanded or value.requires_grad or value.is_meta:
+        return False
+    has_samples = value.dim() > 1 and len(value) == samples
+    return not is_attribute or (value.nbytes <= _LARGE_BYTES and not has_samples)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, _ROWS):
+        return len(value) <= _MOST and all(isinstance(item, _SCALARS) for item in value)
+    return isinstance(value, _SCALARS)
+
+
+def copied(value: Any) -> Any:
+    """A value that can be changed without the other."""
+    if isinstance(value, Tensor):
+        own = value.detach().clone()
+        return nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own
+    return value if isinstance(value, _SCALARS) else copy.copy(value)
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return (left.shape, left.dtype) == (right.shape, right.dtype) and torch.equal(left, right)
+    return type(left) is type(right) and not isinstance(left, Tensor) and bool(left == right)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def weight_sums(modules: Sequence[nn.Module]) -> dict[int, float]:
+    """Of each module with trained weights of its own, by its number: a sum that shows whether they change,
+    also past autograd."""
+    sums: dict[int, float] = {}
+    for number, module in enumerate(modules):
+        weights = [weight for weight in own_parameters(module).values() if weight is not None]
+        trained = [weight for weight in weights if weight.requires_grad and not is_dtensor(weight)]
+        if trained:
+            sums[number] = sum(float(_real(weight.detach()).sum(dtype=torch.float64)) for weight in trained)
+    return sums
