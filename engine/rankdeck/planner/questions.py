@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from rankdeck.config import RunConfig
 from rankdeck.data.loader import first_batch
-from rankdeck.parallel.nested import call, cast, tensors_of
+from rankdeck.parallel.nested import call, cast, doubled, tensors_of
 from rankdeck.torch_compat.dispatch import DispatchMode, in_backward, storage_key, which_backward
+from rankdeck.torch_compat.modules import change_tensors
 from rankdeck.torch_compat.replaced import Replaced
 from rankdeck.training import workload as workloads
 
@@ -227,7 +228,9 @@ def record(config: RunConfig, num_devices: int, num_weights: int, reads: tuple[A
         inputs, targets = cast(first_batch(workload.train, num_samples), dtype or torch.float32)
         if num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) > MOST_WORK:
             return None
-        model = name_modules(workload.build_model()).to(dtype=dtype).train()
+        model = name_modules(workload.build_model()).train()
+        if dtype is not None:
+            change_tensors(model, lambda tensor: tensor.to(doubled(tensor.dtype)))
         with torch.no_grad(), _Recorder(recorded, reads), _lists_kept(recorded):
             outputs = call(model, inputs)
             workload.loss.function(outputs, targets)

@@ -28,6 +28,7 @@ from rankdeck.parallel.tensor.pairs import Pair
 
 T = TypeVar("T")
 Group = AttentionLayers | Pair
+_VALUES = (torch.Tensor, int, float, str, tuple, list, dict)
 _OVER_FEATURES = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
 """Operations of autograd that look at all features of a token, by parts of their names."""
 
@@ -84,7 +85,9 @@ def _watched(
     layers = [name for group in groups for name in (*group.columns, group.row)]
 
     def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        blocks[name] = each_tensor((args, kwargs), torch.Tensor.detach)
+        # A cache would have been filled by this forward, and blocks do without one.
+        known = {key: value if isinstance(value, _VALUES) else None for key, value in kwargs.items()}
+        blocks[name] = each_tensor((args, known), torch.Tensor.detach)
 
     def run(shapes: Any) -> Between:
         nodes = _Nodes()
