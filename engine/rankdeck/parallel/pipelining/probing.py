@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rankdeck.parallel.nested import tensors_of
+from rankdeck.parallel.state.slots import keep_state
 from rankdeck.torch_compat.dispatch import DispatchMode, OpOverload, computed, tree_map
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
@@ -26,12 +27,14 @@ _AT_ONCE = 100_000_000
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Weights, buffers and random numbers put back at the end. The function that it gives moves weights off
-    their first values, always in the same way, and puts buffers back: no weight stays at zero or at one."""
+    """Weights, state and random numbers put back at the end. The function that it gives moves weights off
+    their first values, always in the same way, and puts state back: no weight stays at zero or at one."""
+    put_state_back = keep_state(model)
     tensors: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     kept = [tensor.detach().clone() for tensor in tensors]
 
     def put_back(*, moved: bool) -> None:
+        put_state_back()
         generator = torch.Generator().manual_seed(0)
         for tensor, first in zip(tensors, kept, strict=True):
             value = first
@@ -81,8 +84,9 @@ def all_trainable(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_effects(model: nn.Module) -> Iterator[None]:
-    """Eval mode, random numbers and buffers put back: batch norms count nothing, dropout draws nothing. A
+    """Eval mode, random numbers and state put back: batch norms count nothing, dropout draws nothing. A
     traced stage has a mode of its own, over the same buffers."""
+    put_state_back = keep_state(model)
     modes = {module: module.training for module in model.modules()}
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()
@@ -92,6 +96,7 @@ def without_effects(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+        put_state_back()
         for buffer, value in kept:
             buffer.detach().copy_(value)
 

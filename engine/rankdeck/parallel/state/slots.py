@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,21 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return (left.shape, left.dtype) == (right.shape, right.dtype) and torch.equal(left, right)
     return type(left) is type(right) and not isinstance(left, Tensor) and bool(left == right)
+
+
+def keep_state(root: nn.Module) -> Callable[[], None]:
+    """A function that gives the module back the state that it has now, in the tensors that hold it now."""
+    tables = [tables_of(module) for module in root.modules()]
+    slots = list(slots_of(root, tables, frozenset()).values())
+    kept = [(slot, slot.value(tables), copied(slot.value(tables))) for slot in slots]
+
+    def put_back() -> None:
+        for slot, holder, value in kept:
+            if isinstance(holder, Tensor):
+                holder.data.copy_(value)
+            slot.put(tables, holder if isinstance(holder, Tensor) else copied(value))
+
+    return put_back
 
 
 def _real(tensor: Tensor) -> Tensor:
