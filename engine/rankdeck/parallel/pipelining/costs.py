@@ -138,7 +138,6 @@ def with_gradients(
         for index in reversed(range(len(given))):
             goes_back = [id(leaf) in reached for leaf in entered[index]]
             made = given[index - 1] if index else ()
-            goes_back = [back and tensor.requires_grad for back, tensor in zip(goes_back, made, strict=True)]
             found.append(goes_back)
             reached = weights_behind([tensor for tensor, back in zip(made, goes_back, strict=True) if back])
         return found[::-1]

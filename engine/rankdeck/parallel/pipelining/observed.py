@@ -9,13 +9,14 @@ the model's own business.
     what crosses a cut        the first argument of the unit behind it, and every other tensor that was made
                               before the cut and is an argument of a unit behind it (an encoder's output for
                               a decoder's blocks, position biases that the first block makes for all)
-    units before the stage    stand-ins that return what crosses, else zeros of the right shape
+    units before the stage    stand-ins that return what crosses, else blanks: zeros of the right shape
     units of the stage        get what crosses in place of these arguments
     the unit after it         ends the forward: its arguments are handed on
+    weights                   those of its units, and those of others that its results come from: a table
+                              that is the head's matrix too, a temperature, a gate between layers
 
 A model that carries something past a cut by its own code (a skip connection from stem to head) is not such a
-row: find.py finds that out by running the units against the model. Read chain.py first, traced.py for the
-rest.
+row: equality.py finds that out. Read chain.py first, traced.py for the rest.
 """
 
 from __future__ import annotations
