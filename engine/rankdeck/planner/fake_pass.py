@@ -297,13 +297,16 @@ def _trainer(
     if request.samples.is_varied:
         trainer.strategy.refuse_other_sizes()
     if request.like_cuda:
-        _step_like_cuda(trainer)
+        _step_like_cuda(trainer.optimizer)
+        ledger.counts_on_device = any(
+            group.get("fused") or group.get("capturable") for group in trainer.optimizer.param_groups
+        )
     return trainer
 
 
-def _step_like_cuda(trainer: Trainer) -> None:
+def _step_like_cuda(optimizer: Optimizer) -> None:
     """Where nobody said otherwise torch's optimizers take lists of tensors on a GPU, but not of DTensors."""
-    for group in trainer.optimizer.param_groups:
+    for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])
 

@@ -44,8 +44,8 @@ PREDICTED = marked("predicted")
 LEAST, MOST = "least", "most"
 MOST_SHOWN = 64
 """So many devices are shown one by one."""
-TIGHT_SHARE = 0.92
-"""From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
+TIGHT_SHARE = 0.9
+"""A plan fits with at most this share of what a device has for the run; with more of it memory is tight."""
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
@@ -163,27 +163,30 @@ def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known: tight where what they need comes close to what they
-    have. Without a capacity a plan fits, as long as the host
-    has the bytes of all devices together where they are its own.
+    """(verdict, reason) of devices whose bytes are known: tight where less than a tenth of what they have for
+    the run would be left. Without a capacity a plan fits, as long as the host has the bytes of all devices
+    together where they are its own.
     """
     together = sum(device.total_bytes for device in devices)
-    if host_bytes is not None and together > host_bytes:
-        return DOES_NOT_FIT, phrase(
-            "The devices need {needed} of this machine's memory together, which has {left} left.",
-            needed=format_bytes(together),
-            left=format_bytes(host_bytes),
-        )
     limited = [device for device in devices if device.room_bytes is not None]
-    if not limited:
-        return FITS, None
-    worst = min(limited, key=_room)
-    room = _room(worst)
-    if room < 0:
-        return DOES_NOT_FIT, _lack(worst, room)
-    if any(is_tight(device) for device in limited):
-        return TIGHT, _little_room(worst, room)
+    worst = min(limited, key=_room, default=None)
+    if host_bytes is not None and together > host_bytes:
+        return DOES_NOT_FIT, _of_the_host(together, host_bytes)
+    if worst is not None and _room(worst) < 0:
+        return DOES_NOT_FIT, _lack(worst, _room(worst))
+    if worst is not None and any(map(is_tight, limited)):
+        return TIGHT, _little_room(worst, _room(worst))
+    if host_bytes is not None and together > TIGHT_SHARE * host_bytes:
+        return TIGHT, _of_the_host(together, host_bytes)
     return FITS, None
+
+
+def _of_the_host(together: int, host_bytes: int) -> str:
+    return phrase(
+        "The devices need {needed} of this machine's memory together, which has {left} left.",
+        needed=format_bytes(together),
+        left=format_bytes(host_bytes),
+    )
 
 
 def _name(device: PlannedDevice) -> str:

@@ -83,16 +83,17 @@ class Workload:
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """The optimizer over parameters that are where they will stay.
 
-        Raises: ConfigError when a person's own class does not take the options given.
+        Raises: ConfigError when its class does not take the options given, or not for these parameters.
         """
         chosen = self.config.train.optimizer
         options = {key: tuple(v) if isinstance(v, list) else v for key, v in chosen.options.items()}
-        if not user_code.is_user_code(chosen.use):
-            made: Optimizer = OPTIMIZERS[chosen.use].load()(parameters, **options)
-            return made
+        if user_code.is_user_code(chosen.use):
+            make = user_code.build_optimizer_class(chosen.use, _folder(self.config))
+        else:
+            make = OPTIMIZERS[chosen.use].load()
         try:
-            return user_code.build_optimizer_class(chosen.use, _folder(self.config))(parameters, **options)
-        except (TypeError, ValueError) as error:
+            return make(parameters, **options)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 phrase("train.optimizer {optimizer}: {error}.", optimizer=chosen.use, error=error),
                 path="train.optimizer",
