@@ -151,7 +151,7 @@ class TextField(Field):
 
 
 class ChoiceField(Field):
-    """One of a few; `editable` rows take a person's own name too, and optional ones leave it to the engine."""
+    """One of a few. `editable` rows take a person's own name too; optional ones leave it to the engine."""
 
     _mark_gap = 24  # left of the chevron
 

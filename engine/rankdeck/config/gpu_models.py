@@ -1,8 +1,7 @@
 """GPUs that one can plan for by name, with or without having them: size, speed, and what the driver takes.
 
-    total_bytes      what the driver gives to programs: CUDA's total, which torch names when memory runs out. It
-                     is less than nvidia-smi's total, of which the driver keeps some hundred MiB for itself, and
-                     than what the box says
+    total_bytes      what the driver gives to programs, CUDA's total: less than nvidia-smi's, of which the
+                     driver keeps some hundred MiB, and less than what the box says
     rates            floating point operations per second at best: fp32 outside tensor cores, and dense TF32
                      and fp16 or bf16 inside them; bytes per second of its memory. torch computes convolutions
                      of fp32 in TF32, and matrix products where it is allowed to (train.allow_tf32)
@@ -10,12 +9,13 @@
     context_bytes    of a process: driver, kernels, libraries
     workspace_bytes  of each cuBLAS handle, of which a training process has two (forward, backward)
 
-Nothing here imports torch. Sources: for sizes what torch reported ("GPU 0 has a total capacity of ..."), the
-least that drivers of 525 and later gave, without MIG and with ECC as it is delivered (A100-40GB 39.38 GiB, where
-older drivers gave 39.59; H100 79.11, github.com/vllm-project/vllm/issues/27508; L40S 44.39; RTX 4090 23.51);
-NVIDIA's data sheets for speeds; torch's CublasHandlePool.cpp for workspaces (2 x 4096 + 8 x 16 KiB, 32 MiB from
-Hopper on). Contexts depend on the driver and on what has been loaded: these are estimates on the high side, which
-`make test-all` on a machine with GPUs measures; _OLDER_CONTEXTS_MIB has what others measured.
+Nothing here imports torch. Sources: for sizes what torch reports when memory runs out ("GPU 0 has a total
+capacity of ..."), the least that drivers of 525 and later gave, without MIG and with ECC as it is delivered:
+an A100-40GB 39.38 GiB (39.59 under older ones), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an
+L40S 44.39, an RTX 4090 23.51. NVIDIA's data sheets for speeds; torch's CublasHandlePool.cpp for workspaces
+(2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on what has been loaded:
+these are estimates on the high side, which `make test-all` on a machine with GPUs measures;
+_OLDER_CONTEXTS_MIB has what others measured.
 NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): estimates as well.
 """
 

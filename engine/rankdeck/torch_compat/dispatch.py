@@ -169,7 +169,7 @@ def effect_of(func: OpOverload) -> int:
 
 
 def _is_fused_step(func: Any) -> bool:
-    """Whether it is a whole step of an optimizer, which takes lists as foreach does and changes them in place."""
+    """Whether it is an optimizer's whole step, which changes lists in place, as foreach does."""
     return bool(func.__name__.startswith("_fused_")) and not func._schema.returns
 
 

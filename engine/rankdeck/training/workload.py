@@ -144,21 +144,32 @@ def load(config: RunConfig) -> Workload:
 
 
 def one_sample(dataset: SampleSet, index: int) -> Any:
-    """A sample of a person's own data as a batch of one: a dict, or (inputs, targets)."""
-    inputs, targets = one_batch(dataset, [index])
-    return inputs if isinstance(inputs, dict) else (inputs, targets)
+    """A sample of a person's own data as a batch of one, as the data set gives it."""
+    return as_given(one_batch(dataset, [index]))
 
 
-def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) -> Workload:
-    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place.
+def as_given(batch: tuple[Any, Any]) -> Any:
+    """The dict of which a loader made (inputs, targets), or these."""
+    inputs, targets = batch
+    is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)
+    return inputs if is_one else batch
 
-    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only: from the data's
-    card, or from the first sample of a person's own data.
+
+def load_shapes(
+    config: RunConfig,
+    stand_in: Callable[[Any, int], SampleSet],
+    of_own: Callable[[SampleSet], SampleSet],
+) -> Workload:
+    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place, and
+    `of_own(data)` that of a person's own.
+
+    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only, from the data's
+    card.
     """
     data = source(config)
     if data is None:
         train, _ = user_code.build_data(config.data.use, config.data.args, _folder(config))
-        return _workload(config, None, stand_in(one_sample(train, 0), len(train)), None)
+        return _workload(config, None, of_own(train), None)
     card = data.describe()
     sample = (
         torch.empty((1, *card.input_shape), dtype=card.input_dtype, device="meta"),
