@@ -47,7 +47,7 @@ def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
     less = config.strategy_card.planning.less_memory(config.strategy.options)
     if less:
         changes.append({f"strategy.{name}": value for name, value in less.items()})
-    if train.global_batch // train.accumulate > _unit(config, target.num_devices):
+    if train.global_batch // train.accumulate > least_batch(config, target.num_devices):
         changes.append({"train.accumulate": 2 * train.accumulate})
     return changes
 
@@ -109,7 +109,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     Doubling, then halving between the last that fits and the first that does not; sizes are multiples of what
     devices, parts and microbatches cut the batch into.
     """
-    unit = _unit(candidate.config(base, target), target.num_devices)
+    unit = least_batch(candidate.config(base, target), target.num_devices)
 
     def fits(count: int) -> bool:
         # Each size leaves another last step to an epoch, which needs no more than a whole one.
@@ -128,7 +128,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     return low * unit or None
 
 
-def _unit(config: RunConfig, num_devices: int) -> int:
+def least_batch(config: RunConfig, num_devices: int) -> int:
     """The least batch: every device, part and microbatch gets one sample."""
     options = config.strategy.options
     shards, stages = config.strategy_card.batch_cut(options, num_devices)

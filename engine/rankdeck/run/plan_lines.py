@@ -94,7 +94,8 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     and `reason` says why it is not "fits". `devices` is empty where nothing could be predicted. `configured`:
     this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
     from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
-    `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
+    `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence. Where
+    nothing fits, a last such line without it names a way to fit, or says that there is none.
     `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
     or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
     largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
@@ -331,6 +332,11 @@ def _least_of_tight(cheapest: int | None, tight: Sequence[tuple[int, PlanLine]])
         if sure
         else phrase("Memory is tight, and none is sure to fit; this one needs the least."),
     )
+
+
+def is_last_word(line: PlanLine) -> bool:
+    """Whether a line of advice says that nothing fits, rather than what would help."""
+    return line.advice is not None and line.verdict == DOES_NOT_FIT and line.saves_bytes is None
 
 
 def words_of(line: PlanLine) -> str:
