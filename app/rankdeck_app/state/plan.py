@@ -243,7 +243,8 @@ class DraftPlan(Asker):
         self._failure = ""
         self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
         self._answered.add(_choice(config))
-        self.advice = [line for line in self.advice if line.strategy != config.strategy.use]
+        kept = (line for line in self.advice if line.saves_bytes is not None)
+        self.advice = [line for line in kept if line.strategy != config.strategy.use]
         process = self.planner.ask(config, self._asked, self.devices, self)
         process.line_came.connect(self._take)
         process.ended.connect(self._ended)

@@ -151,7 +151,7 @@ class TextField(Field):
 
 
 class ChoiceField(Field):
-    """One of a few; `editable` rows take a person's own name too."""
+    """One of a few. `editable` rows take a person's own name too; optional ones leave it to the engine."""
 
     _mark_gap = 24  # left of the chevron
 
@@ -160,6 +160,9 @@ class ChoiceField(Field):
         super().__init__(row, theme, self._combo)
         self._combo.setEditable(row.editable)
         self._combo.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        self._nothing = tr("auto") if row.field.optional else shown(row.field.default)
+        if row.field.optional:
+            self._combo.addItem(self._nothing, None)
         for choice in row.field.choices:
             self._combo.addItem(shown(choice), choice)
         self._combo.activated.connect(lambda _index: self.edited.emit(self._value()))
@@ -173,7 +176,7 @@ class ChoiceField(Field):
         return self._combo.itemData(index) if index >= 0 else self._combo.currentText()
 
     def show_value(self, value: Any) -> None:
-        text = shown(self.row.field.default if value is None else value)
+        text = self._nothing if value is None else shown(value)
         if self._combo.currentText() == text:
             return
         index = self._combo.findText(text)

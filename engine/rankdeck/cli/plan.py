@@ -123,7 +123,7 @@ def predicted_lines(
     advice: bool = True,
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
-    """The rows as they come, then advice for the configuration's own."""
+    """The rows as they come, then advice for the configuration's own, and where nothing fits what would."""
     from rankdeck.planner.candidates import candidates_for
 
     # What is mistyped is refused here, before seconds of importing torch.
@@ -140,6 +140,7 @@ def predicted_lines(
     from rankdeck import rundir
     from rankdeck.planner.accuracy import measured_scale
     from rankdeck.planner.advice import advise, largest_batch
+    from rankdeck.planner.fixes import fixes
     from rankdeck.planner.pool import look_at_samples, plan_lines_of
 
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
@@ -152,9 +153,14 @@ def predicted_lines(
             config, rows, target, scale=scale, timeout_s=timeout_s, samples=samples, movement=movement
         )
 
+    def ask_on(other: Target, rows: Sequence[Candidate]) -> Iterator[PlanLine]:
+        return plan_lines_of(config, rows, other, timeout_s=timeout_s, samples=samples)
+
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
+    lines: list[PlanLine] = []
     for line in ask(rows, movement=movement):
+        lines.append(line)
         if fit_batch and line.devices and not line.is_bound:
             line.largest_batch = largest_batch(by_label[line.label], config, target, ask)
         elif fit_batch and samples.is_bound:
@@ -162,7 +168,11 @@ def predicted_lines(
         own = line if line.configured else own
         yield line
     if own is not None and advice:
-        yield from advise(own, by_label[own.label], config, target, ask)
+        for line in advise(own, by_label[own.label], config, target, ask):
+            lines.append(line)
+            yield line
+    if advice:
+        yield from fixes(lines, config, target, ask_on)
 
 
 def _accuracy(*, trust: bool, as_json: bool) -> int:

@@ -42,7 +42,7 @@ class PlanOutput:
             return
         if len(self._lines) == 1:
             self._console.print(f"predicted for {line.target}", style="dim")
-        words = _row(line) if line.advice is None else Text(f"{'try'.ljust(13)}{line.advice}")
+        words = _row(line) if line.advice is None else Text(f"{_lead(line).ljust(13)}{line.advice}")
         self._console.print(words, soft_wrap=True)
 
     def close(self) -> None:
@@ -59,6 +59,11 @@ class PlanOutput:
             fullest = self._lines[marks.recommended].fullest
             if fullest is not None:
                 self._console.print(_kinds(fullest), style="dim", soft_wrap=True)
+
+
+def _lead(line: PlanLine) -> str:
+    """What stands before advice; the last word where nothing fits is none."""
+    return "nothing fits" if plan_lines.is_last_word(line) else "try"
 
 
 def _row(line: PlanLine) -> Text:

@@ -15,7 +15,7 @@ from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
 from rankdeck.config.gpu_models import gpu_model, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
-from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.targets import Target, TargetDevice, usable_bytes
 from rankdeck.remote.ssh import is_here
 from rankdeck.telemetry.listing import GpuStatus, list_gpus
 
@@ -113,10 +113,12 @@ def _free_host_bytes() -> int:
 
 
 def _own(gpus: list[GpuStatus]) -> Target:
-    """This machine's GPUs as they are now: what other processes hold is not there for the run."""
+    """This machine's GPUs as they are now: what the driver keeps and other processes hold is not there for
+    the run."""
     devices = tuple(
-        TargetDevice(gpu.name, gpu.total_bytes, gpu.used_bytes or 0, gpu_model(gpu.name, gpu.total_bytes))
+        TargetDevice(gpu.name, total_bytes, gpu.used_bytes or 0, gpu_model(gpu.name, total_bytes))
         for gpu in gpus
+        for total_bytes in [usable_bytes(gpu.total_bytes, gpu.driver_bytes)]
     )
     names = list(dict.fromkeys(gpu.name for gpu in gpus))
     return Target(f"{len(gpus)} x {', '.join(names)}, as they are now", devices, like_cuda=True)

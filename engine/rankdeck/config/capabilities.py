@@ -57,9 +57,14 @@ _WHOLE_WEIGHTS = phrase(
 
 
 def _is_torchs(facts: Facts, *names: str) -> bool:
-    """Whether the optimizer is one of torch's own, by name."""
+    """Whether the optimizer is one of torch's own, by name; without names any of them."""
     module, _, name = facts.train.optimizer.use.rpartition(":")
-    return name in names and module.partition(".")[0] == "torch"
+    return (not names or name in names) and module.partition(".")[0] == ("torch" if module else "")
+
+
+def _steps_both_ways(facts: Facts) -> bool:
+    options = facts.train.optimizer.options
+    return _is_torchs(facts) and bool(options.get("foreach")) and bool(options.get("fused"))
 
 
 def _cuts_weights(facts: Facts) -> bool:
@@ -67,6 +72,18 @@ def _cuts_weights(facts: Facts) -> bool:
     return facts.strategy.use != "hybrid" or options.get("shard", 1) > 1 or options.get("tensor", 1) > 1
 
 
+def _lists_of_both(option: str) -> Callable[[Facts], bool]:
+    """Whether an option has torch step lists of weights of which tensor parallel cuts some."""
+    return lambda facts: (
+        _is_torchs(facts)
+        and bool(facts.train.optimizer.options.get(option))
+        and (facts.strategy.use == "tensor" or facts.strategy.options.get("tensor", 1) > 1)
+    )
+
+
+_NO_LISTS_OF_BOTH = phrase(
+    "Under tensor parallel some weights are cut and others whole, and torch steps no list of both."
+)
 WITH_FP16 = ("single", "dp", "ddp", "model")
 WITH_COMPILE = ("single", "ddp")
 
@@ -105,6 +122,25 @@ REFUSALS: tuple[Refusal, ...] = (
         phrase("train.compile decides by itself what to compute again in backward."),
         {"train.activation_checkpointing": None},
         phrase("Leave train.activation_checkpointing out."),
+    ),
+    Refusal(
+        (),
+        "train.optimizer.foreach",
+        _steps_both_ways,
+        phrase("train.optimizer.foreach and train.optimizer.fused are two ways to compute one step."),
+        {"train.optimizer.foreach": None},
+        phrase("Leave one of them out."),
+    ),
+    *(
+        Refusal(
+            ("tensor", "hybrid"),
+            f"train.optimizer.{option}",
+            _lists_of_both(option),
+            _NO_LISTS_OF_BOTH,
+            {f"train.optimizer.{option}": None},
+            phrase("Leave train.optimizer.{option} out.", option=option),
+        )
+        for option in ("foreach", "fused")
     ),
     Refusal(
         (),

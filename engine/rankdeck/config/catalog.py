@@ -195,6 +195,10 @@ class SgdArgs(Options):
     momentum: Fraction = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     nesterov: bool = False
+    foreach: bool | None = None
+    """Step lists of tensors at once, with copies of their size: torch does on GPUs, unless this is false."""
+    fused: bool | None = None
+    """Step in one kernel that needs no copies."""
 
 
 class AdamArgs(Options):
@@ -202,6 +206,10 @@ class AdamArgs(Options):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     eps: Rate = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    foreach: bool | None = None
+    """Step lists of tensors at once, with copies of their size: torch does on GPUs, unless this is false."""
+    fused: bool | None = None
+    """Step in one kernel that needs no copies."""
 
 
 class AdamwArgs(AdamArgs):
@@ -666,12 +674,14 @@ def _option_field(name: str, info: FieldInfo, schema: dict[str, Any], text: str)
     """`schema` is the field's JSON schema."""
     either = schema.get("anyOf", [schema])
     schema = next(one for one in either if one.get("type") != "null")
+    is_switch = schema.get("type") == "boolean" and len(either) > 1
+    choices = (False, True) if is_switch else tuple(schema.get("enum", ()))
     return OptionField(
         name,
-        kind="choice" if "enum" in schema else _KINDS.get(schema.get("type", ""), "text"),
+        kind="choice" if choices else _KINDS.get(schema.get("type", ""), "text"),
         default=None if info.is_required() else info.get_default(call_default_factory=True),
         text=text,
-        choices=tuple(schema.get("enum", ())),
+        choices=choices,
         minimum=schema.get("minimum", schema.get("exclusiveMinimum")),
         maximum=schema.get("maximum", schema.get("exclusiveMaximum")),
         optional=len(either) > 1,

@@ -1,6 +1,7 @@
 """GPUs that one can plan for by name, with or without having them: size, speed, and what the driver takes.
 
-    total_bytes      what nvidia-smi calls total, not what the box says
+    total_bytes      what the driver gives to programs, CUDA's total: less than nvidia-smi's, of which the
+                     driver keeps some hundred MiB, and less than what the box says
     rates            floating point operations per second at best: fp32 outside tensor cores, and dense TF32
                      and fp16 or bf16 inside them; bytes per second of its memory. torch computes convolutions
                      of fp32 in TF32, and matrix products where it is allowed to (train.allow_tf32)
@@ -8,9 +9,12 @@
     context_bytes    of a process: driver, kernels, libraries
     workspace_bytes  of each cuBLAS handle, of which a training process has two (forward, backward)
 
-Nothing here imports torch. Sources: NVIDIA's data sheets for sizes and speeds; torch's CublasHandlePool.cpp
-for workspaces (2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on what has
-been loaded: these are estimates on the high side, which `make test-all` on a machine with GPUs measures;
+Nothing here imports torch. Sources: for sizes what torch reports when memory runs out ("GPU 0 has a total
+capacity of ..."), the least that drivers of 525 and later gave, without MIG and with ECC as it is delivered:
+an A100-40GB 39.38 GiB (39.59 under older ones), an H100 79.11 (github.com/vllm-project/vllm/issues/27508), an
+L40S 44.39, an RTX 4090 23.51. NVIDIA's data sheets for speeds; torch's CublasHandlePool.cpp for workspaces
+(2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on what has been loaded:
+these are estimates on the high side, which `make test-all` on a machine with GPUs measures;
 _OLDER_CONTEXTS_MIB has what others measured.
 NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): estimates as well.
 """
@@ -70,7 +74,7 @@ class GpuModel:
 
 def _gpu(
     name: str,
-    mib: int,
+    gib: float,
     fp32: float,
     half: float,
     gigabytes_per_s: int,
@@ -79,12 +83,12 @@ def _gpu(
     hopper: bool = False,
     has_tf32: bool = True,
 ) -> GpuModel:
-    """A row: MiB, TFLOP/s, TFLOP/s, GB/s, GB/s. TF32 takes twice as long as 16 bits, from Ampere on."""
+    """A row: GiB, TFLOP/s, TFLOP/s, GB/s, GB/s. TF32 takes twice as long as 16 bits, from Ampere on."""
     tf32 = max(fp32, half / 2) if has_tf32 else fp32
     by_nvlink = link > 64
     return GpuModel(
         name,
-        mib * _MIB,
+        int(gib * 1024) * _MIB,
         Rates(fp32 * _TERA, tf32 * _TERA, half * _TERA, gigabytes_per_s * _GIGA),
         link * _GIGA,
         context_bytes=_OLDER_CONTEXTS_MIB.get(name, 640 if hopper else 512) * _MIB,
@@ -94,28 +98,28 @@ def _gpu(
 
 
 GPU_MODELS: tuple[GpuModel, ...] = (
-    _gpu("V100-16GB", 16160, 15.7, 125, 900, 150, has_tf32=False),
-    _gpu("V100-32GB", 32510, 15.7, 125, 900, 150, has_tf32=False),
-    _gpu("T4", 15360, 8.1, 65, 320, 16, has_tf32=False),
-    _gpu("A10", 23028, 31.2, 125, 600, 32),
-    _gpu("A30", 24576, 10.3, 165, 933, 100),
-    _gpu("A40", 46068, 37.4, 149.7, 696, 56),
-    _gpu("A100-40GB", 40960, 19.5, 312, 1555, 300),
-    _gpu("A100-80GB", 81920, 19.5, 312, 2039, 300),
-    _gpu("L4", 23034, 30.3, 121, 300, 32),
-    _gpu("L40S", 46068, 91.6, 362, 864, 32),
-    _gpu("H100-80GB", 81559, 67, 989, 3350, 450, hopper=True),
-    _gpu("H200", 143771, 67, 989, 4800, 450, hopper=True),
-    _gpu("B200", 183359, 75, 2250, 8000, 900, hopper=True),
-    _gpu("RTX-2080-Ti", 11264, 13.4, 53.8, 616, 16, has_tf32=False),
-    _gpu("RTX-3060", 12288, 12.7, 51, 360, 16),
-    _gpu("RTX-3080", 10240, 29.8, 59.5, 760, 16),
-    _gpu("RTX-3090", 24576, 35.6, 71, 936, 56),
-    _gpu("RTX-4080", 16376, 48.7, 97.5, 717, 32),
-    _gpu("RTX-4090", 24564, 82.6, 165, 1008, 32),
-    _gpu("RTX-5090", 32607, 104.8, 209.5, 1792, 64),
-    _gpu("RTX-A6000", 49140, 38.7, 155, 768, 56),
-    _gpu("RTX-6000-Ada", 49140, 91.1, 364, 960, 32),
+    _gpu("V100-16GB", 15.75, 15.7, 125, 900, 150, has_tf32=False),
+    _gpu("V100-32GB", 31.73, 15.7, 125, 900, 150, has_tf32=False),
+    _gpu("T4", 14.56, 8.1, 65, 320, 16, has_tf32=False),
+    _gpu("A10", 21.96, 31.2, 125, 600, 32),
+    _gpu("A30", 23.50, 10.3, 165, 933, 100),
+    _gpu("A40", 44.34, 37.4, 149.7, 696, 56),
+    _gpu("A100-40GB", 39.38, 19.5, 312, 1555, 300),
+    _gpu("A100-80GB", 79.14, 19.5, 312, 2039, 300),
+    _gpu("L4", 21.95, 30.3, 121, 300, 32),
+    _gpu("L40S", 44.39, 91.6, 362, 864, 32),
+    _gpu("H100-80GB", 79.10, 67, 989, 3350, 450, hopper=True),
+    _gpu("H200", 139.80, 67, 989, 4800, 450, hopper=True),
+    _gpu("B200", 178.35, 75, 2250, 8000, 900, hopper=True),
+    _gpu("RTX-2080-Ti", 10.56, 13.4, 53.8, 616, 16, has_tf32=False),
+    _gpu("RTX-3060", 11.62, 12.7, 51, 360, 16),
+    _gpu("RTX-3080", 9.62, 29.8, 59.5, 760, 16),
+    _gpu("RTX-3090", 23.55, 35.6, 71, 936, 56),
+    _gpu("RTX-4080", 15.56, 48.7, 97.5, 717, 32),
+    _gpu("RTX-4090", 23.51, 82.6, 165, 1008, 32),
+    _gpu("RTX-5090", 31.33, 104.8, 209.5, 1792, 64),
+    _gpu("RTX-A6000", 47.40, 38.7, 155, 768, 56),
+    _gpu("RTX-6000-Ada", 47.37, 91.1, 364, 960, 32),
 )
 
 

@@ -101,7 +101,12 @@ def first_batch(dataset: SampleSet, num_samples: int) -> Any:
 
 def one_batch(dataset: SampleSet, samples: Sequence[int]) -> Any:
     """These samples as one batch, in the same way."""
-    return _Reader(dataset).read([Draw(0, 0, index) for index in samples])
+    return batch_of(dataset, [Draw(0, 0, index) for index in samples])
+
+
+def batch_of(dataset: SampleSet, draws: Sequence[Draw]) -> Any:
+    """These samples of a run as one batch, in the same way."""
+    return _Reader(dataset).read(draws)
 
 
 class _BatchesHere:

@@ -21,7 +21,7 @@ from rankdeck.config.gpu_models import find_gpu, gpu_model
 from rankdeck.events import DeviceInfo
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.targets import Target, TargetDevice, usable_bytes
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import prediction_file, read_prediction, to_predict
@@ -64,10 +64,9 @@ def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
     """What to plan for where a run has been: its own devices, with nothing else on them."""
     like_cuda = infos[0].kind == "gpu"
     devices = tuple(
-        TargetDevice(
-            info.name, info.total_bytes, 0, gpu_model(info.name, info.total_bytes) if like_cuda else None
-        )
+        TargetDevice(info.name, total_bytes, 0, gpu_model(info.name, total_bytes) if like_cuda else None)
         for info in infos
+        for total_bytes in [usable_bytes(info.total_bytes, info.driver_bytes)]
     )
     return Target(f"{len(infos)} x {infos[0].name}", devices, like_cuda)
 

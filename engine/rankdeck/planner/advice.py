@@ -6,16 +6,19 @@ mesh is advice as well; the other lines of a plan say that. Read candidates.py a
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig
+from rankdeck.config.catalog import OPTIMIZERS
 from rankdeck.planner.candidates import Candidate, num_microbatches
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
@@ -40,12 +43,34 @@ def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
         changes.append({"train.activation_checkpointing": True})
     if target.like_cuda and train.precision == "fp32":
         changes.append({"train.precision": "bf16"})
+    changes += _steps_without_copies(config, target)
     less = config.strategy_card.planning.less_memory(config.strategy.options)
     if less:
         changes.append({f"strategy.{name}": value for name, value in less.items()})
-    if train.global_batch // train.accumulate > _unit(config, target.num_devices):
+    if train.global_batch // train.accumulate > least_batch(config, target.num_devices):
         changes.append({"train.accumulate": 2 * train.accumulate})
     return changes
+
+
+def _steps_without_copies(config: RunConfig, target: Target) -> Iterator[dict[str, Any]]:
+    """Other ways for an optimizer of torch's to step that would take lists of tensors, which it copies."""
+    chosen = config.train.optimizer
+    foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
+    takes_lists = target.like_cuda and not fused if foreach is None else foreach
+    known = _options_of(chosen.use) if takes_lists else ()
+    if "foreach" in known:
+        yield {"train.optimizer.foreach": False}
+    if "fused" in known and foreach is None and target.like_cuda:
+        yield {"train.optimizer.fused": True}
+
+
+def _options_of(optimizer: str) -> Collection[str]:
+    """The options of an optimizer of torch's; none of others."""
+    if optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer].options.model_fields
+    module, _, name = optimizer.rpartition(":")
+    found = getattr(torch.optim, name, None) if module == "torch.optim" else None
+    return () if found is None else inspect.signature(found).parameters
 
 
 def advise(
@@ -84,7 +109,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     Doubling, then halving between the last that fits and the first that does not; sizes are multiples of what
     devices, parts and microbatches cut the batch into.
     """
-    unit = _unit(candidate.config(base, target), target.num_devices)
+    unit = least_batch(candidate.config(base, target), target.num_devices)
 
     def fits(count: int) -> bool:
         # Each size leaves another last step to an epoch, which needs no more than a whole one.
@@ -103,7 +128,7 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     return low * unit or None
 
 
-def _unit(config: RunConfig, num_devices: int) -> int:
+def least_batch(config: RunConfig, num_devices: int) -> int:
     """The least batch: every device, part and microbatch gets one sample."""
     options = config.strategy.options
     shards, stages = config.strategy_card.batch_cut(options, num_devices)

@@ -52,8 +52,11 @@ class Candidate:
         tables |= target.as_tables(base.hosts.across)
         tables["rehearsal"] = {}
         for key, value in self.changes.items():
-            section, _, name = key.partition(".")
-            tables[section][name] = value
+            *sections, name = key.split(".")
+            table = tables
+            for section in sections:
+                table = table[section]
+            table[name] = value
         folder = Path(base.folder or ".")
         config = from_dict(tables, folder=folder)
         if config.train.compile:  # which may be refused here, and is left out where it is not

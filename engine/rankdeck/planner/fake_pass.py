@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ from rankdeck.data.loader import first_batch
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
-from rankdeck.parallel.nested import each_tensor
 from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import Change, PlanLedger
+from rankdeck.planner.planned_data import Shapes, planned_data
 from rankdeck.planner.planned_torch import planned
 from rankdeck.planner.questions import Answers, depends_on_values
 from rankdeck.planner.recording import StepRecorder
@@ -116,28 +116,6 @@ class NotFollowedError(Exception):
         self.certain = certain
 
 
-class Shapes:
-    """A data set of which only the shapes are known: batches of fake tensors like one sample."""
-
-    is_random = False
-
-    def __init__(self, sample: Any, num_samples: int) -> None:
-        self._sample = sample
-        self._num_samples = num_samples
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def __getitem__(self, index: int) -> Any:
-        return each_tensor(self.read_batch([index]), lambda tensor: tensor[0])
-
-    def read_batch(self, indices: Sequence[Any]) -> Any:
-        """A batch as the loader would give it, (B, ...) for every tensor (1, ...) of the sample."""
-        return each_tensor(
-            self._sample, lambda tensor: torch.zeros((len(indices), *tensor.shape[1:]), dtype=tensor.dtype)
-        )
-
-
 def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResult:
     """What the devices of one rank need. Call it in a process that has no process group. `answers` are given
     to a model that asks for values.
@@ -150,7 +128,7 @@ def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResul
     values = Values(answers)
     ledger = PlanLedger(len(request.places), FakeTensorMode(), values.of, like_cuda=request.like_cuda)
     workload = workloads.load_shapes(
-        request.config, lambda sample, num_samples: Shapes(request.samples.enlarge(sample), num_samples)
+        request.config, Shapes, lambda train: planned_data(train, request.samples, request.config)
     )
     with (
         _group(request),
@@ -297,13 +275,16 @@ def _trainer(
     if request.samples.is_varied:
         trainer.strategy.refuse_other_sizes()
     if request.like_cuda:
-        _step_like_cuda(trainer)
+        _step_like_cuda(trainer.optimizer)
+        ledger.counts_on_device = any(
+            group.get("fused") or group.get("capturable") for group in trainer.optimizer.param_groups
+        )
     return trainer
 
 
-def _step_like_cuda(trainer: Trainer) -> None:
+def _step_like_cuda(optimizer: Optimizer) -> None:
     """Where nobody said otherwise torch's optimizers take lists of tensors on a GPU, but not of DTensors."""
-    for group in trainer.optimizer.param_groups:
+    for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])
 

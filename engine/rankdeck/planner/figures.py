@@ -140,7 +140,7 @@ def _answered(request: PassRequest, target: Target, num_weights: int) -> RankNee
     found = _followed(request, target, at_most)
     if found is not None:
         return msgspec.structs.replace(found, bound=MOST, notes=[*found.notes, _ROUTED])
-    recorded = record(request.config, request.num_devices, num_weights, READS)
+    recorded = record(request.config, request.num_devices, num_weights, READS, request.samples)
     answered = {
         answer: needs
         for answer in (True, False)

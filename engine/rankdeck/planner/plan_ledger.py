@@ -2,7 +2,7 @@
 
 A thread that follows it also enters fake mode, so that the replicas' threads make no real tensor. Under the
 rules of a GPU storages are rounded as CUDA's allocator rounds, and what an optimizer keeps on the host (its
-step counters) is left out. Read fake_pass.py first.
+step counters, unless its step is fused) is left out. Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class PlanLedger(Ledger):
         self._compute = compute
         self._like_cuda = like_cuda
         self._communication = kind_index("communication")
+        self.counts_on_device = False
+        """Whether the optimizer's kernels count steps themselves, so that its counters are on the GPU."""
         self.on_crossing: Callable[[int, int, int], None] | None = None
         """Told of each copy between two devices: from which, to which, how many bytes."""
 
@@ -68,7 +70,7 @@ class PlanLedger(Ledger):
             self.on_crossing(source, target, num_bytes)
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
-        if self._like_cuda and kind == "optimizer":
+        if self._like_cuda and kind == "optimizer" and not self.counts_on_device:
             tensors = list(tensors)
             for counter in (tensor for tensor in tensors if tensor.dim() == 0):
                 self._leave_out(counter)

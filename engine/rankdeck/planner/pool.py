@@ -32,8 +32,9 @@ from rankdeck.config import RunConfig
 from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.planner.candidates import Candidate, effort
 from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
+from rankdeck.planner.look import look
 from rankdeck.planner.preload import preload, preload_strategies
-from rankdeck.planner.samples import UNIFORM, Samples, look
+from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.targets import Target
 from rankdeck.planner.values import ANSWERED
 from rankdeck.run.plan_lines import PlanLine

@@ -15,7 +15,7 @@ import contextlib
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.config import RunConfig
-from rankdeck.data.loader import first_batch
+from rankdeck.data.loader import one_batch
 from rankdeck.parallel.nested import call, cast, doubled, tensors_of
+from rankdeck.planner.samples import Samples
 from rankdeck.torch_compat.dispatch import DispatchMode, in_backward, storage_key, which_backward
 from rankdeck.torch_compat.modules import change_tensors
 from rankdeck.torch_compat.replaced import Replaced
@@ -213,9 +214,11 @@ class _Recorder(DispatchMode):
         return out
 
 
-def record(config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...]) -> Recorded | None:
-    """The answers of the model's first forward, of as many samples as one of the run has; None where that is
-    too much to compute, or fails.
+def record(
+    config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...], samples: Samples
+) -> Recorded | None:
+    """The answers of the model's first forward, of as many samples as one of the run has: the largest batch
+    where batches differ, else the first samples. None where that is too much to compute, or fails.
     """
     options, train = config.strategy.options, config.train
     shards, stages = config.strategy_card.batch_cut(options, num_devices)
@@ -225,7 +228,10 @@ def record(config: RunConfig, num_devices: int, num_weights: int, reads: tuple[A
     recorded = Recorded()
     try:
         workload = workloads.load(config)
-        inputs, targets = cast(first_batch(workload.train, num_samples), dtype or torch.float32)
+        indices: Sequence[int] = range(num_samples)
+        if not samples.is_uniform:
+            indices = samples.largest_batch(num_samples, config).indices
+        inputs, targets = cast(one_batch(workload.train, indices), dtype or torch.float32)
         if num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) > MOST_WORK:
             return None
         model = name_modules(workload.build_model()).train()

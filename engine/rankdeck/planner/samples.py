@@ -1,71 +1,117 @@
-"""The largest batch that can come: how large the samples of a person's own data are, looked at one by one.
+"""The largest batch that a run reads: how large the samples of a person's own data are, and how batches grow
+with them.
+
+    alone        samples are read one by one, until all are seen or the time is up
+    together     some batches are read as a run reads them: growth.py says how their sizes follow
+    the run's    every batch of the run is then known by its size, from the order that its seed gives
 
 Samples that are stacked have one shape, and so have those of the catalogue. A data set that reads whole
-batches may pad each to its longest sample, so that memory follows from a batch that comes once in an epoch.
-Looking takes a few seconds at most and runs a person's code: in a process of its own (pool.py). Where not all
-samples could be seen and `data.longest` names none, a plan is a lower bound. Read fake_pass.py next.
+batches may pad each to its longest sample or lay samples end to end, so that memory follows from a batch that
+comes once in an epoch. Reading takes a few seconds at most and runs a person's code: in a process of its own
+(pool.py). What could not be seen or found makes a plan a lower bound. Read look.py and fake_pass.py next.
 """
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Sequence
-from itertools import starmap
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
+import torch
 from torch import Tensor
 
 from rankdeck.base.phrases import ALL_OF, listed, phrase
 from rankdeck.config import RunConfig
-from rankdeck.data.base import ReadsBatches
-from rankdeck.parallel.nested import each_tensor, tensors_of
-from rankdeck.training import user_code
-from rankdeck.training.workload import one_sample
+from rankdeck.data.sampling import Epochs, epoch_order
+from rankdeck.planner.growth import SUM, UNKNOWN, Growth
 
-BUDGET_S = 3.0
-_MOST_SEEN = 200_000
+_MOST_DRAWN = 5_000_000
+"""So many samples of a run are followed into their batches; those after them are like these."""
 
-Shape = tuple[int, ...]
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The samples of the batch that holds most, and the largest of each size that a batch may have; `sizes`
+    is None where batches differ in what they are made of."""
+
+    indices: list[int]
+    sizes: list[int] | None
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """What is known of a data set's samples.
+    """What is known of a data set's samples, and of its batches.
 
-    `largest` has for each tensor of a sample the most in each of its dims, the batch left out; None where all
-    have the first one's shape. `num_seen` of `num_samples` were looked at. `is_named`: data.longest says the
-    rest.
+    `num_dims` has for each tensor of a batch its dims, -1 for a number beside them; `sizes` and `growths`
+    have one entry for each dim and number of all of them, and none where batches differ in what they are made
+    of. `sizes` are of the samples in `seen`, one where all
+    are equal, and `elements` says how much each of these samples holds. `batches` are the largest sizes of
+    batches that were read, by how many samples they have. `longest` is what data.longest names.
     """
 
-    largest: list[Shape] | None = None
-    is_varied: bool = False
-    num_seen: int = 0
     num_samples: int = 0
-    is_named: bool = False
+    seen: list[int] = []
+    elements: list[int] = []
+    num_dims: list[int] = []
+    sizes: list[list[int]] = []
+    growths: list[Growth] = []
+    batches: dict[int, list[int]] = {}
+    num_read: int = 0
+    longest: int | None = None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one sample is as large as another, and batches stack them."""
+        return not self.seen
+
+    @property
+    def is_varied(self) -> bool:
+        """Whether batches of equally many samples may differ in their shapes."""
+        return not (self.is_uniform or (self.growths and self._is_known)) or any(map(_differs, self.sizes))
 
     @property
     def is_bound(self) -> bool:
-        """Whether a larger one may come."""
-        return self.largest is not None and self.num_seen < self.num_samples and not self.is_named
+        """Whether a larger batch may come."""
+        if self.is_uniform:
+            return False
+        return not self._is_known or (len(self.seen) < self.num_samples and self.longest is None)
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the sizes of every batch follow from those of its samples."""
+        return bool(self.growths) and all(growth.rule != UNKNOWN for growth in self.growths)
+
+    @property
+    def _is_end_to_end(self) -> bool:
+        return any(
+            growth.rule == SUM and _differs(sizes)
+            for growth, sizes in zip(self.growths, self.sizes, strict=True)
+        )
 
     @property
     def words(self) -> str:
         """Which batch is planned; "" where there is but one kind."""
-        if self.largest is None or not (self.is_varied or self.is_bound):
+        if not (self.is_varied or self.is_bound):
             return ""
-        known = dict.fromkeys("x".join(map(str, shape)) for shape in self.largest if shape)
-        shapes = listed(known, ALL_OF)
+        if not self._is_known:
+            return phrase(
+                "At least this much: how batches grow with their samples is not known; planned for the "
+                "largest of {batches} that were read.",
+                batches=self.num_read,
+            )
+        if self._is_end_to_end:
+            return self._words_end_to_end()
+        shapes = listed(dict.fromkeys("x".join(map(str, shape)) for shape in self._largest_samples()), ALL_OF)
         if self.is_bound:
             return phrase(
                 "At least this much: {seen:,} of {samples:,} samples were looked at, the largest {shapes}. "
                 "Name the longest in data.longest.",
-                seen=self.num_seen,
+                seen=len(self.seen),
                 samples=self.num_samples,
                 shapes=shapes,
             )
-        if self.is_named:
+        if self.longest is not None:
             return phrase(
                 "Samples differ in shape; planned for a batch of the largest by data.longest: {shapes}.",
                 shapes=shapes,
@@ -76,63 +122,116 @@ class Samples(msgspec.Struct, frozen=True):
             shapes=shapes,
         )
 
-    def enlarge(self, sample: Any) -> Any:
-        """The sample with every tensor, (1, ...), as large as the largest; what is in it is not kept."""
-        if self.largest is None:
-            return sample
-        shapes = iter(self.largest)
-        return each_tensor(sample, lambda tensor: tensor.new_empty((1, *next(shapes)), device="meta"))
+    def _words_end_to_end(self) -> str:
+        if self.is_bound:
+            return phrase(
+                "At least this much: batches hold their samples end to end, and {seen:,} of {samples:,} "
+                "samples were looked at. Name the longest in data.longest.",
+                seen=len(self.seen),
+                samples=self.num_samples,
+            )
+        if len(self.seen) < self.num_samples:
+            return phrase(
+                "Batches hold their samples end to end; planned for one of the longest samples, by "
+                "data.longest."
+            )
+        return phrase(
+            "Batches hold their samples end to end; planned for the largest of the run, by all {samples:,} "
+            "samples.",
+            samples=self.num_samples,
+        )
+
+    def _largest_samples(self) -> Iterator[Sizes]:
+        """The most that each tensor of a sample has in each of its dims, the batch's left out."""
+        sizes = iter(self._longest_alone())
+        for num_dims in self.num_dims:
+            shape = tuple(next(sizes) for _ in range(abs(num_dims)))
+            if num_dims > 1:
+                yield shape[1:]
+
+    def _longest_alone(self) -> list[int]:
+        """The largest that each size of a sample may have."""
+        most = [max(sizes) for sizes in self.sizes]
+        if self.longest is None:
+            return most
+        is_any_varied = any(map(_differs, self.sizes))
+        dims = [dim for num_dims in self.num_dims for dim in (range(num_dims) if num_dims >= 0 else (-1,))]
+        follows = [
+            _differs(sizes) if is_any_varied else dim == 1
+            for sizes, dim in zip(self.sizes, dims, strict=True)
+        ]
+        return [max(high, self.longest) if does else high for high, does in zip(most, follows, strict=True)]
+
+    def largest_batch(self, num: int, config: RunConfig) -> LargestBatch:
+        """The largest of the batches of `num` samples that a run of this configuration reads."""
+        columns = [torch.tensor(sizes) for sizes in self.sizes]
+        elements, most = torch.tensor(self.elements), -1
+        largest: list[int] = [0] * len(columns)
+        indices: list[int] = []
+        ends = [
+            place
+            for place, (growth, sizes) in enumerate(zip(self.growths, self.sizes, strict=True))
+            if growth.rule == SUM and _differs(sizes)
+        ]
+        for places in self._run(num, config):
+            held = elements[places].sum(dim=1)
+            if int(held.max()) > most:
+                most = int(held.max())
+                indices = [self.seen[place] for place in places[int(held.argmax())].tolist()]
+            for end in ends:
+                together = self.growths[end].together(columns[end][places])
+                largest[end] = max(largest[end], int(together.max()))
+        if not self.growths:
+            return LargestBatch(indices, None)
+        alone = self._longest_alone()
+        is_complete = len(self.seen) == self.num_samples
+        for place, growth in enumerate(self.growths):
+            if growth.rule == UNKNOWN:
+                largest[place] = self._read_size(place, num)
+            elif place not in ends or (self.longest is not None and not is_complete):
+                of_longest = torch.full((1, num), alone[place])
+                largest[place] = int(growth.together(of_longest))
+        return LargestBatch(indices, largest)
+
+    def _read_size(self, place: int, num: int) -> int:
+        """By the batches that were read: the smallest of as many samples, or more by proportion."""
+        if not self.batches:
+            return 0
+        as_many = [count for count in self.batches if count >= num]
+        if as_many:
+            return self.batches[min(as_many)][place]
+        count = max(self.batches)
+        return -(-self.batches[count][place] * num // count)
+
+    def _run(self, num: int, config: RunConfig) -> Iterator[Tensor]:
+        """The batches of `num` samples of each epoch, (B, num), as places in `seen`; drawn from what was seen
+        where that is not all."""
+        train = config.train
+        epochs = Epochs(self.num_samples, train.global_batch, keep_last=config.data.last == "keep")
+        steps_per_epoch = max(1, self.num_samples // train.global_batch)
+        steps = train.known_steps or (train.epochs or 1) * epochs.steps
+        num_epochs = min(-(-steps // steps_per_epoch), max(1, _MOST_DRAWN // self.num_samples))
+        num_epochs = num_epochs if self._is_end_to_end or not self.growths else 1
+        in_order, drawn = config.data.order == "given", torch.Generator().manual_seed(0)
+        is_complete = len(self.seen) == self.num_samples
+        places = torch.empty(self.num_samples, dtype=torch.int64)
+        if is_complete:
+            places[torch.tensor(self.seen)] = torch.arange(self.num_samples)
+        for epoch in range(1 if in_order and is_complete else num_epochs):
+            if not is_complete:
+                order = torch.randint(len(self.seen), (self.num_samples,), generator=drawn)
+            elif in_order:
+                order = places
+            else:
+                order = places[epoch_order(self.num_samples, train.seed, epoch)]
+            wanted = min(steps - epoch * steps_per_epoch, steps_per_epoch) * train.global_batch
+            whole = max(wanted // num, 1) * num
+            yield order[:whole].view(-1, num)
 
 
 UNIFORM = Samples()
 """Of data of which one sample is as large as another."""
 
 
-def look(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
-    """Look at samples until all are seen or the time is up; the first one, then the others in any order.
-
-    Raises: DataError, and whatever a person's data set raises.
-    """
-    if not user_code.is_user_code(config.data.use):
-        return UNIFORM
-    train, _ = user_code.build_data(config.data.use, config.data.args, Path(config.folder or "."))
-    if not isinstance(train, ReadsBatches):
-        return UNIFORM
-    end_s, num_samples = time.monotonic() + budget_s, len(train)
-    first = _shapes(one_sample(train, 0))
-    least = largest = first
-    num_seen = 1
-    for index in random.Random(0).sample(range(1, num_samples), min(num_samples - 1, _MOST_SEEN)):
-        if time.monotonic() >= end_s:
-            break
-        shapes = _shapes(one_sample(train, index))
-        if list(map(len, shapes)) != list(map(len, first)):
-            break  # not the same tensors: which ones come together is the data set's own affair
-        least, largest = _each(min, least, shapes), _each(max, largest, shapes)
-        num_seen += 1
-    if config.data.longest is not None:
-        largest = _named(least, largest, config.data.longest)
-    return Samples(largest, least != largest, num_seen, num_samples, config.data.longest is not None)
-
-
-def _shapes(sample: Any) -> list[Shape]:
-    tensors: list[Tensor] = tensors_of(sample)
-    return [tuple(tensor.shape[1:]) for tensor in tensors]
-
-
-def _each(choose: Any, some: Sequence[Shape], others: Sequence[Shape]) -> list[Shape]:
-    return [tuple(map(choose, one, other)) for one, other in zip(some, others, strict=True)]
-
-
-def _named(least: Sequence[Shape], largest: Sequence[Shape], longest: int) -> list[Shape]:
-    """The dims that differ as long as the longest; the first ones where none was seen to differ."""
-    is_varied = least != largest
-
-    def length(dim: int, low: int, high: int) -> int:
-        follows = low != high if is_varied else dim == 0
-        return max(high, longest) if follows else high
-
-    return [
-        tuple(starmap(length, zip(range(len(high)), low, high, strict=True)))
-        for low, high in zip(least, largest, strict=True)
-    ]
+def _differs(sizes: Sequence[int]) -> bool:
+    return len(sizes) > 1

@@ -9,9 +9,15 @@ from typing import Any
 from rankdeck.config.gpu_models import GpuModel, Rates
 
 
+def usable_bytes(total_bytes: int | None, driver_bytes: int | None) -> int | None:
+    """What programs can have of a device's memory; None where nobody named its size."""
+    return None if total_bytes is None else total_bytes - (driver_bytes or 0)
+
+
 @dataclass(frozen=True)
 class TargetDevice:
-    """`total_bytes` is None where nobody named a size; `gpu` is None for a virtual device."""
+    """`total_bytes` is what programs can have, None where nobody named a size; `gpu` is None for a virtual
+    device."""
 
     name: str | None
     total_bytes: int | None

@@ -18,6 +18,7 @@ from rankdeck.events import DeviceInfo
 from rankdeck.planner.accuracy import target_of_run
 from rankdeck.planner.advice import advise
 from rankdeck.planner.candidates import Candidate, candidates_for
+from rankdeck.planner.fixes import fixes
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
@@ -60,4 +61,7 @@ def way_lines(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLin
         for line in advise(own, by_label[own.label], config, target, ask, always=True):
             lines.append(line)
             yield line
+    for line in fixes(lines, config, target, lambda _, rows: ask(rows), more_devices=False):
+        lines.append(line)
+        yield line
     files.write_own(ways_file(run), b"".join(map(plan_lines.encode, lines)))

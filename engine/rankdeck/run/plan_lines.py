@@ -44,8 +44,8 @@ PREDICTED = marked("predicted")
 LEAST, MOST = "least", "most"
 MOST_SHOWN = 64
 """So many devices are shown one by one."""
-TIGHT_SHARE = 0.92
-"""From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
+TIGHT_SHARE = 0.9
+"""A plan fits with at most this share of what a device has for the run; with more of it memory is tight."""
 
 
 class PlannedDevice(msgspec.Struct, kw_only=True):
@@ -94,7 +94,8 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     and `reason` says why it is not "fits". `devices` is empty where nothing could be predicted. `configured`:
     this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
     from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
-    `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
+    `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence. Where
+    nothing fits, a last such line without it names a way to fit, or says that there is none.
     `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
     or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
     largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
@@ -167,27 +168,30 @@ def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known: tight where what they need comes close to what they
-    have. Without a capacity a plan fits, as long as the host
-    has the bytes of all devices together where they are its own.
+    """(verdict, reason) of devices whose bytes are known: tight where less than a tenth of what they have for
+    the run would be left. Without a capacity a plan fits, as long as the host has the bytes of all devices
+    together where they are its own.
     """
     together = sum(device.total_bytes for device in devices)
-    if host_bytes is not None and together > host_bytes:
-        return DOES_NOT_FIT, phrase(
-            "The devices need {needed} of this machine's memory together, which has {left} left.",
-            needed=format_bytes(together),
-            left=format_bytes(host_bytes),
-        )
     limited = [device for device in devices if device.room_bytes is not None]
-    if not limited:
-        return FITS, None
-    worst = min(limited, key=_room)
-    room = _room(worst)
-    if room < 0:
-        return DOES_NOT_FIT, _lack(worst, room)
-    if any(is_tight(device) for device in limited):
-        return TIGHT, _little_room(worst, room)
+    worst = min(limited, key=_room, default=None)
+    if host_bytes is not None and together > host_bytes:
+        return DOES_NOT_FIT, _of_the_host(together, host_bytes)
+    if worst is not None and _room(worst) < 0:
+        return DOES_NOT_FIT, _lack(worst, _room(worst))
+    if worst is not None and any(map(is_tight, limited)):
+        return TIGHT, _little_room(worst, _room(worst))
+    if host_bytes is not None and together > TIGHT_SHARE * host_bytes:
+        return TIGHT, _of_the_host(together, host_bytes)
     return FITS, None
+
+
+def _of_the_host(together: int, host_bytes: int) -> str:
+    return phrase(
+        "The devices need {needed} of this machine's memory together, which has {left} left.",
+        needed=format_bytes(together),
+        left=format_bytes(host_bytes),
+    )
 
 
 def _name(device: PlannedDevice) -> str:
@@ -332,6 +336,11 @@ def _least_of_tight(cheapest: int | None, tight: Sequence[tuple[int, PlanLine]])
         if sure
         else phrase("Memory is tight, and none is sure to fit; this one needs the least."),
     )
+
+
+def is_last_word(line: PlanLine) -> bool:
+    """Whether a line of advice says that nothing fits, rather than what would help."""
+    return line.advice is not None and line.verdict == DOES_NOT_FIT and line.saves_bytes is None
 
 
 def words_of(line: PlanLine) -> str:

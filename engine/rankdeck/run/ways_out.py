@@ -102,9 +102,9 @@ def _rank(way: WayOut) -> tuple[int, bool, bool, int]:
 
 def _way(line: PlanLine, own: PlanLine) -> WayOut:
     cure: dict[str, Any] = dict(line.changes)
-    if not cure:
+    if not line.configured:
         options = STRATEGIES[line.strategy].changed(line.options)
-        cure = {STRATEGY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
+        cure |= {STRATEGY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
     return WayOut(cure_name(cure), cure, line, own)
 
 

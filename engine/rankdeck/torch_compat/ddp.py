@@ -15,6 +15,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.sparse import sum_of_ranks
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -71,9 +72,13 @@ class PlannedDdp(DistributedDataParallel):
         self.reducer = kept
 
     def _reduced(self, bucket: Any) -> Future[Tensor]:
-        dist.all_reduce(bucket.buffer(), group=self.process_group)
         done: Future[Tensor] = Future()
-        done.set_result(bucket.buffer())
+        gradients = bucket.buffer()
+        if gradients.is_sparse:
+            gradients = sum_of_ranks(gradients, dist.get_world_size(self.process_group))
+        else:
+            dist.all_reduce(gradients, group=self.process_group)
+        done.set_result(gradients)
         return done
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:

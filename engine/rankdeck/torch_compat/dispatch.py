@@ -151,7 +151,7 @@ def effect_of(func: OpOverload) -> int:
     may be on different devices.
     """
     schema = func._schema
-    if func.__name__.startswith("_foreach_"):
+    if func.__name__.startswith("_foreach_") or _is_fused_step(func):
         effect = PER_ITEM if schema.returns else VIEWS
     elif "out" in func._overloadname.split("_") or func.__name__.startswith(("resize_", "set_")):
         effect = RESIZES
@@ -168,6 +168,11 @@ def effect_of(func: OpOverload) -> int:
     return effect
 
 
+def _is_fused_step(func: Any) -> bool:
+    """Whether it is an optimizer's whole step, which changes lists in place, as foreach does."""
+    return bool(func.__name__.startswith("_fused_")) and not func._schema.returns
+
+
 def written(func: Any, args: tuple[Any, ...]) -> Any:
     """What an operation that only writes returns: what it was given, or nothing."""
     return args[0] if func._schema.returns else None
@@ -180,7 +185,7 @@ def only_writes(func: Any) -> bool:
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):
         return False
     if not schema.returns:
-        return bool(name.startswith("_foreach_"))
+        return bool(name.startswith("_foreach_")) or _is_fused_step(func)
     alias = schema.returns[0].alias_info
     writes = len(schema.returns) == 1 and alias is not None and bool(alias.is_write)
     return writes and name not in _CHANGE_MORE

@@ -2,6 +2,7 @@
 
     made of indices and values                      as many as are given
     a copy, a product with a number, a mask         as many as the one that it is made of
+    a copy into another                             as many as what is copied
     a sum of two                                    those of both, as CPUs and GPUs lay them end to end
     coalesced                                       at most as many: which indices are equal, values say
 
@@ -10,6 +11,7 @@ So gradients of `Embedding(sparse=True)` count with their indices and values. Re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,11 +44,14 @@ def _sum(first: Any, second: Any, **_: Any) -> Tensor:
 
 
 def _sum_in_place(first: Any, second: Any, **_: Any) -> Tensor:
-    both = _sum(first, second)
+    return _copied(first, _sum(first, second))
+
+
+def _copied(target: Any, source: Any, *_: Any, **__: Any) -> Tensor:
     assert in_kernel is not None
-    with in_kernel(first.fake_mode):
-        _aten.copy_sparse_to_sparse_(first, both)
-    result: Tensor = first
+    with in_kernel(target.fake_mode):
+        _aten.copy_sparse_to_sparse_(target, source)
+    result: Tensor = target
     return result
 
 
@@ -61,6 +66,7 @@ _RESULTS: dict[Any, Callable[..., Tensor]] = {
     _aten.sparse_mask.default: _masked,
     _aten.add.Tensor: _sum,
     _aten.sub.Tensor: _sum,
+    _aten.copy_.default: _copied,
     _aten.add_.Tensor: _sum_in_place,
     _aten.sub_.Tensor: _sum_in_place,
 }
@@ -80,6 +86,12 @@ def sparse_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | Non
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):
         return None
     return result(*args, **(kwargs or {}))
+
+
+def sum_of_ranks(gradient: Tensor, num_ranks: int) -> Tensor:
+    """What gloo makes of a sparse gradient at most: coalesced, as if no two ranks had an index in common."""
+    num_places = math.prod(gradient.shape[: gradient.sparse_dim()])
+    return _of(gradient, min(num_ranks * gradient._nnz(), num_places))
 
 
 def forgets_elements(func: Any, out: Any) -> bool:

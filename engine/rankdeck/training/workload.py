@@ -84,18 +84,19 @@ class Workload:
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """The optimizer over parameters that are where they will stay.
 
-        Raises: ConfigError when a person's own class does not take the options given.
+        Raises: ConfigError when its class does not take the options given, or not for these parameters.
         """
         chosen = self.config.train.optimizer
         options = {key: tuple(v) if isinstance(v, list) else v for key, v in chosen.options.items()}
-        if not user_code.is_user_code(chosen.use):
-            made: Optimizer = OPTIMIZERS[chosen.use].load()(_by_layout(parameters), **options)
-            return made
+        if user_code.is_user_code(chosen.use):
+            make = user_code.build_optimizer_class(chosen.use, _folder(self.config))
+        else:
+            make = OPTIMIZERS[chosen.use].load()
         try:
-            own = user_code.build_optimizer_class(chosen.use, _folder(self.config))
-            is_torchs = own.__module__.startswith("torch.optim.")
-            return own(_by_layout(parameters) if is_torchs else parameters, **options)
-        except (TypeError, ValueError) as error:
+            if make.__module__.startswith("torch.optim."):
+                return make(_by_layout(parameters), **options)
+            return make(parameters, **options)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 phrase("train.optimizer {optimizer}: {error}.", optimizer=chosen.use, error=error),
                 path="train.optimizer",
@@ -156,21 +157,32 @@ def load(config: RunConfig) -> Workload:
 
 
 def one_sample(dataset: SampleSet, index: int) -> Any:
-    """A sample of a person's own data as a batch of one: a dict, or (inputs, targets)."""
-    inputs, targets = one_batch(dataset, [index])
-    return inputs if isinstance(inputs, dict) else (inputs, targets)
+    """A sample of a person's own data as a batch of one, as the data set gives it."""
+    return as_given(one_batch(dataset, [index]))
 
 
-def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) -> Workload:
-    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place.
+def as_given(batch: tuple[Any, Any]) -> Any:
+    """The dict of which a loader made (inputs, targets), or these."""
+    inputs, targets = batch
+    is_one = isinstance(inputs, dict) and targets is inputs.get("labels", inputs)
+    return inputs if is_one else batch
 
-    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only: from the data's
-    card, or from the first sample of a person's own data.
+
+def load_shapes(
+    config: RunConfig,
+    stand_in: Callable[[Any, int], SampleSet],
+    of_own: Callable[[SampleSet], SampleSet],
+) -> Workload:
+    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place, and
+    `of_own(data)` that of a person's own.
+
+    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only, from the data's
+    card.
     """
     data = source(config)
     if data is None:
         train, _ = user_code.build_data(config.data.use, config.data.args, _folder(config))
-        return _workload(config, None, stand_in(one_sample(train, 0), len(train)), None)
+        return _workload(config, None, of_own(train), None)
     card = data.describe()
     sample = (
         torch.empty((1, *card.input_shape), dtype=card.input_dtype, device="meta"),

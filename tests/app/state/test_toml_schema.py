@@ -57,7 +57,7 @@ def test_the_word_that_is_replaced_begins_where_it_does() -> None:
     found = complete('[train]\n  precision = "b', 1, 17)
     assert (found.start, found.word, found.candidates[0].text) == (14, '"b', '"bf16"')
     found = complete("[train]\noptimizer.u", 1, 11)
-    assert (found.start, found.word, [one.text for one in found.candidates]) == (10, "u", ["use"])
+    assert (found.start, found.word, [one.text for one in found.candidates]) == (10, "u", ["use", "fused"])
 
 
 def test_what_is_offered_is_taken_by_the_engine(tmp_path: Path) -> None:

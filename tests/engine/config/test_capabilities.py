@@ -38,6 +38,30 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
         ),
         ('use = "pipeline-async"', "clip_norm = 1.0", "train.clip_norm", "clip_norm = 0"),
         ('use = "fsdp"', 'precision = "fp16"', "train.precision", "bf16"),
+        (
+            'use = "single"',
+            'optimizer = { use = "adamw", foreach = true, fused = true }',
+            "train.optimizer.foreach",
+            "one of them",
+        ),
+        (
+            'use = "fsdp"',
+            'optimizer = { use = "torch.optim:Adagrad", foreach = true, fused = true }',
+            "train.optimizer.foreach",
+            "one of them",
+        ),
+        (
+            'use = "tensor"',
+            'optimizer = { use = "sgd", fused = true }',
+            "train.optimizer.fused",
+            "train.optimizer.fused out",
+        ),
+        (
+            'use = "hybrid"\ndata = 1\ntensor = 2',
+            'optimizer = { use = "adamw", foreach = true }',
+            "train.optimizer.foreach",
+            "train.optimizer.foreach out",
+        ),
         ('use = "single"', 'optimizer = { use = "torch.optim:LBFGS" }', "train.optimizer.use", "adamw"),
         ('use = "tensor"', 'optimizer = { use = "torch.optim:Adafactor" }', "train.optimizer.use", "ddp"),
         (

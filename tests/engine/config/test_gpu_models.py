@@ -68,3 +68,21 @@ def test_an_unknown_gpu_is_refused_with_a_likely_one() -> None:
 def test_no_context_is_planned_below_what_was_measured(name: str, measured_mib: int) -> None:
     [model] = parse_planned(f"1 x {name}") or []
     assert measured_mib <= model.context_bytes / 2**20 <= measured_mib + 256
+
+
+@pytest.mark.parametrize(
+    ("name", "box_gib", "reported_gib"),
+    [
+        ("A100-40GB", 40, 39.39),
+        ("A100-80GB", 80, 79.15),
+        ("H100-80GB", 80, 79.11),
+        ("H200", 141, 139.80),
+        ("L40S", 48, 44.39),
+        ("RTX-4090", 24, 23.52),
+        ("T4", 16, 14.56),
+    ],
+)
+def test_what_the_driver_keeps_is_no_room(name: str, box_gib: float, reported_gib: float) -> None:
+    """As torch reports it when memory runs out, to two digits, and not as the box does."""
+    [model] = parse_planned(f"1 x {name}") or []
+    assert reported_gib - 0.03 < model.total_bytes / 2**30 <= reported_gib < box_gib

@@ -13,6 +13,8 @@ from tests.helpers.ranks import RankSet
 
 RanksOf = Callable[[int], RankSet]
 BAR = 0.001
+BAR_OF_SPARSE_SUMS = 0.02
+"""Which rows of a table several ranks have in common, values say: planned are none."""
 # Each on 2 ranks or on 4; the whole matrix is slow.
 IN_CI = {
     Case("mlp", "dp", 4),
@@ -31,6 +33,7 @@ IN_CI = {
     Case("hf-llama", "gpipe", 2),
     Case("unet", "gpipe", 2),
     Case("sparse", "gpipe", 2),
+    Case("sparse", "ddp", 2),
 }
 
 pytestmark = [
@@ -57,6 +60,8 @@ def check(case: Case, planner: Planner, ranks: RankSet | None) -> None:
     errors = planning.errors_of(predicted, found)
     if line.bound == "least":
         assert min(errors) > -0.01 and max(errors) <= 0, (predicted, found)
+    elif case.model == "sparse" and case.strategy.startswith("ddp"):
+        assert min(errors) >= 0 and max(errors) <= BAR_OF_SPARSE_SUMS, (predicted, found)
     else:
         assert max(map(abs, errors)) <= BAR, (predicted, found)
 

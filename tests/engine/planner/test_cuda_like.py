@@ -38,18 +38,22 @@ def test_dropout_keeps_a_byte_per_element() -> None:
     assert kept_bytes(lambda: F.dropout(leaf(numel), 0.1)) == 4 * numel + 4 * numel + numel
 
 
-@pytest.mark.parametrize("like_cuda", [True, False])
-def test_a_gpu_holds_no_counters_of_adams_steps(like_cuda: bool) -> None:
-    """torch keeps them on the host. What is held is rounded up to 512 bytes."""
-    toml = """model = { use = "mlp", args = { hidden = [32] } }
+@pytest.mark.parametrize(
+    ("like_cuda", "fused", "counter_bytes"), [(True, False, 0), (True, True, 512), (False, False, 4)]
+)
+def test_a_gpu_holds_counters_of_adams_steps_where_its_kernel_reads_them(
+    like_cuda: bool, fused: bool, counter_bytes: int
+) -> None:
+    """Else torch keeps them on the host. What is held is rounded up to 512 bytes."""
+    toml = f"""model = {{ use = "mlp", args = {{ hidden = [32] }} }}
     data.use = "digits"
-    train.optimizer.use = "adamw"
+    train.optimizer = {{ use = "adamw", fused = {str(fused).lower()} }}
     """
     request = PassRequest(from_text(toml, folder=Path.cwd()), 1, like_cuda=like_cuda)
     held = fake_pass(request).devices[0].live_by_kind["optimizer"]
     sizes = [4 * numel for numel in (64 * 32, 32, 32 * 10, 10)]
     rounded = sum(-(-size // 512) * 512 for size in sizes)
-    assert held == (2 * rounded if like_cuda else 2 * sum(sizes) + 4 * len(sizes))
+    assert held == 2 * (rounded if like_cuda else sum(sizes)) + counter_bytes * len(sizes)
 
 
 def test_attention_keeps_no_matrix_of_scores() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text
 from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.look import look
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
-from rankdeck.planner.samples import Samples, look
+from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine
 from tests.helpers import padded
@@ -72,12 +73,13 @@ def test_stages_whose_weights_are_sharded_cannot_follow_other_sizes() -> None:
 def test_the_longest_may_be_named(budget_s: float) -> None:
     base = config(more=", longest = 80")
     samples = look(base, budget_s)
-    assert samples.largest == [(80,), (80,)] and not samples.is_bound
+    assert samples.largest_batch(4, base).sizes == [4, 80, 4, 80] and not samples.is_bound
     assert not planned(base, samples).is_bound
 
 
 def test_only_dims_that_differ_follow_the_longest() -> None:
-    assert look(config("pictures", ", longest = 90")).largest == [(3, 90), ()]
+    base = config("pictures", ", longest = 90")
+    assert look(base).largest_batch(4, base).sizes == [4, 3, 90, 4]
 
 
 def test_a_data_set_that_fails_says_so_in_every_row() -> None:

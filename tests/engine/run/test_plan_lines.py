@@ -48,6 +48,18 @@ def test_the_fullest_device_decides() -> None:
     assert line("fsdp", 12, 3).verdict == "fits"
 
 
+@pytest.mark.parametrize(("total_gib", "verdict"), [(18.0, "fits"), (18.01, "tight"), (20.0, "tight")])
+def test_a_plan_fits_with_a_tenth_of_what_is_there_to_spare(total_gib: float, verdict: str) -> None:
+    device = PlannedDevice(
+        device=0,
+        active_bytes=0,
+        total_bytes=round(total_gib * GIB),
+        capacity_bytes=24 * GIB,
+        others_bytes=4 * GIB,
+    )
+    assert plan_lines.verdict_of([device])[0] == verdict
+
+
 def test_other_processes_take_room() -> None:
     device = PlannedDevice(
         device=1, active_bytes=0, total_bytes=20 * GIB, capacity_bytes=24 * GIB, others_bytes=6 * GIB
@@ -66,7 +78,8 @@ def test_without_a_capacity_everything_fits() -> None:
 
 def test_virtual_devices_share_what_this_machine_has_left() -> None:
     devices = [PlannedDevice(device=index, active_bytes=1, total_bytes=6 * GIB) for index in range(4)]
-    assert plan_lines.verdict_of(devices, 24 * GIB) == ("fits", None)
+    assert plan_lines.verdict_of(devices, 27 * GIB) == ("fits", None)
+    assert plan_lines.verdict_of(devices, 26 * GIB)[0] == "tight"
     verdict, reason = plan_lines.verdict_of(devices, 23 * GIB)
     assert verdict == "does-not-fit"
     assert reason == "The devices need 24.0 GiB of this machine's memory together, which has 23.0 GiB left."

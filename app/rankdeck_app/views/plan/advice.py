@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QGridLayout, QWidget
 
-from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.plan_lines import PlanLine, is_last_word
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
@@ -45,6 +45,10 @@ class AdviceList(QWidget):
     def _add(self, row: int, line: PlanLine) -> None:
         icon = Symbol(self._theme, "lightbulb", "rankdeck.leadText", QSize(14, 14), 14)
         text = ElidedLabel(spoken(line.advice, line.phrases) if line.advice else _changes(line))
+        if is_last_word(line):
+            self._grid.addWidget(icon, row, 0)
+            self._grid.addWidget(text, row, 1)
+            return
         tooltip = tr("Change {settings} in the configuration", settings=_changes(line))
         button = push_button(tr("Apply"), tooltip, lambda: self._on_take(line), kind="link")
         button.setAccessibleName(tr("Apply: {change}", change=text.text()))

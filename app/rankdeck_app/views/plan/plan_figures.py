@@ -354,10 +354,12 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, i
 
 
 def advice(plan: DraftPlan) -> list[PlanLine]:
-    """Advice about the chosen strategy, what saves most first."""
+    """A way to fit where nothing does, of whatever strategy, and advice about the chosen one, what saves most
+    first."""
     strategy = None if plan.chosen is None else plan.chosen.strategy
-    lines = (line for line in plan.advice if line.strategy == strategy)
-    return sorted(lines, key=lambda line: -(line.saves_bytes or 0))
+    ways = [line for line in plan.advice if line.saves_bytes is None]
+    lines = (line for line in plan.advice if line.saves_bytes is not None and line.strategy == strategy)
+    return ways + sorted(lines, key=lambda line: -(line.saves_bytes or 0))
 
 
 def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:

@@ -1,0 +1,219 @@
+"""What lets a model train where nothing that was planned fits: several changes at once, or more devices.
+
+    on these devices     own strategy, fsdp and the one that needs the least, with all that saves memory; of
+                         the best the fewest changes that are enough
+    on more of them      sharded weights on twice as many, and twice as many again
+    nowhere              by how much the least of all these is too large
+
+Each is planned like any candidate. All of them leave the global batch as it is. Where weights, gradients and
+optimizer state alone are too large, no change of a strategy's is tried. Read advice.py before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.units import format_bytes, format_setting
+from rankdeck.config import RunConfig
+from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
+from rankdeck.config.gpu_models import MAX_PLANNED
+from rankdeck.planner.advice import changes_for, least_batch
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.targets import Target
+from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT, PlanLine, PlannedDevice
+
+PlannerOn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
+
+_LAST = ("train.precision",)
+"""Changes that round otherwise come after those that compute the same."""
+_MOST_TENSOR = 8
+"""Slices of a layer: those of one machine."""
+_MOST_PARTS = 4
+"""Parts of an accumulated batch: each takes as long to plan as the whole."""
+_STILL_HELPS = 0.95
+"""Of what a device needs: where twice as many devices leave more than this, more of them do not help."""
+_KEPT = ("parameters", "gradients", "optimizer", "buffers")
+_FIT = {
+    FITS: marked("{what} fits on {devices}: {size} on the fullest device."),
+    TIGHT: marked("{what} is tight on {devices}: {size} on the fullest device."),
+}
+_NOWHERE = marked(
+    "This model cannot be trained on {devices}, nor on more of them: the least that was planned, {what}, "
+    "lacks {size} on the fullest device. Use a smaller model, or devices with more memory."
+)
+_NOT_HERE = marked(
+    "This model cannot be trained on {devices}: the least that was planned, {what}, lacks {size} on the "
+    "fullest device. Use a smaller model, or devices with more memory."
+)
+
+
+def fixes(
+    lines: Sequence[PlanLine], base: RunConfig, target: Target, plan: PlannerOn, *, more_devices: bool = True
+) -> Iterator[PlanLine]:
+    """A line that says what fits, or that nothing does; none where a line fits, or where none has figures."""
+    known = [line for line in lines if line.verdict != CANNOT and line.devices]
+    if not known or any(line.verdict in (FITS, TIGHT) for line in known):
+        return
+    together = [_with_all(candidate, base, target) for candidate in _in_question(known, base, target)]
+    tried = [line for line in plan(target, [one for one in together if one.changes]) if line.devices]
+    best = _best(tried)
+    if best is not None:
+        candidate = next(one for one in together if one.label == best.label)
+        yield _said(_fewest(candidate, best, lambda rows: plan(target, rows)), _FIT[best.verdict])
+        return
+    larger = _on_more_devices([*known, *tried], base, target, plan) if more_devices else None
+    if larger is not None:
+        yield _said(larger, _FIT[larger.verdict])
+        return
+    least = min([*known, *tried], key=_lacks_bytes)
+    said = _said(least, _NOWHERE if more_devices else _NOT_HERE, _lacks_bytes(least))
+    yield said if said.changes else msgspec.structs.replace(said, changes={"strategy.use": least.strategy})
+
+
+def _best(lines: Sequence[PlanLine]) -> PlanLine | None:
+    """One that fits before one that is tight, then the one with the fewest changes."""
+    good = [line for line in lines if line.verdict in (FITS, TIGHT)]
+    return min(good, key=lambda line: (line.verdict != FITS, len(line.changes)), default=None)
+
+
+def _in_question(known: Sequence[PlanLine], base: RunConfig, target: Target) -> list[Candidate]:
+    """Own strategy, that with the least on its fullest device, and fsdp, unless weights, gradients and
+    optimizer state alone are too large."""
+    least = min((line for line in known if not line.changes), key=_lacks_bytes, default=known[0])
+    found = [
+        Candidate(base.strategy.use, dict(base.strategy.options), configured=True),
+        Candidate(least.strategy, dict(least.options)),
+        *([Candidate("fsdp")] if target.num_devices > 1 else []),
+    ]
+    hopeless = {line.label for line in known if _is_hopeless(line)}
+    by_label = {candidate.label: candidate for candidate in reversed(found)}
+    return [candidate for label, candidate in by_label.items() if label not in hopeless]
+
+
+def _is_hopeless(line: PlanLine) -> bool:
+    """Whether what stays from step to step is too large for a device."""
+    return any(
+        device.capacity_bytes is not None
+        and _kept_bytes(device) > device.capacity_bytes - device.others_bytes - device.constants_bytes
+        for device in line.devices
+    )
+
+
+def _kept_bytes(device: PlannedDevice) -> int:
+    return sum(device.by_kind.get(kind, 0) for kind in _KEPT)
+
+
+def _with_all(candidate: Candidate, base: RunConfig, target: Target) -> Candidate:
+    """The candidate with everything that saves memory, in the order in which to give it up; without changes
+    where its options, the batch or the devices do not go together."""
+    try:
+        config = candidate.config(base, target)
+    except ConfigError:
+        return candidate
+    changes: dict[str, Any] = {}
+    for change in changes_for(config, target):
+        [(key, value)] = list(change.items())[:1] if len(change) == 1 else [("", None)]
+        if key.startswith("train.optimizer.") and any(
+            name.startswith("train.optimizer.") for name in changes
+        ):
+            continue  # another way to the same
+        changes |= change if not key else {key: value}
+    parts = config.train.global_batch * config.train.accumulate // least_batch(config, target.num_devices)
+    if "train.accumulate" in changes:
+        changes["train.accumulate"] = _divisor(config.train.global_batch, min(parts, _MOST_PARTS))
+    ordered = sorted(changes, key=lambda key: key in _LAST)
+    return replace(candidate, changes={key: changes[key] for key in ordered})
+
+
+def _changes_optimizer(changes: dict[str, Any]) -> bool:
+    return any(key.startswith("train.optimizer.") for key in changes)
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor that is at most so large."""
+    return next(count for count in range(max(1, most), 0, -1) if number % count == 0)
+
+
+def _fewest(
+    candidate: Candidate, whole: PlanLine, plan: Callable[[Sequence[Candidate]], Iterator[PlanLine]]
+) -> PlanLine:
+    """The line with the fewest of the candidate's changes, from the first on, that is as good."""
+    items = list(candidate.changes.items())
+    fewer = [replace(candidate, changes=dict(items[:count])) for count in range(1, len(items))]
+    good = [line for line in plan(fewer) if line.verdict in (FITS, whole.verdict)]
+    return min(good, key=lambda line: len(line.changes), default=whole)
+
+
+def _on_more_devices(
+    lines: Sequence[PlanLine], base: RunConfig, target: Target, plan: PlannerOn
+) -> PlanLine | None:
+    """The line of the fewest devices, doubled, on which sharded weights fit; None where more do not help."""
+    first = target.devices[0]
+    kinds = {(device.gpu, device.total_bytes) for device in target.devices}
+    if target.by_host or len(kinds) > 1 or first.total_bytes is None:
+        return None
+    most = MAX_PLANNED if target.like_cuda else MAX_VIRTUAL_DEVICES
+    kept_bytes = min(sum(map(_kept_bytes, line.devices)) for line in lines)
+    count = 2 * target.num_devices
+    while count * first.total_bytes < kept_bytes:
+        count *= 2
+    needed_bytes = math.inf
+    while count <= most:
+        words = phrase("{count} virtual devices", count=count)
+        larger = replace(
+            target,
+            words=f"{count} x {first.name}" if target.like_cuda else words,
+            devices=(replace(first, others_bytes=0),) * count,
+        )
+        use = larger.as_tables(())["devices"]["use"]
+        rows = [_with_all(candidate, base, larger) for candidate in _sharded(base, count)]
+        rows = [replace(row, changes={"devices.use": use, **row.changes}) for row in rows]
+        found = [line for line in plan(larger, rows) if line.verdict != CANNOT]
+        before_bytes, needed_bytes = needed_bytes, min(map(_needed_bytes, found), default=math.inf)
+        best = _best(found)
+        if best is not None or needed_bytes > _STILL_HELPS * before_bytes or not found:
+            return best
+        count *= 2
+    return None
+
+
+def _sharded(base: RunConfig, count: int) -> list[Candidate]:
+    """fsdp, and where a batch has no sample for every device, slices of layers besides."""
+    shard = math.gcd(base.train.global_batch, count)
+    if shard == count:
+        return [Candidate("fsdp")]
+    tensor = count // shard
+    return [Candidate("hybrid", {"shard": shard, "tensor": tensor})] if tensor <= _MOST_TENSOR else []
+
+
+def _needed_bytes(line: PlanLine) -> int:
+    assert line.fullest is not None
+    return line.fullest.total_bytes
+
+
+def _lacks_bytes(line: PlanLine) -> int:
+    """What the fullest device is short of."""
+    fullest = line.fullest
+    assert fullest is not None
+    room = fullest.room_bytes
+    return fullest.total_bytes if room is None else -room
+
+
+def _said(line: PlanLine, words: str, num_bytes: int | None = None) -> PlanLine:
+    """The line with what it means: the bytes of its fullest device, or `num_bytes`."""
+    fullest = line.fullest
+    assert fullest is not None
+    changes = {
+        key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
+    }
+    what = ", ".join([line.label, *itertools.starmap(format_setting, changes.items())])
+    size = format_bytes(fullest.total_bytes if num_bytes is None else num_bytes)
+    return msgspec.structs.replace(line, advice=phrase(words, what=what, devices=line.target, size=size))

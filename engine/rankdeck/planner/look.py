@@ -1,0 +1,192 @@
+"""Reading samples, alone and together, for as long as there is time. Read samples.py before.
+
+At least one sample is read, and batches of it alone: they tell how a batch grows. Then come the others in any
+order, batches of the largest and the smallest, and batches that a run reads. A batch that would take longer
+than what is left of the time is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from torch import Tensor
+
+from rankdeck.config import RunConfig
+from rankdeck.data.base import Draw, ReadsBatches, SampleSet
+from rankdeck.data.loader import batch_of
+from rankdeck.data.sampling import StepBatches
+from rankdeck.planner.growth import UNKNOWN, Growth, growth_of, leaves_of, num_elements, sizes_of
+from rankdeck.planner.samples import UNIFORM, Samples
+from rankdeck.training import user_code
+from rankdeck.training.workload import as_given, one_sample
+
+BUDGET_S = 3.0
+_SHARE_ALONE = 0.6
+"""Of the time, for samples alone."""
+_MOST_SEEN = 200_000
+_MOST_EXTREMES = 6
+_NUM_OF_RUN = 4
+"""Batches of the run's own size."""
+_NUM_TO_MEASURE = 8
+"""Batches of each size, where sizes follow no rule."""
+
+Leaves = list[Tensor | int]
+
+
+def look(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
+    """Read samples until all are seen or the time is up.
+
+    Raises: DataError, and whatever a person's data set raises.
+    """
+    if not user_code.is_user_code(config.data.use):
+        return UNIFORM
+    train, _ = user_code.build_data(config.data.use, config.data.args, Path(config.folder or "."))
+    return _Looking(config, train, budget_s).found() if isinstance(train, ReadsBatches) else UNIFORM
+
+
+class _Looking:
+    """What was read of one data set."""
+
+    def __init__(self, config: RunConfig, train: SampleSet, budget_s: float) -> None:
+        self._config, self._train = config, train
+        self._start_s, self._budget_s = time.monotonic(), budget_s
+        first = leaves_of(one_sample(train, 0))
+        self._num_dims = _num_dims(first)
+        self._alone = {0: _sizes(first)}
+        self._elements = {0: num_elements(first)}
+        self._probes: list[tuple[list[int], list[int]]] = []
+        """Samples of a batch, and the sizes that it has."""
+        self._has_one_make = True
+
+    def found(self) -> Samples:
+        self._probe_artificial([0, 0])
+        self._probe_artificial([0, 0, 0])
+        self._see_others()
+        for indices in self._extremes():
+            self._probe_artificial(indices)
+        for num, how_many in self._sizes_of_run(_NUM_OF_RUN):
+            self._read_run(num, how_many)
+            break  # where rules are found, one size is enough
+        growths = self._growths()
+        if not growths or any(growth.rule == UNKNOWN for growth in growths):
+            for num, how_many in self._sizes_of_run(_NUM_TO_MEASURE):
+                self._read_run(num, how_many)
+            growths = self._growths()
+        return self._samples(growths)
+
+    def _samples(self, growths: list[Growth]) -> Samples:
+        columns = [list(column) for column in zip(*self._alone.values(), strict=True)] if growths else []
+        batches: dict[int, list[int]] = {}
+        for indices, sizes in self._probes:
+            known = batches.setdefault(len(indices), sizes)
+            batches[len(indices)] = list(map(max, known, sizes)) if len(known) == len(sizes) else known
+        return Samples(
+            num_samples=len(self._train),
+            seen=list(self._alone),
+            elements=list(self._elements.values()),
+            num_dims=self._num_dims if growths else [],
+            sizes=[column[:1] if len(set(column)) == 1 else column for column in columns],
+            growths=growths,
+            batches=batches,
+            num_read=len(self._probes),
+            longest=self._config.data.longest,
+        )
+
+    def _growths(self) -> list[Growth]:
+        """A rule for each size; none where batches differ in what they are made of."""
+        if not self._has_one_make:
+            return []
+        return [
+            self._growth_of_size(place, num_dims >= 0)
+            for place, num_dims in enumerate(
+                num_dims for num_dims in self._num_dims for _ in range(abs(num_dims))
+            )
+        ]
+
+    def _growth_of_size(self, place: int, is_of_tensor: bool) -> Growth:
+        probes = [
+            ([self._alone[index][place] for index in indices], sizes[place])
+            for indices, sizes in self._probes
+        ]
+        growth = growth_of(probes)
+        if growth.rule == UNKNOWN and not is_of_tensor:
+            return Growth("longest")  # a number that is no size: the batch's own stands
+        return growth
+
+    def _see_others(self) -> None:
+        num_samples = len(self._train)
+        for index in random.Random(0).sample(range(1, num_samples), min(num_samples - 1, _MOST_SEEN)):
+            if self._left_s() <= (1 - _SHARE_ALONE) * self._budget_s:
+                return
+            leaves = leaves_of(one_sample(self._train, index))
+            if _num_dims(leaves) != self._num_dims:
+                self._has_one_make = False
+                self._elements[index] = num_elements(leaves)
+                self._alone[index] = self._alone[0]
+                continue
+            self._alone[index], self._elements[index] = _sizes(leaves), num_elements(leaves)
+
+    def _extremes(self) -> Iterator[list[int]]:
+        """Batches of the two largest samples and the smallest, by each size that differs."""
+        columns = zip(*self._alone.values(), strict=True)
+        differing = dict.fromkeys(tuple(column) for column in columns if len(set(column)) > 1)
+        seen = list(self._alone)
+        for column in islice(differing, _MOST_EXTREMES):
+            ranked = sorted(range(len(seen)), key=column.__getitem__)
+            yield [seen[ranked[0]], *(seen[place] for place in ranked[-2:])]
+
+    def _sizes_of_run(self, how_many: int) -> Iterator[tuple[int, int]]:
+        """How many samples batches of the run may have, the most first, and how many of each to read."""
+        num = self._config.train.global_batch // self._config.train.accumulate
+        while num > 1:
+            if self._takes_s(num) <= self._left_s():
+                yield num, how_many
+            num //= 2
+
+    def _read_run(self, num: int, how_many: int) -> None:
+        """Read batches of `num` samples in the order of the run."""
+        train, num_samples = self._config.train, len(self._train)
+        if num > num_samples:
+            return
+        if len(self._alone) < num_samples:  # of which the others say nothing
+            drawn, seen = random.Random(num), list(self._alone)
+            batches = [[Draw(train.seed, 0, drawn.choice(seen)) for _ in range(num)] for _ in range(how_many)]
+        else:
+            in_order = self._config.data.order == "given"
+            batches = list(StepBatches(num_samples, num, seed=train.seed, steps=how_many, in_order=in_order))
+        for draws in batches:
+            if self._left_s() < self._takes_s(num):
+                return
+            self._probe(draws)
+
+    def _probe_artificial(self, indices: Sequence[int]) -> None:
+        """Read a batch that no run reads, where the data set bears it."""
+        with contextlib.suppress(Exception):
+            self._probe([Draw(0, 0, index) for index in indices])
+
+    def _probe(self, draws: Sequence[Draw]) -> None:
+        leaves = leaves_of(as_given(batch_of(self._train, draws)))
+        if _num_dims(leaves) != self._num_dims:
+            self._has_one_make = False
+        self._probes.append(([draw.sample for draw in draws], _sizes(leaves)))
+
+    def _left_s(self) -> float:
+        return self._budget_s - (time.monotonic() - self._start_s)
+
+    def _takes_s(self, num: int) -> float:
+        """How long a batch may take, by the samples that were read."""
+        num_read = len(self._alone) + sum(len(indices) for indices, _ in self._probes)
+        return num * (time.monotonic() - self._start_s) / num_read
+
+
+def _num_dims(leaves: Leaves) -> list[int]:
+    return [leaf.dim() if isinstance(leaf, Tensor) else -1 for leaf in leaves]
+
+
+def _sizes(leaves: Leaves) -> list[int]:
+    return [size for leaf in leaves for size in sizes_of(leaf)]

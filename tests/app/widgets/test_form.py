@@ -1,0 +1,29 @@
+"""Editors of options: what they show and what they hand back."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QComboBox
+from pytestqt.qtbot import QtBot
+
+from rankdeck.config.catalog import OPTIMIZERS, option_fields
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.form import FormRow, make_field
+
+
+def test_a_switch_may_be_left_to_the_engine(qtbot: QtBot) -> None:
+    """On, off and neither are three answers: torch decides where nobody does."""
+    (option,) = (one for one in option_fields(OPTIMIZERS["adamw"].options) if one.name == "fused")
+    field = make_field(FormRow(("train", "optimizer", "fused"), "Fused", option), Theme())
+    qtbot.addWidget(field)
+    box, told = field.editor, []
+    assert isinstance(box, QComboBox)
+    field.edited.connect(told.append)
+    shown = []
+    for value in (None, True, False):
+        field.show_value(value)
+        shown.append(box.currentText())
+    assert shown == ["auto", "true", "false"]
+    for index in range(box.count()):
+        box.setCurrentIndex(index)
+        box.activated.emit(index)
+    assert told == [None, False, True]

@@ -1,0 +1,164 @@
+"""Batches that lay their samples end to end: the largest of a run is planned, and what is not known said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import RunConfig, from_text
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.growth import LONGEST, SUM, UNKNOWN, Growth, growth_of
+from rankdeck.planner.look import look
+from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.samples import Samples
+from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run.plan_lines import PlanLine, words_of
+from tests.helpers import concatenated, padded
+from tests.helpers.planning import measured
+from tests.helpers.ranks import RankSet
+
+OWN, PADDED = Path(concatenated.__file__), Path(padded.__file__)
+DATA = {
+    "graphs": f'model = {{ use = "{OWN}:GraphNet" }}\ndata = {{ use = "{OWN}:graphs" }}',
+    "packed": f'model = {{ use = "{OWN}:PackedNet" }}\ndata = {{ use = "{OWN}:packed" }}',
+    "padded": f'model = {{ use = "{PADDED}:model" }}\ndata = {{ use = "{PADDED}:of_all_lengths" }}',
+    "lists": f'model = {{ use = "{OWN}:ListNet" }}\ndata = {{ use = "{OWN}:lists" }}',
+    "pairs": f'model = {{ use = "{OWN}:pair_model" }}\ndata = {{ use = "{OWN}:in_pairs" }}',
+}
+NUM_STEPS, FIRST = 16, 3
+"""Steps of a run, and those of them that come before measuring."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(rank_set_of: Callable[[int], RankSet]) -> RankSet:
+    """Started before any test: what a test starts has to end with it."""
+    return rank_set_of(2)
+
+
+def toml(data: str, strategy: str = "single", num_devices: int = 1) -> str:
+    return f"""
+{DATA[data]}
+strategy = {{ use = "{strategy}" }}
+devices.use = "cpu:{num_devices}"
+train = {{ global_batch = 16, steps = {NUM_STEPS}, evaluate_every = 0 }}
+"""
+
+
+def config(data: str, strategy: str = "single", num_devices: int = 1) -> RunConfig:
+    return from_text(toml(data, strategy, num_devices), folder=Path.cwd())
+
+
+def planned(base: RunConfig, samples: Samples | None = None) -> PlanLine:
+    num_devices = base.selection.count or 1
+    target = Target("rehearsal", (TargetDevice(None, None),) * num_devices, like_cuda=False)
+    (line,) = plan_lines_of(base, [Candidate(base.strategy.use)], target, samples=samples)
+    assert line.devices, line.reason
+    return line
+
+
+def peak_of(text: str, ranks: RankSet | None = None) -> int:
+    """The most that a device held in a run's steps."""
+    per_round = NUM_STEPS - FIRST
+    if ranks is None:
+        return max(measured(text, 1, per_round))
+    answers = ranks.call("tests.helpers.planning:measured", toml=text, lowest_of=1, steps_per_round=per_round)
+    return max(num_bytes for answer in answers for num_bytes in answer)
+
+
+def peak(line: PlanLine) -> int:
+    return max(device.active_bytes for device in line.devices)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "data"),
+    [
+        *(("single", data) for data in ("graphs", "packed", "padded")),
+        *(("ddp", data) for data in ("graphs", "padded")),
+        *(("fsdp", data) for data in ("packed", "padded")),
+    ],
+)
+def test_the_largest_batch_of_the_run_is_planned(two_ranks: RankSet, strategy: str, data: str) -> None:
+    num_devices = 1 if strategy == "single" else 2
+    found = peak_of(toml(data, strategy, num_devices), two_ranks if num_devices > 1 else None)
+    line = planned(config(data, strategy, num_devices))
+    assert line.verdict == "fits" and not line.is_bound, line.reason
+    assert -1e-4 <= peak(line) / found - 1 <= 0.05
+
+
+def test_taking_the_first_dim_for_the_samples_is_far_too_little() -> None:
+    assert peak(planned(config("packed"), Samples())) < 0.85 * peak(planned(config("packed")))
+
+
+def test_it_says_which_batch_is_planned() -> None:
+    assert planned(config("graphs")).notes == [
+        "Batches hold their samples end to end; planned for the largest of the run, by all 256 samples."
+    ]
+
+
+def test_numbers_beside_the_tensors_are_those_of_the_batch() -> None:
+    """`num_graphs` is as many as there are samples, `longest` the longest of them."""
+    samples = look(config("packed"))
+    largest = samples.largest_batch(16, config("packed"))
+    assert largest.sizes is not None
+    rows, offsets, longest, _ = largest.sizes
+    lengths = concatenated.Packed().lengths
+    assert (offsets, longest) == (17, max(lengths))
+    assert 16 * sum(lengths) / len(lengths) < rows < 16 * max(lengths)
+
+
+def test_fewer_steps_meet_smaller_batches() -> None:
+    samples = look(config("graphs"))
+    rows = []
+    for steps in (1, 10, 1000):
+        base = from_text(
+            toml("graphs").replace(f"steps = {NUM_STEPS}", f"steps = {steps}"), folder=Path.cwd()
+        )
+        sizes = samples.largest_batch(16, base).sizes
+        assert sizes is not None
+        rows.append(sizes[0])
+    assert rows[0] < rows[1] < rows[2]
+
+
+@pytest.mark.parametrize("data", ["pairs", "lists"])
+def test_what_follows_no_rule_may_fit_and_says_so(data: str) -> None:
+    line = planned(config(data))
+    assert line.bound == "least" and words_of(line) == "may fit"
+    assert "how batches grow with their samples is not known" in line.notes[0]
+    assert -0.05 <= peak(line) / peak_of(toml(data)) - 1 <= 0.05
+
+
+def test_a_model_that_counts_graphs_by_their_numbers_may_fit() -> None:
+    text = toml("graphs").replace(':GraphNet"', ':GraphNet", args = { reads_values = true }')
+    line = planned(from_text(text, folder=Path.cwd()))
+    assert line.bound == "least"
+    assert 0 <= peak(line) / peak_of(text) - 1 <= 0.05
+
+
+def test_what_cannot_all_be_looked_at_is_a_bound() -> None:
+    samples = look(config("graphs"), budget_s=0.0)
+    assert samples.is_bound and len(samples.seen) == 1
+    assert [growth.rule for growth in samples.growths[:2]] == [SUM, LONGEST], "one sample tells how they grow"
+    line = planned(config("graphs"), samples)
+    assert words_of(line) == "may fit" and "1 of 256 samples were looked at" in line.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("probes", "growth"),
+    [
+        ([([3, 3], 6), ([3, 5, 4], 12)], Growth(SUM)),
+        ([([4, 4], 7), ([4, 6, 5], 13)], Growth(SUM, shared=1)),
+        ([([3, 3], 3), ([3, 5, 4], 5)], Growth(LONGEST)),
+        ([([2, 2], 2), ([2, 2, 2], 2)], Growth(LONGEST)),
+        ([([1, 1], 2), ([1, 1, 1], 3)], Growth(SUM)),
+        ([([1, 1], 4), ([1, 1, 1], 9)], Growth(UNKNOWN)),
+        ([([3, 5], 8), ([3, 5], 5)], Growth(UNKNOWN)),
+        ([([3], 3)], Growth(UNKNOWN)),
+        ([], Growth(UNKNOWN)),
+    ],
+)
+def test_a_rule_is_what_all_batches_follow(probes: list[tuple[list[int], int]], growth: Growth) -> None:
+    assert growth_of(probes) == growth

@@ -1,0 +1,102 @@
+"""Where nothing fits, a plan ends with what would fit, planned itself, or with how much is lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import RunConfig, from_text
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.fixes import fixes
+from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run.plan_lines import PlanLine, is_last_word
+
+DEEP = "gpt", "layers = 6, heads = 2, width = 32, context = 64, vocabulary = 64"
+"""Activations are most of it."""
+WIDE = "mlp", "hidden = [512, 512, 512, 512, 512, 512, 512, 512]"
+"""Weights are."""
+ONE_LAYER = "mlp", "hidden = [8192]"
+
+
+def config(model: tuple[str, str], strategy: str = "single", batch: int = 16) -> RunConfig:
+    text = f"""
+model = {{ use = "{model[0]}", args = {{ {model[1]} }} }}
+data = {{ use = "synthetic", args = {{ samples = 256 }} }}
+strategy = {{ use = "{strategy}" }}
+train = {{ global_batch = {batch} }}
+"""
+    return from_text(text, folder=Path.cwd())
+
+
+def target(num_devices: int, capacity_bytes: int | None) -> Target:
+    devices = (TargetDevice("Virtual", capacity_bytes),) * num_devices
+    return Target(f"{num_devices} virtual devices", devices, like_cuda=False)
+
+
+def planned(base: RunConfig, on: Target, *rows: Candidate) -> list[PlanLine]:
+    return list(plan_lines_of(base, rows or [Candidate(base.strategy.use, configured=True)], on))
+
+
+def last_lines(base: RunConfig, on: Target, lines: Sequence[PlanLine]) -> list[PlanLine]:
+    def plan(other: Target, rows: Sequence[Candidate]) -> Iterator[PlanLine]:
+        return plan_lines_of(base, rows, other)
+
+    return list(fixes(lines, base, on, plan))
+
+
+def peak_bytes(base: RunConfig, on: Target, *rows: Candidate) -> int:
+    (line,) = planned(base, on, *rows)
+    assert line.fullest is not None
+    return line.fullest.total_bytes
+
+
+def test_what_no_change_does_alone_several_do() -> None:
+    base, free = config(DEEP), target(1, None)
+    checkpointed = {"train.activation_checkpointing": True}
+    parts = {"train.accumulate": 4}
+    alone = [
+        peak_bytes(base, free, Candidate("single", changes=changes)) for changes in (checkpointed, parts)
+    ]
+    both = peak_bytes(base, free, Candidate("single", changes=checkpointed | parts))
+    assert both < 0.8 * min(alone)
+    on = target(1, int(1.15 * both))
+    (fix,) = last_lines(base, on, planned(base, on))
+    assert fix.verdict == "fits" and fix.changes == checkpointed | parts and fix.configured
+    assert (fix.advice or "").startswith(
+        "single, train.activation_checkpointing = true, train.accumulate = 4 fits"
+    )
+
+
+def test_no_more_is_changed_than_is_needed() -> None:
+    base, free = config(DEEP), target(1, None)
+    checkpointed = {"train.activation_checkpointing": True}
+    on = target(1, int(1.15 * peak_bytes(base, free, Candidate("single", changes=checkpointed))))
+    (fix,) = last_lines(base, on, planned(base, on))
+    assert fix.changes == checkpointed
+
+
+def test_weights_that_are_too_large_are_sharded_over_more_devices() -> None:
+    base = config(WIDE)
+    on = target(1, int(0.45 * peak_bytes(base, target(1, None))))
+    (fix,) = last_lines(base, on, planned(base, on))
+    assert fix.verdict in ("fits", "tight") and fix.strategy == "fsdp"
+    assert fix.changes["devices.use"] == f"cpu:{len(fix.devices)}" and len(fix.devices) in (4, 8)
+    assert f"on {len(fix.devices)} virtual devices" in (fix.advice or "")
+
+
+def test_where_one_layer_is_too_large_it_says_by_how_much() -> None:
+    base = config(ONE_LAYER)
+    peak = peak_bytes(base, target(1, None))
+    on = target(1, peak // 20)
+    (last,) = last_lines(base, on, planned(base, on))
+    assert is_last_word(last) and last.verdict == "does-not-fit"
+    assert "cannot be trained on 1 virtual devices" in (last.advice or "") and "lacks" in (last.advice or "")
+
+
+@pytest.mark.parametrize("capacity_bytes", [None, 2**40])
+def test_where_something_fits_nothing_is_added(capacity_bytes: int | None) -> None:
+    base, on = config(WIDE), target(1, capacity_bytes)
+    assert last_lines(base, on, planned(base, on)) == []
