@@ -77,6 +77,7 @@ def plan(
         )
     from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import target_of
+    from rankdeck.cli.until_end import term_interrupts
 
     chosen = load_config(config, overrides=overrides or ())
     target = target_of(chosen, devices, capacity)
@@ -85,8 +86,9 @@ def plan(
     lines = predicted_lines(
         chosen, strategy, target, fit_batch=fit_batch, movement=movement, timeout_s=timeout
     )
-    for line in _verified(lines, chosen, target.num_devices) if verified else lines:
-        output.add(line)
+    with term_interrupts() if verified else contextlib.nullcontext():
+        for line in _verified(lines, chosen, target.num_devices) if verified else lines:
+            output.add(line)
     output.close()
     return 0
 

@@ -1,14 +1,31 @@
 """What the check before the first step found, in words and as `--json` has it.
 
+    verified_text    a whole line, for a header or a log
+    verified_cell    a few words for a table whose row or column is called ONE_DEVICE
+    verified_more    over what it was compared, and how long that took
+    OUTCOME_WORDS    by outcome, where there is room for a word or two
+
 Source: training/verify/, which writes the event.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rankdeck import events
 from rankdeck.base.phrases import Phrase, marked, phrase
+
+EQUAL, NOTED, DIFFERS, UNCHECKED = "equal", "noted", "differs", "unchecked"
+ONE_DEVICE = marked("One device")
+OUTCOME_WORDS: Mapping[str, str] = {
+    EQUAL: marked("equal"),
+    NOTED: marked("equal, with a note"),
+    DIFFERS: marked("differs"),
+    UNCHECKED: marked("not verified"),
+    "failed": marked("cannot run"),
+}
+"""Of events.Verified, and "failed" where the strategy refused before anything was compared."""
 
 _EQUAL = marked("Verified: equals one device (largest difference {largest} after two steps in {precision})")
 _NOTED = {
@@ -19,17 +36,57 @@ _NOTED = {
 _DIFFERS = marked("Differs from one device: {names}")
 _UNCHECKED = marked("Not verified: {why}")
 
+_EQUAL_CELL = marked("equal, largest difference {largest}")
+_NOTED_CELLS = {
+    "batch-norm": marked("equal but for batch norms"),
+    "staleness": marked("stages equal, weights stale"),
+    "compress": marked("equal but for compression"),
+}
+_DIFFERS_CELL = marked("differs: {names}")
+_UNCHECKED_CELL = marked("not verified: {why}")
+
 
 def verified_text(verified: events.Verified) -> Phrase:
-    """One line for a header or a table's cell, without a full stop."""
-    if verified.outcome == "unchecked":
-        return phrase(_UNCHECKED, why=(verified.why or "").rstrip("."))
-    if verified.outcome == "differs":
-        return phrase(_DIFFERS, names=", ".join(verified.names) or verified.cause or "")
-    if verified.outcome == "noted" and verified.cause in _NOTED:
-        return phrase(_NOTED[verified.cause])
-    largest = "0" if not verified.largest else f"{verified.largest:.0e}"
-    return phrase(_EQUAL, largest=largest, precision=verified.precision or "")
+    """One line for a header or a log, without a full stop."""
+    return _said(verified, _EQUAL, _NOTED, _DIFFERS, _UNCHECKED)
+
+
+def verified_cell(verified: events.Verified) -> Phrase:
+    """The same for the cell of a table that says "one device" beside it."""
+    return _said(verified, _EQUAL_CELL, _NOTED_CELLS, _DIFFERS_CELL, _UNCHECKED_CELL)
+
+
+def _said(
+    verified: events.Verified, equal: str, noted: Mapping[str, str], differs: str, unchecked: str
+) -> Phrase:
+    if verified.outcome == UNCHECKED:
+        return phrase(unchecked, why=(verified.why or "").rstrip("."))
+    if verified.outcome == DIFFERS:
+        return phrase(differs, names=_names(verified))
+    if verified.outcome == NOTED and (said := noted.get(verified.cause or "")):
+        return phrase(said)
+    return phrase(equal, largest=largest_text(verified), precision=verified.precision or "")
+
+
+def _names(verified: events.Verified) -> str:
+    return ", ".join(verified.names) or verified.cause or ""
+
+
+def largest_text(verified: events.Verified) -> str:
+    """'6e-16': the largest difference of any weight."""
+    return "0" if not verified.largest else f"{verified.largest:.0e}"
+
+
+def verified_more(verified: events.Verified) -> str:
+    """'two steps of 32 samples in fp64, 0.4 s'; "" where nothing was compared."""
+    if verified.precision is None:
+        return ""
+    return phrase(
+        "two steps of {samples} samples in {precision}, {seconds:.1f} s",
+        samples=verified.samples,
+        precision=verified.precision,
+        seconds=verified.seconds,
+    )
 
 
 def verified_facts(verified: events.Verified) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def _csv(comparison: Comparison | None, rows: Sequence[FigureRow]) -> Iterator[S
     names = (f"{letter_of(place)} {run.name}" for place, run in enumerate(runs))
     yield ("group", "figure", "unit", *names)
     for row in rows:
-        values = ("" if figure is None else figure.value for figure in row.figures)
+        values = ("" if figure is None else figure.text or figure.value for figure in row.figures)
         yield (row.group, row.label, row.unit, *values)
 
 

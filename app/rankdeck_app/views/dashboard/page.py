@@ -5,7 +5,7 @@ Read run_tab.py first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtWidgets import QWidget
@@ -26,7 +26,10 @@ from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_files import ManyRows, Row
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import LOSS_WORDS, CurvePlot
+from rankdeck_app.widgets.facts_line import FactsLine
+from rankdeck_app.widgets.layouts import Part
 from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.verified_looks import verified_fact
 
 RunRows = Callable[[RunAnswers], Iterable[Row | ManyRows]]
 
@@ -74,6 +77,11 @@ class RunPage(RunTab):
             "lr": (lrs, lrs, None),
             "norm": (norms, norms, None),
         }
+
+    def _facts_parts(self, theme: Theme) -> Sequence[Part]:
+        self._facts = FactsLine(theme, tr("Whether it computes what one device does"))
+        self._facts.hide()
+        return (self._facts,)
 
     @property
     def _busy_words(self) -> str:
@@ -131,8 +139,11 @@ class RunPage(RunTab):
             plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)
 
     def _show_devices(self) -> None:
-        """What the figures are, and room for as many devices as there are."""
+        """What the figures are, room for as many devices as there are, and what was verified."""
         run = self.shown
+        verified = run.fold.verified
+        self._facts.set_figure(() if verified is None else (verified_fact(verified),))
+        self._facts.setVisible(verified is not None)
         of_memory, of_others = run_figures.sources(run)
         for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
