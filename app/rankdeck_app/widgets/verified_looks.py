@@ -11,7 +11,7 @@ from rankdeck.run.verified import (
     NOTED,
     ONE_DEVICE,
     UNCHECKED,
-    largest_text,
+    compared_text,
     verified_more,
     verified_text,
 )
@@ -31,7 +31,5 @@ VERIFIED_LOOKS: Mapping[str, tuple[str, str]] = {
 def verified_fact(verified: events.Verified) -> Fact:
     """For the header of a run."""
     icon, tone = VERIFIED_LOOKS.get(verified.outcome, VERIFIED_LOOKS[UNCHECKED])
-    more = [spoken(verified_more(verified))]
-    if verified.largest is not None:
-        more.insert(0, tr("largest difference of a weight: {largest}", largest=largest_text(verified)))
+    more = map(spoken, (verified_more(verified), compared_text(verified)))
     return Fact(icon, tr(ONE_DEVICE), spoken(verified_text(verified)), "\n".join(filter(None, more)), tone)

@@ -19,8 +19,8 @@ from rankdeck.run.anatomy import SIMULATED_TIME, totals_s
 from rankdeck.run.fold import Fold
 
 SUMMED_UP = (
-    "step", "loss", "held_out", "best_held_out", "accuracy", "verified", "samples_per_s", "steps_per_s",
-    "step_s", "trained_s", "wait", "bubble", "imbalance", "sent",
+    "step", "loss", "held_out", "best_held_out", "accuracy", "samples_per_s", "steps_per_s", "step_s",
+    "trained_s", "wait", "bubble", "imbalance", "sent",
 )  # fmt: skip
 """Keys of rows of a comparison, in the order of the table."""
 

@@ -2,7 +2,8 @@
 
     verified_text    a whole line, for a header or a log
     verified_cell    a few words for a table whose row or column is called ONE_DEVICE
-    verified_more    over what it was compared, and how long that took
+    verified_more    what stands behind them: how large, which tensors, or why not
+    compared_text    over how much it was compared, and how long that took
     OUTCOME_WORDS    by outcome, where there is room for a word or two
 
 Source: training/verify/, which writes the event.
@@ -20,7 +21,7 @@ EQUAL, NOTED, DIFFERS, UNCHECKED = "equal", "noted", "differs", "unchecked"
 ONE_DEVICE = marked("One device")
 OUTCOME_WORDS: Mapping[str, str] = {
     EQUAL: marked("equal"),
-    NOTED: marked("equal, with a note"),
+    NOTED: marked("as expected"),
     DIFFERS: marked("differs"),
     UNCHECKED: marked("not verified"),
     "failed": marked("cannot run"),
@@ -36,48 +37,52 @@ _NOTED = {
 _DIFFERS = marked("Differs from one device: {names}")
 _UNCHECKED = marked("Not verified: {why}")
 
-_EQUAL_CELL = marked("equal, largest difference {largest}")
 _NOTED_CELLS = {
     "batch-norm": marked("equal but for batch norms"),
     "staleness": marked("stages equal, weights stale"),
     "compress": marked("equal but for compression"),
 }
-_DIFFERS_CELL = marked("differs: {names}")
-_UNCHECKED_CELL = marked("not verified: {why}")
 
 
 def verified_text(verified: events.Verified) -> Phrase:
     """One line for a header or a log, without a full stop."""
-    return _said(verified, _EQUAL, _NOTED, _DIFFERS, _UNCHECKED)
+    if verified.outcome == UNCHECKED:
+        return phrase(_UNCHECKED, why=_why(verified))
+    if verified.outcome == DIFFERS:
+        return phrase(_DIFFERS, names=_names(verified))
+    if verified.outcome == NOTED and (said := _NOTED.get(verified.cause or "")):
+        return phrase(said)
+    return phrase(_EQUAL, largest=_largest(verified), precision=verified.precision or "")
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
-    """The same for the cell of a table that says "one device" beside it."""
-    return _said(verified, _EQUAL_CELL, _NOTED_CELLS, _DIFFERS_CELL, _UNCHECKED_CELL)
+    """'equal but for batch norms', for the cell of a table that says "one device" beside it."""
+    cause = verified.cause if verified.outcome == NOTED else None
+    return phrase(_NOTED_CELLS.get(cause or "") or OUTCOME_WORDS.get(verified.outcome, verified.outcome))
 
 
-def _said(
-    verified: events.Verified, equal: str, noted: Mapping[str, str], differs: str, unchecked: str
-) -> Phrase:
+def verified_more(verified: events.Verified) -> str:
+    """'largest difference 6e-16', the names of tensors, or why nothing was compared."""
     if verified.outcome == UNCHECKED:
-        return phrase(unchecked, why=(verified.why or "").rstrip("."))
+        return _why(verified)
     if verified.outcome == DIFFERS:
-        return phrase(differs, names=_names(verified))
-    if verified.outcome == NOTED and (said := noted.get(verified.cause or "")):
-        return phrase(said)
-    return phrase(equal, largest=largest_text(verified), precision=verified.precision or "")
+        return _names(verified)
+    return phrase("largest difference {largest}", largest=_largest(verified))
+
+
+def _why(verified: events.Verified) -> str:
+    return (verified.why or "").rstrip(".")
 
 
 def _names(verified: events.Verified) -> str:
     return ", ".join(verified.names) or verified.cause or ""
 
 
-def largest_text(verified: events.Verified) -> str:
-    """'6e-16': the largest difference of any weight."""
+def _largest(verified: events.Verified) -> str:
     return "0" if not verified.largest else f"{verified.largest:.0e}"
 
 
-def verified_more(verified: events.Verified) -> str:
+def compared_text(verified: events.Verified) -> str:
     """'two steps of 32 samples in fp64, 0.4 s'; "" where nothing was compared."""
     if verified.precision is None:
         return ""

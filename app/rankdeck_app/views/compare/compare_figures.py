@@ -84,7 +84,7 @@ def _line(row: FigureRow) -> SideLine:
     cells = [
         SideCell(
             spoken(row.cell(place)),
-            spoken(row.differences[place]),
+            spoken(row.more(place) if row.unit == words.TEXT else row.differences[place]),
             place in row.best,
             row.figures[place] is None,
             _tooltip(row, place),

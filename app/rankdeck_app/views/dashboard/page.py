@@ -13,7 +13,8 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
-from rankdeck_app.language import tr
+from rankdeck.run.ways_out import cure_name
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
@@ -102,9 +103,12 @@ class RunPage(RunTab):
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
         actions = [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
+        # A banner has room for three beside its words.
         if any(map(is_out_of_memory, self.run.problems)):
-            # A banner has room for three beside its words.
-            actions = [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
+            return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
+        if cure := self.run.cure:
+            use = tr("Use {cure}", cure=spoken(cure_name(cure)))
+            return [PageAction("lightbulb", use, "run.cure"), *actions[:-1]]
         return actions
 
     def _refresh_cards(self, pending: Changed) -> None:

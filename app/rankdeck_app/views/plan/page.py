@@ -86,11 +86,12 @@ class PlanPage(Page):
         self.problem = text_label(tone="warning")
         self.reason = text_label(tone="dim")
         self.ask_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.ask_again)
+        self.verify_button = push_button("", "", self.toggle_verifying, height=28)
         self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_asked.emit)
         parts = (
             self._head(theme),
             row((self.problem, 1), self.trust_button),
-            row(self.ask_button, (self.reason, 1)),
+            row(self.ask_button, (self.reason, 1), self.verify_button, spacing=8, align=MIDDLE),
             self._race_line(),
             (self._card, 1),
             self._advice_card,
@@ -137,9 +138,7 @@ class PlanPage(Page):
             self.race_asked.emit,
             height=28,
         )
-        self.verify_button = push_button("", "", self.toggle_verifying, height=28)
-        buttons = (self.fit_button, self.refresh_button, self.verify_button, self.race_button)
-        parts = (label, self.target, *buttons)
+        parts = (label, self.target, self.fit_button, self.refresh_button, self.race_button)
         self._top = row((self.strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
         return self._top
 

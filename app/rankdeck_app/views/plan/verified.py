@@ -21,15 +21,15 @@ def verified_figure(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
 def verified_sentence(plan: DraftPlan) -> str:
     """How many strategies are equal to one device, and which are not; "" where none was verified."""
     verification = plan.verification
-    outcomes = [(line, verification.outcome_of(line)) for line in plan.lines]
-    compared = [(line, outcome) for line, outcome in outcomes if outcome in (EQUAL, NOTED, DIFFERS)]
+    by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
+    for line in plan.lines:
+        by_outcome.setdefault(verification.outcome_of(line), []).append(line.label)
+    equal, noted, differing = (by_outcome[outcome] for outcome in (EQUAL, NOTED, DIFFERS))
     said = []
-    if compared:
-        differing = [line.label for line, outcome in compared if outcome == DIFFERS]
-        count, total = len(compared) - len(differing), len(compared)
-        said.append(tr("Verified: {count} of {total} equal one device.", count=count, total=total))
-        if differing:
-            said.append(tr("These differ: {labels}.", labels="; ".join(differing)))
-    if verification.failure:
-        said.append(verification.failure)
-    return " ".join(said)
+    if total := len(equal) + len(noted) + len(differing):
+        said.append(tr("Verified: {count} of {total} equal one device.", count=len(equal), total=total))
+    if noted:
+        said.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
+    if differing:
+        said.append(tr("These differ: {labels}.", labels="; ".join(differing)))
+    return " ".join(filter(None, (*said, verification.failure)))

@@ -279,7 +279,7 @@ def _verified(race: Race) -> Iterator[str]:
     """How many compute what one device does; of each other one what it does instead."""
     verified = [entry for entry in race.field if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
     if verified:
-        count = sum(entry.verified_outcome != DIFFERS for entry in verified)
+        count = sum(entry.verified_outcome == EQUAL for entry in verified)
         yield tr("Verified: {count} of {total} equal one device.", count=count, total=len(verified))
     for entry in race.field:
         if entry.verified_outcome not in (None, EQUAL):
