@@ -67,7 +67,7 @@ class DraftPlan(Asker):
         self._asked = ""
         self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
         self._quiet.timeout.connect(self._ask)
-        self.verification = PlanVerification(self)
+        self.verification = PlanVerification(self, self)
         self.verification.changed.connect(self.changed)
         draft.changed.connect(self._follow)
         self._forget()

@@ -7,20 +7,35 @@ the plan. Read plan.py before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QObject, Signal
 
+from rankdeck.config import RunConfig
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
 from rankdeck.run.plan_lines import CANNOT, PlanLine
 from rankdeck.run.verified import DIFFERS
 from rankdeck_app.language import spoken, tr
-from rankdeck_app.state.plan_process import Asker
-
-if TYPE_CHECKING:
-    from rankdeck_app.state.plan import DraftPlan
+from rankdeck_app.state.plan_process import Asker, Planner
 
 PENDING = "pending"
+
+
+class Planned(Protocol):
+    """What is verified: a DraftPlan."""
+
+    devices: str | None
+
+    @property
+    def planner(self) -> Planner: ...
+    @property
+    def config(self) -> RunConfig | None: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def lines(self) -> list[PlanLine]: ...
 
 
 class PlanVerification(Asker):
@@ -28,8 +43,8 @@ class PlanVerification(Asker):
 
     changed = Signal()
 
-    def __init__(self, plan: DraftPlan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Planned, parent: QObject) -> None:
+        super().__init__(parent)
         self._plan = plan
         self._question = ""
         self._found: dict[tuple[str, str], PlanLine] = {}

@@ -161,7 +161,7 @@ def _losses(entry: RaceEntry) -> tuple[str, str, str, str]:
 
 
 def _tooltip(entry: RaceEntry) -> str:
-    said = [entry.label]
+    said = [", ".join(filter(None, (strategy_name(entry.predicted), options_text(entry.label))))]
     if entry.problem is not None:
         said.append(entry.problem.text())
     if entry.agreement is not None and entry.agreement.reason:
