@@ -117,8 +117,8 @@ class App:
         self._register_pages()
         self._register_views()
         found = (
-            self.lists, self.places, self.races, self.comparisons, self.whys, self.charts, self.times,
-            self.doctor,
+            self.lists, self.places, self.races, self.comparisons, self.cures, self.whys, self.charts,
+            self.times, self.doctor,
         )  # fmt: skip
         rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
         self.window.commands.register(*rows)

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.plan_lines import CANNOT, FITS
 from rankdeck_app.composition import App
+from rankdeck_app.state.plan_process import PlanProcess
 from rankdeck_app.views.plan.page import PlanPage
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
 
@@ -73,3 +74,20 @@ def test_every_strategy_of_a_small_model_is_answered(qtbot: QtBot, app: App) -> 
     cheapest, recommended, reason = page.plan.marks
     assert cheapest is not None and recommended is not None
     assert reason and reason in page.reason.text()
+
+
+def test_strategies_are_verified_by_real_ranks_until_that_is_cancelled(
+    qtbot: QtBot, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    app.window.commands["plan.verify"].run()
+    verification = app.session.plan.verification
+    wait_for(
+        lambda: any(verification.outcome_of(line) == "equal" for line in app.session.plan.lines),
+        PLAN_S,
+        "an answer",
+    )
+    app.window.editor.active_page().verify_button.click()  # type: ignore[union-attr, attr-defined]
+    assert not verification.is_running
+    wait_for(lambda: not list(tmp_path.glob("rankdeck-verify-*")), 30, "the end of its ranks")
+    wait_for(lambda: not verification.findChildren(PlanProcess), 30, "the end of its process")

@@ -5,12 +5,16 @@ says so without a run.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
+
+import pytest
 
 from rankdeck import events, rundir
 from rankdeck.rundir import EventReader, RunDir
-from tests.helpers.cli import rankdeck_here
+from tests.helpers.cli import rankdeck_here, start_rankdeck
 from tests.helpers.verifying import configuration
+from tests.helpers.waiting import wait_until
 
 
 def written(folder: Path, strategy: str = '{ use = "ddp" }', **changes: str) -> Path:
@@ -62,3 +66,15 @@ def test_a_resumed_run_is_verified_again_under_another_strategy_only(tmp_path: P
     rankdeck_here("resume", "kept", "--strategy", "fsdp", "--set", "train.steps=30", code=0)
     run = RunDir(Path(rankdeck_here("show", "kept", "--json", code=0).json["path"]))
     assert [len(verified_in(run, attempt)) for attempt in range(3)] == [1, 0, 1]
+
+
+DEVICES = ("--devices", "cpu:2", "--strategy", "ddp", "--json")
+
+
+@pytest.mark.parametrize("command", [("verify", "digits-mlp"), ("plan", "digits-mlp", "--verify")])
+def test_one_that_is_ended_leaves_neither_ranks_nor_files(tmp_path: Path, command: tuple[str, ...]) -> None:
+    with start_rankdeck(*command, *DEVICES, env={"TMPDIR": str(tmp_path)}) as verifying:
+        wait_until(lambda: list(tmp_path.glob("rankdeck-verify-*/*/guard.lock")))
+        verifying.send_signal(signal.SIGTERM)
+        assert verifying.wait(60) == 130
+    assert not list(tmp_path.glob("rankdeck-verify-*"))

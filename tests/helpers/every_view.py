@@ -44,6 +44,7 @@ from rankdeck_app.views.run_note import RunNote
 from tests.helpers.app_window import wait_for
 from tests.helpers.told_doctor import whole_look
 from tests.helpers.told_race import WrittenRace, entry
+from tests.helpers.verified import VERIFIED, raced_as
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
@@ -64,11 +65,17 @@ class EveryView:
         self.script.see(0)
         self.script.step(0, 1, [3.0, 2.0, 1.0])
         self.race = WrittenRace(runs)
-        self.race.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING), kind="virtual")
+        self.race.write(
+            entry(1, "single"),
+            raced_as("equal", entry(2, "fsdp")),
+            entry(3, "ddp", None, state=RUNNING),
+            kind="virtual",
+        )
 
     @staticmethod
     def _trained(run: WrittenRun) -> WrittenRun:
         run.begin(1, device_infos(4), steps=40)
+        run.writer("rank-0").write(VERIFIED["noted"])
         run.steps(0, 1, [4.0 - 0.1 * step for step in range(30)])
         lead = {"parameters": 20 * MIB, "activations": 60 * MIB, "gathered": 200 * MIB}
         rest = {"parameters": 20 * MIB, "activations": 60 * MIB}

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.compare.naming import RunAt
 from rankdeck.config import RunConfig
 from rankdeck.config.cures import STRATEGY, cured, options_of
 from rankdeck.run.row import RESUMABLE
 from rankdeck.run.ways_out import cure_name
+from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
@@ -59,6 +61,15 @@ class Cures(QObject):
         tabs.open_runs.opened.connect(lambda run: run.outcome_changed.connect(self.changed))
         tabs.open_runs.closed.connect(session.cured_plans.forget)
         window.closing.connect(self._close)
+
+    def rows(self) -> list[Command]:
+        words = phrase("Run: Use the Fix of This Run")
+        return [Command("run.cure", words, self._take_active, when="activeRunCure", menu="Run/3_this")]
+
+    def _take_active(self) -> None:
+        run = self._tabs.active()
+        if run is not None and run.cure:
+            self.take(run.run.path, run.cure)
 
     def of(self, entry: ListedProblem) -> list[Remedy]:
         """The button that takes an entry's cure; none where it has none that a run could take."""

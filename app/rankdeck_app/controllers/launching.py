@@ -28,6 +28,7 @@ from rankdeck_app.state.device_choice import place_of
 from rankdeck_app.state.draft import Snapshot
 from rankdeck_app.state.engine_process import NOT_SHOWN, Launch
 from rankdeck_app.state.missing_gpus import missing_gpu
+from rankdeck_app.state.plan_words import strategy_name
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.state.suggestion import Suggestion
@@ -116,7 +117,15 @@ class Launching(QObject):
     def launch_draft(self) -> None:
         config = self._session.draft.config
         if not self.is_blocked() and config is not None:
+            self._warn_of_difference()
             self.launch(config)
+
+    def _warn_of_difference(self) -> None:
+        """What is launched was found to compute something else than one device."""
+        plan, line = self._session.plan, self._session.plan.chosen
+        if line is not None and plan.verification.differs(line):
+            words = {"strategy": strategy_name(line), "found": plan.verification.text_of(line)}
+            self._window.toasts.warn(tr("{strategy}: {found}.", **words))
 
     def is_blocked(self) -> bool:
         """Whether something stands in the way of a launch, which is told then."""

@@ -168,6 +168,7 @@ class RunTabs(QObject):
                 "activeRunScript": is_script,
                 "activeRunResumable": not is_script and outcome in RESUMABLE,
                 "activeRunAgain": run is not None and run.is_over,
+                "activeRunCure": run is not None and run.is_over and bool(run.cure),
                 "activeRunOutOfMemory": run is not None and any(map(is_out_of_memory, run.problems)),
             }
         )

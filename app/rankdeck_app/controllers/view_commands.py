@@ -138,6 +138,13 @@ class AppCommands:
             row("devices.show", phrase("View: Devices"), self.watch.show, ("Ctrl+Shift+D",)),
             row("plan.show", phrase("View: VRAM Plan"), self.show_plan, ("Ctrl+K V",)),
             Command(
+                "plan.verify",
+                phrase("Run: Verify Strategies"),
+                self.verify_plan,
+                ("Ctrl+K Ctrl+V",),
+                menu="Run/2_configure",
+            ),
+            Command(
                 "strategy.explain",
                 phrase("Help: Explain a Strategy…"),
                 lambda: self._pick_strategy(self.explain_strategy, tr("Which strategy?")),
@@ -278,6 +285,14 @@ class AppCommands:
     def show_plan(self) -> None:
         """What every strategy would need."""
         self.window.editor.open("plan:")
+
+    def verify_plan(self) -> None:
+        """Whether every strategy computes what one device does, on the page of the plan."""
+        from rankdeck_app.views.plan.page import PlanPage
+
+        page = self.window.editor.open("plan:")
+        if isinstance(page, PlanPage):
+            page.verify()
 
     # Files and folders
 

@@ -23,6 +23,7 @@ from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Asker, Planner
+from rankdeck_app.state.plan_verification import PlanVerification
 from rankdeck_app.state.plan_words import asked_target_text, target_text
 from rankdeck_app.state.toml_writing import Place
 
@@ -31,7 +32,7 @@ _ALL = "all"
 # What the planner has advice for, when it is the configuration's own.
 _ADVISED = (TIGHT, DOES_NOT_FIT)
 # Neither changes what a step holds.
-_IRRELEVANT = {"": ("name", "strategy", "launch"), "train": ("steps", "seed", "evaluate_every")}
+_IRRELEVANT = {"": ("name", "strategy", "launch"), "train": ("steps", "seed", "evaluate_every", "verify")}
 
 
 @dataclass
@@ -66,10 +67,17 @@ class DraftPlan(Asker):
         self._asked = ""
         self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
         self._quiet.timeout.connect(self._ask)
+        self.verification = PlanVerification(self, self)
+        self.verification.changed.connect(self.changed)
         draft.changed.connect(self._follow)
         self._forget()
 
     # What is known
+
+    @property
+    def config(self) -> RunConfig | None:
+        """That of the draft, None while it has problems."""
+        return self._draft.config
 
     @property
     def lines(self) -> list[PlanLine]:
@@ -155,6 +163,7 @@ class DraftPlan(Asker):
         if devices != self.devices:
             self.devices = devices
             self._forget()
+            self.verification.follow()
             self._ask_soon()
 
     def ask_again(self) -> None:
@@ -172,12 +181,14 @@ class DraftPlan(Asker):
     def close(self) -> None:
         self._quiet.stop()
         self._wants_all = self._wants_chosen = False
+        self.verification.close()
         self._end_processes()
 
     def _follow(self) -> None:
         """The draft is another: answers to the old form go at once, the new question waits for quiet."""
-        if self._question_now() != self._question:
+        if self.question != self._question:
             self._forget()
+            self.verification.follow()
         self._ask_soon()
 
     def _look_at_trust(self, then: Callable[[], object]) -> None:
@@ -202,7 +213,8 @@ class DraftPlan(Asker):
             self._quiet.start()
         self.changed.emit()
 
-    def _question_now(self) -> str:
+    @property
+    def question(self) -> str:
         """Everything that the answers depend on, in one string."""
         tables = relevant_tables(self._draft.tables)
         return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
@@ -211,7 +223,7 @@ class DraftPlan(Asker):
         """Rows stay where they were, awaited anew."""
         self._quiet.stop()
         self._drop_process()
-        self._question = self._question_now()
+        self._question = self.question
         self._has_all = False
         self._answered.clear()
         self._failure, self.advice = "", []

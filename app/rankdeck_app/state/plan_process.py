@@ -30,6 +30,9 @@ from rankdeck_app.state.workspace import Workspace
 # The planner gives up on a strategy by itself; a silence so much longer is a planner that hangs.
 _BEYOND_S = 60.0
 SILENCE_MS = int((PLAN_TIMEOUT_S + _BEYOND_S) * 1000)
+_VERIFYING_MS = 1_800_000
+"""Two steps over whole batches may take long, and can be cancelled."""
+_GRACE_MS = 10_000
 _NICENESS = 10
 
 
@@ -52,10 +55,13 @@ class PlanProcess(Stream):
         prepare: Callable[[], object] = lambda: None,
         over: Callable[[], object] = lambda: None,
         silence_ms: int = SILENCE_MS,
+        has_ranks: bool = False,
     ) -> None:
-        """A command of the engine that plans; `over` is called when its process is gone."""
+        """A command of the engine that plans; `over` is called when its process is gone. One that `has_ranks`
+        is asked to end them and to remove what they wrote."""
         super().__init__(python, arguments, folder, parent, disk=disk, prepare=prepare)
         self._over = over
+        self._has_ranks = has_ranks
         if sys.platform != "win32":
             session = QProcess.UnixProcessParameters()
             session.flags = QProcess.UnixProcessFlag.CreateNewSession
@@ -73,11 +79,15 @@ class PlanProcess(Stream):
         self._patience.start()
         super().start()
 
-    def end(self) -> None:
-        """Stop it now, with its children; no more lines come."""
+    def end(self, *, now: bool = False) -> None:
+        """Stop it, with its children; no more lines come. `now` leaves no time to clean up."""
         self._is_over = True
         self._patience.stop()
-        self._kill()
+        if self._has_ranks and self._leader and self.is_running and not now:
+            self.process.terminate()
+            self._patience.start(_GRACE_MS)
+        else:
+            self._kill()
 
     def _started(self) -> None:
         self._leader = self.pid
@@ -160,7 +170,9 @@ class Asker(QObject):
         """Whoever asks goes: nothing that was asked goes on after this."""
         self._drop_process()
         for process in self.findChildren(PlanProcess):
-            process.wait(2000)
+            if not process.wait(2000):
+                process.end(now=True)
+                process.wait(2000)
 
 
 @dataclass(frozen=True)
@@ -203,12 +215,27 @@ class Planner:
     ) -> PlanProcess:
         """A question, not started yet. `devices` None means the configuration's own; with `movement` the
         answer has what moves in a step."""
+        more = ["--movement"] if movement else []
+        return self._of_config(config, strategy, devices, parent, more)
+
+    def verify(self, config: RunConfig, devices: str | None, parent: QObject) -> PlanProcess:
+        """As `ask` for all strategies, where each answer says whether it computes what one device does."""
+        return self._of_config(config, "all", devices, parent, ["--verify"], has_ranks=True)
+
+    def _of_config(
+        self,
+        config: RunConfig,
+        strategy: str,
+        devices: str | None,
+        parent: QObject,
+        more: Sequence[str],
+        *,
+        has_ranks: bool = False,
+    ) -> PlanProcess:
         file = self.engine.config_file()
-        arguments = ["plan", str(file), "--json", "--strategy", strategy]
+        arguments = ["plan", str(file), "--json", "--strategy", strategy, *more]
         if devices is not None:
             arguments += ["--devices", devices]
-        if movement:
-            arguments.append("--movement")
         timeout_s = self.timeout_s()
         if timeout_s != PLAN_TIMEOUT_S:
             arguments += ["--timeout", f"{timeout_s:g}"]
@@ -220,7 +247,8 @@ class Planner:
             disk=self.engine.disk,
             prepare=partial(write_config, file, config.to_toml()),
             over=partial(self.engine.remove, file),
-            silence_ms=int((timeout_s + _BEYOND_S) * 1000),
+            silence_ms=_VERIFYING_MS if has_ranks else int((timeout_s + _BEYOND_S) * 1000),
+            has_ranks=has_ranks,
         )
 
     def ways_out(self, run: Path, parent: QObject) -> PlanProcess:

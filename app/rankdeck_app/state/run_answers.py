@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
@@ -158,6 +159,12 @@ class RunAnswers:
     def problems(self) -> list[Problem]:
         """What was raised, and what of the events could not be written or read; in the window's words."""
         return [in_words(problem) for problem in (*self.fold.problems, *self._own_problems)]
+
+    @property
+    def cure(self) -> Mapping[str, Any]:
+        """What would mend what a configured run ended with: that of the first error that has one."""
+        errors = (problem for problem in self.fold.problems if problem.severity == "error")
+        return {} if self.config is None else next((one.cure for one in errors if one.cure), {})
 
     @property
     def started(self) -> float | None:

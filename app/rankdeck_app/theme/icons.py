@@ -88,6 +88,7 @@ CODEPOINTS: dict[str, int] = {
     "table": 0xEBB7,
     "type-hierarchy": 0xEBB9,
     "type-hierarchy-sub": 0xEBBA,
+    "verified": 0xEB77,
     "versions": 0xEB78,
     "warning": 0xEA6C,
     "zoom-in": 0xEB81,

@@ -54,6 +54,7 @@ class ChartColors:
         color = theme.color
         self.foreground = color("foreground")
         self.muted = color("descriptionForeground")
+        self.ok = color("rankdeck.ok")
         self.trouble = color("errorForeground")
         self.border = color("rankdeck.card.border")
         self.card = color("rankdeck.card.background")
@@ -77,8 +78,8 @@ class ChartColors:
         self.heat = [color(f"rankdeck.heat.{level}") for level in range(5)]
 
     def of_tone(self, tone: str) -> QColor:
-        """The ink of a reading: "" | muted | hot | error."""
-        tones = {"muted": self.muted, "hot": self.lead_text, "error": self.trouble}
+        """The ink of a reading: "" | muted | ok | hot | error."""
+        tones = {"muted": self.muted, "ok": self.ok, "hot": self.lead_text, "error": self.trouble}
         return tones.get(tone, self.foreground)
 
     def of_curve(self, tone: str) -> tuple[QColor, QColor]:

@@ -20,13 +20,15 @@ _PX = 12
 
 @dataclass(frozen=True)
 class Fact:
-    """`name` says what it is, to a screen reader and in the tooltip; `more` is what the line leaves out."""
+    """`name` says what it is, to a screen reader and in the tooltip; `more` is what the line leaves out.
+    `tone` is one of ChartColors.of_tone; what is ok has its colour in the symbol alone.
+    """
 
     icon: str
     name: str
     text: str
     more: str = ""
-    is_hot: bool = False
+    tone: str = ""
 
 
 class FactsLine(Chart[tuple[Fact, ...]]):
@@ -54,10 +56,10 @@ class FactsLine(Chart[tuple[Fact, ...]]):
             room = self.width() - left - _ICON - 5
             if room < 40:
                 break
-            ink = colors.lead_text if fact.is_hot else colors.muted
+            ink = colors.of_tone(fact.tone or "muted")
             draw_icon(painter, fact.icon, QRectF(left, (HEIGHT - _ICON) / 2, _ICON, _ICON), ink)
+            ink = colors.foreground if fact.tone == "ok" else colors.of_tone(fact.tone)
             box = QRectF(left + _ICON + 5, 0, room, HEIGHT)
-            ink = colors.lead_text if fact.is_hot else colors.foreground
             paint_text(painter, box, fact.text, ink, _PX, elide=Qt.TextElideMode.ElideRight)
             left += _ICON + 5 + metrics.horizontalAdvance(fact.text) + _GAP
 

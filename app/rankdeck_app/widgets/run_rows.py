@@ -59,6 +59,7 @@ _NAMED = (
     marked("Loss parallel"), marked("Data"), marked("Shard"), marked("Stage"), marked("Tensor"),
     marked("Workers"), marked("Pin memory"), marked("Order"), marked("Longest"), marked("Capacity"),
     marked("Steps"), marked("Epochs"), marked("Seed"), marked("Precision"), marked("Allow tf32"),
+    marked("Verify"),
 )  # fmt: skip
 """What the other options are called, as `label_of` says it, for translators."""
 
@@ -135,7 +136,7 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
         _use_row(schedule, tr("Schedule"), SCHEDULES, "constant"),
         *_args(schedule, SCHEDULES, _use(draft, schedule, "constant")),
         *_named(TrainConfig, "train", "epochs", "accumulate", "seed", "clip_norm", "evaluate_every"),
-        *_named(TrainConfig, "train", "activation_checkpointing", "allow_tf32"),
+        *_named(TrainConfig, "train", "activation_checkpointing", "allow_tf32", "verify"),
         *_named(DataConfig, "data", "order", "last", "workers", "pin_memory", "longest"),
         *_named(RehearsalConfig, "rehearsal", "capacity"),
         *_named(LaunchConfig, "launch", "timeout_s"),

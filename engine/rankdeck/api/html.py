@@ -36,6 +36,8 @@ def _rows(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if first is not None and last is not None:
         at = f" at step {facts['loss_step']}" if facts["loss_step"] not in (None, facts["steps"]) else ""
         yield "loss", f"{first:.4f} to {last:.4f}{at}"
+    if facts["verified"]:
+        yield "one device", facts["verified"]["text"]
     if facts["samples_per_s"] is not None:
         yield "speed", f"{format_count(facts['samples_per_s'])} samples/s"
     for device in facts["devices"]:

@@ -23,6 +23,7 @@ from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
 from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.run.summary import problems_of, summarise
+from rankdeck.run.verified import verified_facts
 from rankdeck.rundir import EventReader, RunDir, attempt_of
 
 if TYPE_CHECKING:
@@ -177,6 +178,13 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What `rankdeck show --json` tells."""
         return summarise(self._dir, self._figures.refresh().fold)
+
+    @property
+    def verified(self) -> dict[str, Any] | None:
+        """Whether it computes what one device does, as the check before its first step found: outcome, cause,
+        names, largest, precision, samples, seconds, text. None where there was no check."""
+        found = self._figures.refresh().fold.verified
+        return None if found is None else verified_facts(found)
 
     @property
     def problems(self) -> list[Problem]:

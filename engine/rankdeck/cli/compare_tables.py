@@ -17,7 +17,7 @@ from rankdeck.compare.curves import LossLine
 from rankdeck.compare.differences import Difference
 from rankdeck.compare.ranking import of_two_kinds
 from rankdeck.compare.table import Comparison, FigureRow
-from rankdeck.compare.words import UNKNOWN, devices_in_words, shortened, strategy_in_words
+from rankdeck.compare.words import TEXT, UNKNOWN, devices_in_words, shortened, strategy_in_words
 
 _NUM_PLACES = 5
 _LONGEST_VALUE = 200
@@ -78,8 +78,9 @@ def _cell(row: FigureRow, place: int) -> Text:
     is_best = place in row.best
     words = Text(row.cell(place), style="bold green" if is_best else "")
     words.append(f" {_BEST}" if is_best else "")
-    if row.differences[place]:
-        words.append(f"  {row.differences[place]}", style="dim not bold")
+    behind = row.more(place) if row.unit == TEXT else row.differences[place]
+    if behind:
+        words.append(f"  {behind}", style="dim not bold")
     return words
 
 

@@ -13,6 +13,7 @@ from rankdeck.cli.words import evaluation_in_words, loss_in_words, progress_of_s
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
 from rankdeck.run.left_out import left_out_in_words
+from rankdeck.run.verified import verified_text
 
 EVERY_S = 1.0
 
@@ -35,6 +36,8 @@ class PlainLines(Display):
                 self.say(
                     ", ".join(filter(None, (event.phase, left_out_in_words(event.samples, event.left_out))))
                 )
+            case events.Verified():
+                self.say(verified_text(event))
             case events.Evaluation():
                 self._progress(fold, up_to=event.step)
                 self.say(evaluation_in_words(event))

@@ -29,6 +29,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
+from rankdeck.run.verified import verified_text
 from rankdeck.rundir import RunDir
 
 REDRAW_S = 0.125
@@ -60,6 +61,8 @@ class LiveDisplay(Display):
 
     def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         match event:
+            case events.Verified():
+                self.say(verified_text(event))
             case events.Evaluation():
                 self.say(evaluation_in_words(event))
             case events.ProblemRaised():

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from rankdeck.run.plan_lines import PlanLine
     from rankdeck.rundir import RunDir
 
+Verified = Annotated[
+    bool, typer.Option("--verify", help="Compare two steps of each strategy with one device, too.")
+]
+
 
 def plan(
     config: Annotated[
@@ -51,9 +55,7 @@ def plan(
     movement: Annotated[
         bool, typer.Option("--movement", help="Say what moves between devices in one step, too.")
     ] = False,
-    verified: Annotated[
-        bool, typer.Option("--verify", help="Compare two steps of each strategy with one device, too.")
-    ] = False,
+    verified: Verified = False,
     timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=1, help="How long each row may take, by the clock."),
@@ -92,16 +94,18 @@ def plan(
 def _verified(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) -> Iterator[PlanLine]:
     """The lines, each with what a rehearsal of its strategy on as many virtual devices says of it."""
     from rankdeck.base.phrases import Said
+    from rankdeck.cli.until_end import term_interrupts
     from rankdeck.launch.verifying import verifications
     from rankdeck.run.plan_lines import CANNOT
 
     rehearsal = config.model_copy(update={"devices": DevicesConfig(use=f"cpu:{num_devices}")})
-    for line in lines:
-        if line.verdict != CANNOT and line.advice is None:
-            for _, found in verifications(rehearsal, [line], command_line=sys.argv):
-                line.verified, line.verified_outcome = str(found.text), found.outcome
-                line.phrases[line.verified] = Said(found.text.template, found.text.plain_arguments())
-        yield line
+    with term_interrupts():  # ranks are ended, and their files removed
+        for line in lines:
+            if line.verdict != CANNOT and line.advice is None:
+                for _, found in verifications(rehearsal, [line], command_line=sys.argv):
+                    line.verified, line.verified_outcome = str(found.text), found.outcome
+                    line.phrases[line.verified] = Said(found.text.template, found.text.plain_arguments())
+            yield line
 
 
 def _warn_of_torch() -> None:

@@ -25,6 +25,7 @@ from rankdeck.run.race import (
     RaceEntry,
 )
 from rankdeck.run.race_verdicts import STRICT_STEPS
+from rankdeck.run.verified import EQUAL, NOTED, OUTCOME_WORDS, UNCHECKED
 from rankdeck.rundir import RaceDir
 
 _LABEL_WIDTH = 40
@@ -107,7 +108,7 @@ def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> No
 
 
 def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
-    table = empty_table()
+    table, has_verified = empty_table(), any(entry.verified_outcome for entry in timed)
     for heading, justify in (
         ("", "right"),
         ("strategy", "left"),
@@ -116,6 +117,7 @@ def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
         ("samples/s", "right"),
         ("sent a step", "right"),
         ("losses", "left"),
+        *([("one device", "left")] if has_verified else []),
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for entry in timed:
@@ -128,8 +130,15 @@ def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
             _rate(entry),
             size_in_words(None if entry.measured is None else entry.measured.sent_bytes),
             _agreement(entry.agreement),
+            *([_verified(entry)] if has_verified else []),
         )
     return table
+
+
+def _verified(entry: RaceEntry) -> Text:
+    outcome = entry.verified_outcome or ""
+    style = "green" if outcome == EQUAL else "yellow" if outcome == UNCHECKED else ""
+    return Text(OUTCOME_WORDS.get(outcome, UNKNOWN), style=style)
 
 
 def _memory(timed: Iterable[RaceEntry]) -> Table:
@@ -160,6 +169,9 @@ def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
     elif race.outcome == "lost":
         yield "lost", "Whoever raced was ended in the middle; what was measured until then is kept."
     yield from _words_of_losses(race)
+    for entry in race.field:
+        if entry.verified_outcome in (NOTED, UNCHECKED):
+            yield "one device", f"{entry.label}: {entry.verified}"
     for note in verdicts.notes:
         yield "drift", note
     best = race.entry(verdicts.fastest)

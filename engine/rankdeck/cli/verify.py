@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Overrides, load_config
+from rankdeck.run.verified import DIFFERS, EQUAL, NOTED, UNCHECKED
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rankdeck.planner.candidates import Candidate
 
 _LABEL_WIDTH = 34
-_STYLES = {"equal": "green", "noted": "green", "differs": "bold red", "unchecked": "yellow"}
+_STYLES = {EQUAL: "green", NOTED: "green", DIFFERS: "bold red", UNCHECKED: "yellow"}
 
 
 def verify(
@@ -39,13 +40,15 @@ def verify(
     for another reason than its nature, or the configuration's own cannot run.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
+    from rankdeck.cli.until_end import term_interrupts
     from rankdeck.launch.verifying import verifications
 
     exit_code = 0
-    for row, found in verifications(chosen, _rows(chosen, strategy), command_line=sys.argv):
-        is_own = found.outcome == "failed" and row.configured
-        exit_code = exit_code or int(found.outcome == "differs" or is_own)
-        _show(row, found, as_json=as_json)
+    with term_interrupts():
+        for row, found in verifications(chosen, _rows(chosen, strategy), command_line=sys.argv):
+            is_own = found.outcome == "failed" and row.configured
+            exit_code = exit_code or int(found.outcome == DIFFERS or is_own)
+            _show(row, found, as_json=as_json)
     return exit_code
 
 

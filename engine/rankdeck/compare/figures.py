@@ -23,6 +23,7 @@ from rankdeck.run.breakdown import highest_of
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
 from rankdeck.run.series import Curve
+from rankdeck.run.verified import verified_cell, verified_more
 
 _NEWEST_STEPS = 1 << 14
 """Of so many steps the spread of step times is told."""
@@ -34,12 +35,15 @@ SENT = "sent:"
 @dataclass(frozen=True)
 class Figure:
     """One number. `step`: the step that it is of, where that is not the last one; `low` and `high`: the
-    middle half of the values that it stands for."""
+    middle half of the values that it stands for. Where words say more than the number they are in `text`, and
+    `more` stands behind them."""
 
     value: float
     step: int | None = None
     low: float | None = None
     high: float | None = None
+    text: str = ""
+    more: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
     """What is known of a run, or of an attempt that was folded alone."""
     started, lead = fold.started, fold.script.lead
     devices = [device for device in fold.devices.values() if device.info is not None]
-    figures = dict(_steps(fold)) | dict(_losses(fold)) | dict(_speed(fold))
+    figures = dict(_steps(fold)) | dict(_losses(fold)) | dict(_verified(fold)) | dict(_speed(fold))
     figures |= dict(_memory(fold, background)) | dict(_communication(fold))
     return ComparedRun(
         at=at,
@@ -191,6 +195,12 @@ def _lowest(curve: Curve) -> Figure | None:
         return None
     place = known[int(np.argmin(window.low[known]))]
     return Figure(float(window.low[place]), int(window.x[place]))
+
+
+def _verified(fold: Fold) -> Found:
+    if (found := fold.verified) is not None:
+        largest = math.nan if found.largest is None else found.largest
+        yield "verified", Figure(largest, text=verified_cell(found), more=verified_more(found))
 
 
 def _mean(curve: Curve, first: int, last: int) -> float | None:

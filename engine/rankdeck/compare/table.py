@@ -17,6 +17,7 @@ from rankdeck.compare import differences, ranking, words
 from rankdeck.compare.differences import Difference
 from rankdeck.compare.figures import SENT, ComparedRun, Figure
 from rankdeck.run.plan_lines import PREDICTED
+from rankdeck.run.verified import ONE_DEVICE
 
 LESS, MORE = "less", "more"
 
@@ -40,6 +41,7 @@ ROWS: dict[str, tuple[RowKind, ...]] = {
         RowKind("held_out", phrase("Held-out loss"), words.LOSS, LESS, ranking.LAST_LOSS),
         RowKind("best_held_out", phrase("Best held-out loss"), words.LOSS, LESS, ranking.LOSS),
         RowKind("accuracy", phrase("Held-out accuracy"), words.ACCURACY, MORE, ranking.LAST_LOSS),
+        RowKind("verified", phrase(ONE_DEVICE), words.TEXT),
     ),
     phrase("Speed"): (
         RowKind("samples_per_s", phrase("Samples/s"), words.RATE, MORE, ranking.TIME),

@@ -15,8 +15,8 @@ SAME = phrase("same")
 _NOISE = 5e-4
 """Figures that differ by less than this share are not told apart: losses of strategies that compute the same
 differ by the order of their sums."""
-COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY = (
-    "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy",
+COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY, TEXT = (
+    "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy", "text",
 )  # fmt: skip
 """What a figure is of."""
 BESIDE = "{before} / {one}"
@@ -27,6 +27,8 @@ def in_words(unit: str, figure: Figure | None) -> str:
     if figure is None:
         return UNKNOWN
     value = figure.value
+    if unit == TEXT:
+        return figure.text
     return {
         COUNT: format_count,
         LOSS: format_loss,
@@ -42,8 +44,8 @@ def in_words(unit: str, figure: Figure | None) -> str:
 
 def more_of(unit: str, figure: Figure | None) -> str:
     """What stands behind it, smaller: the step that it is of, or the middle half of its values."""
-    if figure is None:
-        return ""
+    if figure is None or unit == TEXT:
+        return "" if figure is None else figure.more
     if figure.step is not None:
         return phrase("at step {step}", step=format_count(figure.step))
     if figure.low is not None and figure.high is not None:

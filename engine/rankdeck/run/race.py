@@ -78,8 +78,9 @@ class RaceEntry(Telling, kw_only=True):
 
     `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
     from 1, and entries that are not told apart share one. `repeats` is the number of the entry that this one
-    repeats to see the machine drift. `seen` are codes and words of what the run told of itself,
-    and `verified` says what the check before its first step found.
+    repeats to see the machine drift. `seen` are codes and words of what the run told of itself.
+    `verified` says what the check before its first step found, and `verified_outcome` is that of
+    events.Verified.
     """
 
     number: int
@@ -96,6 +97,7 @@ class RaceEntry(Telling, kw_only=True):
     repeats: int | None = None
     seen: dict[str, str] = msgspec.field(default_factory=dict)
     verified: str = ""
+    verified_outcome: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

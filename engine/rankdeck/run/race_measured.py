@@ -39,7 +39,7 @@ def finish(race: Race, entry: RaceEntry, run: RunDir, fold: Fold, seconds: float
     }
     if fold.verified is not None:
         said = verified_text(fold.verified)
-        entry.verified = str(said)
+        entry.verified, entry.verified_outcome = str(said), fold.verified.outcome
         entry.phrases |= {str(said): Said(said.template, said.plain_arguments())}
     if entry.state == COMPLETED:
         entry.measured = _measured(race, fold, seconds)

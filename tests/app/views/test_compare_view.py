@@ -19,10 +19,12 @@ from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.table import letter_of
 from rankdeck_app.composition import App
 from rankdeck_app.shell.palette import MAX_ROWS
+from rankdeck_app.views.compare import compare_figures
 from rankdeck_app.views.compare.page import ComparePage
 from rankdeck_app.views.compare.side_bar import CompareView
 from rankdeck_app.widgets.side_by_side import SideFigure
 from tests.helpers.app_window import open_run, settle, wait_for
+from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 MakeApp = Callable[[], App]
@@ -405,3 +407,18 @@ def _is_aligned(page: ComparePage) -> None:
         assert right == left(page.chips) + page.chips.width()
     boxes = [card.geometry() for card in cards]
     assert not [1 for at, box in enumerate(boxes) for other in boxes[:at] if box.intersects(other)]
+
+
+def test_words_of_a_row_stand_in_the_table_and_in_its_export(make_app: MakeApp) -> None:
+    both = [written("one", over=False), written("two", over=False)]
+    both[0].writer("rank-0").write(VERIFIED["equal"])
+    for run in both:
+        run.end()
+    comparison = opened(make_app(), *(run.path for run in both)).comparing.comparison
+    assert comparison is not None
+    (line,) = [line for line in compare_figures.figures(comparison).lines if line.label == "One device"]
+    known, unknown = line.cells
+    assert (known.text, known.below) == ("equal", "largest difference 6e-16")
+    assert unknown.text == "–" and unknown.is_dim
+    rows = [row for row in compare_figures.figures_rows(comparison) if row[1] == "One device"]
+    assert [list(row[3:]) for row in rows] == [["equal", ""]]

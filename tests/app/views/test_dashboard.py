@@ -17,6 +17,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
+from rankdeck.run.verified import verified_text
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.card_layouts import CardLayouts
 from rankdeck_app.state.draft import Draft
@@ -27,6 +28,7 @@ from rankdeck_app.views.dashboard import run_figures, run_rows, run_tab
 from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.dashboard.run_tab import page_id
 from tests.helpers.told_plan import idle_plan
+from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 LEAD = {"parameters": 21 * MIB, "activations": 60 * MIB, "gathered": 205 * MIB}
@@ -495,3 +497,38 @@ def test_a_tab_opens_before_its_plots_are_made_and_what_is_not_shown_never_is(
     assert page.cards["lr"].made_body is None and page.cards["norm"].made_body is None
     page.grid.show_card("lr")
     qtbot.waitUntil(lambda: page.cards["lr"].made_body is not None)
+
+
+@pytest.mark.parametrize("outcome", VERIFIED)
+def test_the_header_says_whether_the_run_equals_one_device(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], outcome: str
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.step == 40)
+    assert not page._facts.isVisible(), "of a run without a check nothing is said"
+    written.writer("rank-0").write(VERIFIED[outcome])
+    qtbot.waitUntil(lambda: page._facts.isVisible())
+    (fact,) = page._facts.figure
+    assert fact.text == verified_text(VERIFIED[outcome])
+    assert (fact.tone == "error") == (outcome == "differs") and (fact.tone == "ok") == (outcome == "equal")
+    assert fact.text in page._facts.accessibleDescription()
+    said = page._facts.tooltip_at(1, 1)
+    assert ("two steps of 32 samples in fp64" in said) == (outcome != "unchecked")
+    page.grab()
+
+
+def test_a_run_that_was_refused_offers_its_fix(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    written.begin(devices=device_infos(4), steps=100)
+    written.writer("rank-0").write(VERIFIED["differs"])
+    refused = Problem("differs-from-one-device", "The model mixes samples.", advice="Use model.")
+    written.writer("supervisor").write(
+        events.ProblemRaised(problem=refused.but(cure={"strategy.use": "model"}))
+    )
+    written.end("failed", 2)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._banner.text == "The model mixes samples.\nUse model.")
+    assert page._banner.buttons[0].text() == "Use Model parallel"
+    assert page.tab_actions()[0].command == "run.cure"

@@ -27,6 +27,7 @@ from rankdeck_app.views.plan.row_delegate import INDEX_HEIGHT, bar_sizes, labell
 from rankdeck_app.views.plan.table import Columns
 from rankdeck_app.views.plan.target import OWN_DEVICES
 from tests.helpers.told_plan import GIB, PlanWorld, line
+from tests.helpers.verified import verified_as
 
 WAIT_MS = 10_000
 
@@ -373,3 +374,66 @@ def test_the_plan_is_in_the_palette_and_the_view_menu(app: App) -> None:
     assert command.menu.startswith("View/") and command.palette
     command.run()
     assert isinstance(app.window.editor.active_page(), PlanPage)
+
+
+# Whether strategies compute what one device does
+
+
+def test_a_row_says_whether_it_equals_one_device(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
+    answered(qtbot, world, page, [line("ddp", configured=True), line("fsdp"), line("dp"), line("model")])
+    assert page.verify_button.text() == "Verify" and page.verify_button.isEnabled()
+    world.tell([verified_as("equal", line("ddp")), verified_as("differs", line("fsdp"))], then="hang")
+    page.verify_button.setFocus()
+    qtbot.keyClick(page.verify_button, Qt.Key.Key_Space)
+    qtbot.waitUntil(lambda: page.table.rows.figures[2].verified == "differs", timeout=WAIT_MS)
+    by_title = {figure.title: figure for figure in page.table.rows.figures}
+    assert by_title["DP"].verified_word == "verifying…"
+    assert by_title["DDP"].verified_word == "equal" and "One device: equal" in by_title["DDP"].description
+    assert "Differs from one device: head.weight, head.bias" in by_title["FSDP"].tooltip
+    assert page.verify_button.text() == "Cancel Verifying"
+    qtbot.keyClick(page.verify_button, Qt.Key.Key_Space)
+    assert page.table.rows.figures[0].verified_word == "" and page.verify_button.text() == "Verify"
+    page.grab()  # every sign is painted
+    assert page.reason.text().endswith("Verified: 1 of 2 equal one device. These differ: fsdp.")
+    rows = list(plan_figures.csv_rows(world.plan))
+    assert rows[0][-1] == "one_device" and any("Differs from one device" in str(row[-1]) for row in rows)
+
+
+def test_what_stands_in_the_way_of_verifying_is_said(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
+    world.draft.set_value(("train", "global_batch"), -1)
+    page.show()
+    assert not page.verify_button.isEnabled() and "global_batch" in page.verify_button.toolTip()
+
+
+def test_a_strategy_that_differs_is_warned_of_where_it_is_launched(
+    qtbot: QtBot, world: PlanWorld, footer: LaunchFooter
+) -> None:
+    world.tell([verified_as("differs", line("ddp", configured=True))])
+    world.plan.want_all(True)
+    qtbot.waitUntil(lambda: world.plan.is_complete, timeout=WAIT_MS)
+    assert "Differs" not in footer.estimate.accessibleName()
+    world.plan.verification.start()
+    qtbot.waitUntil(lambda: not world.plan.verification.is_running, timeout=WAIT_MS)
+    assert "Differs from one device: head.weight, head.bias" in footer.estimate.accessibleName()
+
+
+def test_launching_what_differs_is_warned_of_once_more(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, launched, warned = app.session.plan, list[object](), list[str]()
+    differing = verified_as("differs", line(plan.chosen_strategy, configured=True))
+    monkeypatch.setattr(type(plan), "chosen", property(lambda _: differing))
+    monkeypatch.setattr(plan.verification, "_found_of", lambda _: differing)
+    monkeypatch.setattr(app.launching, "launch", launched.append)
+    monkeypatch.setattr(app.window.toasts, "warn", warned.append)
+    app.launching.launch_draft()
+    assert launched and warned == ["DP: Differs from one device: head.weight, head.bias."]
+
+
+def test_verifying_is_a_command_that_opens_the_plan(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[bool]()
+    monkeypatch.setattr(app.session.plan, "ask_again", lambda: begun.append(False))
+    monkeypatch.setattr(app.session.plan.verification, "start", lambda: begun.append(True))
+    command = app.window.commands["plan.verify"]
+    assert command.palette and command.keys
+    command.run()
+    assert isinstance(app.window.editor.active_page(), PlanPage)
+    assert begun == [False, True], "what is not planned yet is planned, too"

@@ -22,6 +22,7 @@ from rankdeck_app.views.race.page import RacePage
 from rankdeck_app.views.race.row_delegate import ROW_HEIGHT, RaceColumns
 from tests.helpers.app_window import open_run, settle
 from tests.helpers.told_race import WrittenRace, entry, judged, off
+from tests.helpers.verified import raced_as
 
 WAIT_MS = 10_000
 
@@ -90,6 +91,16 @@ def test_losses_are_told_in_words_and_what_differs_says_why(
     row = figures(race)[1]
     assert (row.losses, row.tone, row.losses_note) == (words, tone, note)
     assert any("not those of single" in said for said in race_figures.notes(race)) is (words == "differ")
+
+
+def test_whether_an_entry_equals_one_device_is_told_where_it_is_known() -> None:
+    race = judged(entry(1, "single"), raced_as("equal", entry(2, "ddp")), raced_as("noted", entry(3, "fsdp")))
+    single, ddp, _ = figures(race)
+    assert "One device: equal" in ddp.description and "Verified: equals one device" in ddp.tooltip
+    assert "One device" not in single.description
+    said = race_figures.notes(race)
+    assert "Verified: 1 of 2 equal one device." in said
+    assert "fsdp: Verified: equals one device but for its batch norms." in said
 
 
 @pytest.mark.parametrize("widest_name", [40, 400])

@@ -15,12 +15,14 @@ from rankdeck import events
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.cli import console
 from rankdeck.cli.lines import PlainLines
-from rankdeck.cli.live import bar, device_bars
+from rankdeck.cli.live import LiveDisplay, bar, device_bars
 from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold, read_fold
+from rankdeck.run.verified import verified_text
 from rankdeck.rundir import enter_in_index
 from tests.helpers.cli import rankdeck_here
+from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 
@@ -299,3 +301,19 @@ def test_a_problem_says_where_it_was_seen(capsys: pytest.CaptureFixture[str]) ->
         "  (logs/rank-1.0.err:12)",
         "  3 of 4 ranks agree  (events/rank-0.0.jsonl)",
     ]
+
+
+@pytest.mark.parametrize("outcome", VERIFIED)
+def test_the_check_before_the_first_step_is_a_line_when_it_is_done(
+    written: WrittenRun, capsys: pytest.CaptureFixture[str], outcome: str
+) -> None:
+    found = VERIFIED[outcome]
+    for display in (PlainLines(), LiveDisplay(written.dir)):
+        display.event("rank-0", found, Fold())
+        assert capsys.readouterr().out.replace("\n", " ").strip() == verified_text(found)
+    written.writer("rank-0").write(found)
+    ended(written)
+    out, _ = spoken("show", "gpt-dp")
+    assert f"one device     {verified_text(found)}" in out
+    out, _ = spoken("watch", "gpt-dp")
+    assert out.splitlines().count(verified_text(found)) == 1, "beside the one of the summary"

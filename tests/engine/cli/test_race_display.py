@@ -11,9 +11,12 @@ import typer
 
 from rankdeck.cli import race
 from rankdeck.cli.race_display import expected_s, left_s
+from rankdeck.cli.race_tables import print_race
 from rankdeck.run.race import RUNNING, WAITING
+from rankdeck.rundir import RaceDir
 from tests.helpers.racing import asked, line
 from tests.helpers.told_race import entry, judged
+from tests.helpers.verified import raced_as
 
 
 def test_what_is_predicted_and_what_a_start_takes_add_up_and_unknown_steps_make_it_the_least() -> None:
@@ -61,3 +64,16 @@ def test_only_a_long_race_in_a_terminal_is_asked_about(
     assert race._is_wanted(what) is (answer or not is_asked)
     assert bool(said) is is_asked
     assert all("2 strategies take about 10:36" in words for words in said)
+
+
+def test_a_race_says_which_entries_equal_one_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = judged(entry(1, "single"), entry(2, "ddp"))
+    print_race(RaceDir(tmp_path), plain)
+    assert "one device" not in capsys.readouterr().out, "of a version before the check"
+    verified = [raced_as("equal", entry(2, "ddp")), raced_as("noted", entry(3, "fsdp"))]
+    print_race(RaceDir(tmp_path), judged(entry(1, "single"), *verified))
+    out = capsys.readouterr().out
+    assert "as expected" in out and "fsdp: Verified: equals one device but for its batch norms" in out
+    assert [line.split()[-1] for line in out.splitlines() if "ddp " in line and "ms" in line] == ["equal"]

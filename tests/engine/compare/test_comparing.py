@@ -23,6 +23,7 @@ from rankdeck.compare.table import Comparison, FigureRow, compare
 from rankdeck.compare.words import difference_in_words, shortened, step_time
 from rankdeck.run.summary import summarise
 from tests.helpers.cli import rankdeck_here
+from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
 
@@ -36,6 +37,7 @@ def written(
     peaks: Sequence[int] = (300, 100, 100, 100),
     config: Mapping[str, Any] | None = None,
     strategy: str = "dp",
+    verified: str = "",
     **begun: Any,
 ) -> WrittenRun:
     run = WrittenRun(
@@ -43,6 +45,8 @@ def written(
     )
     kind = begun.pop("kind", "virtual")
     run.begin(1, device_infos(len(peaks), kind), steps=len(losses), strategy=strategy, **begun)
+    if verified:
+        run.writer("rank-0").write(VERIFIED[verified])
     run.steps(0, 1, losses, count=32.0, step_s=step_s)
     run.memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
     run.end()
@@ -383,3 +387,18 @@ def test_a_configuration_that_somebody_has_broken_is_compared_as_it_stands() -> 
     runs: Any = [SimpleNamespace(background=SimpleNamespace(tables=tables)) for tables in odd]
     rows = {row.key: row.values for row in of_configurations(runs)}
     assert rows["model.use"] == ("{}", "[1]", "mlp")
+
+
+def test_whether_runs_equal_one_device_is_a_row_of_words(tmp_path: Path) -> None:
+    runs = [
+        written(tmp_path / "runs", name, verified=outcome)
+        for name, outcome in (("a", "equal"), ("b", "unchecked"))
+    ]
+    runs.append(written(tmp_path / "runs", "old"))
+    row = row_of(side_by_side(*runs), "verified")
+    assert row.label == "One device" and not row.best and not any(row.differences)
+    assert [row.cell(place) for place in range(3)] == ["equal", "not verified", "–"]
+    assert row.more(0) == "largest difference 6e-16" and "do not fit" in row.more(1) and row.more(2) == ""
+    out = rankdeck_here("compare", *(run.path for run in runs), code=0).out
+    assert "One device" in out and "largest difference 6e-16" in " ".join(out.split())
+    assert not [row for row in side_by_side(runs[2]).rows if row.key == "verified"], "nobody checked"

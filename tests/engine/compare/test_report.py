@@ -19,6 +19,7 @@ from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import create_race
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
+from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 
@@ -34,6 +35,7 @@ def planned(run: WrittenRun, *sizes: int) -> None:
 def test_the_page_has_what_the_run_came_to(tmp_path: Path) -> None:
     run = hostile(tmp_path / "runs", "one", [4.0, 3.0, 2.0, 1.0])
     planned(run, 88, 10)
+    run.writer("rank-0").write(VERIFIED["equal"])
     run.writer("rank-0").write(
         events.Spans(
             rank=0, step=3, began=run.started, seconds=0.02, names=["forward", "<backward>"], name=[0, 1],
@@ -42,6 +44,7 @@ def test_the_page_has_what_the_run_came_to(tmp_path: Path) -> None:
     )  # fmt: skip
     page = report_of(read(RunAt(run.path)), "samples")
     seen = Seen(page)
+    assert "One device" in seen.text and "largest difference 6e-16" in seen.text
     for words in ("80.0 MiB", "88.0 MiB", "+10.00 %", "8.00 ms", "12.5 ms", "<backward>", "Nobody predicted"):
         assert (words in seen.text) == (words != "Nobody predicted"), words
     assert seen.text.count(HOSTILE) >= 2 and not [

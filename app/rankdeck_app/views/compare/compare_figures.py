@@ -84,7 +84,7 @@ def _line(row: FigureRow) -> SideLine:
     cells = [
         SideCell(
             spoken(row.cell(place)),
-            spoken(row.differences[place]),
+            spoken(row.more(place) if row.unit == words.TEXT else row.differences[place]),
             place in row.best,
             row.figures[place] is None,
             _tooltip(row, place),
@@ -187,7 +187,7 @@ def _csv(comparison: Comparison | None, rows: Sequence[FigureRow]) -> Iterator[S
     names = (f"{letter_of(place)} {run.name}" for place, run in enumerate(runs))
     yield ("group", "figure", "unit", *names)
     for row in rows:
-        values = ("" if figure is None else figure.value for figure in row.figures)
+        values = ("" if figure is None else figure.text or figure.value for figure in row.figures)
         yield (row.group, row.label, row.unit, *values)
 
 

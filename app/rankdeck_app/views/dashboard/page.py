@@ -5,7 +5,7 @@ Read run_tab.py first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from PySide6.QtWidgets import QWidget
@@ -13,7 +13,8 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
-from rankdeck_app.language import tr
+from rankdeck.run.ways_out import cure_name
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
@@ -26,7 +27,10 @@ from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_files import ManyRows, Row
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import LOSS_WORDS, CurvePlot
+from rankdeck_app.widgets.facts_line import FactsLine
+from rankdeck_app.widgets.layouts import Part
 from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.verified_looks import verified_fact
 
 RunRows = Callable[[RunAnswers], Iterable[Row | ManyRows]]
 
@@ -75,6 +79,11 @@ class RunPage(RunTab):
             "norm": (norms, norms, None),
         }
 
+    def _facts_parts(self, theme: Theme) -> Sequence[Part]:
+        self._facts = FactsLine(theme, tr("Whether it computes what one device does"))
+        self._facts.hide()
+        return (self._facts,)
+
     @property
     def _busy_words(self) -> str:
         return tr("thread busy") if self.shown.is_rehearsal else tr("% SM")
@@ -94,9 +103,12 @@ class RunPage(RunTab):
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
         actions = [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
+        # A banner has room for three beside its words.
         if any(map(is_out_of_memory, self.run.problems)):
-            # A banner has room for three beside its words.
-            actions = [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
+            return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
+        if cure := self.run.cure:
+            use = tr("Use {cure}", cure=spoken(cure_name(cure)))
+            return [PageAction("lightbulb", use, "run.cure"), *actions[:-1]]
         return actions
 
     def _refresh_cards(self, pending: Changed) -> None:
@@ -131,8 +143,11 @@ class RunPage(RunTab):
             plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)
 
     def _show_devices(self) -> None:
-        """What the figures are, and room for as many devices as there are."""
+        """What the figures are, room for as many devices as there are, and what was verified."""
         run = self.shown
+        verified = run.fold.verified
+        self._facts.set_figure(() if verified is None else (verified_fact(verified),))
+        self._facts.setVisible(verified is not None)
         of_memory, of_others = run_figures.sources(run)
         for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))

@@ -77,11 +77,11 @@ def facts(run: RunAnswers) -> tuple[Fact, ...]:
         if seen.not_finite is not None:
             text = tr("loss not finite at step {step}", step=seen.not_finite)
             more = tr("Rank {rank}, the first step whose loss was read and was not finite", rank=seen.rank)
-            found.append(Fact("warning", tr("Loss"), text, more, is_hot=True))
+            found.append(Fact("warning", tr("Loss"), text, more, tone="hot"))
         if seen.parts:
             more = "\n".join(f"{part}: {reason}" for part, reason in seen.parts.items())
             text = tr("not observed: {what}", what=", ".join(seen.parts))
-            found.append(Fact("warning", tr("Not observed"), text, more, is_hot=True))
+            found.append(Fact("warning", tr("Not observed"), text, more, tone="hot"))
     return tuple(found)
 
 

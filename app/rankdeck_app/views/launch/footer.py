@@ -165,7 +165,9 @@ class LaunchFooter(QWidget):
         elif plan.chosen is not None:
             _, recommended, _ = plan.marks
             holds, fits = estimate(plan.chosen, recommended)
-            self.estimate.show_estimate(holds, fits, is_trouble=is_trouble(plan.chosen))
+            differs = plan.verification.differs(plan.chosen)
+            fits = plan.verification.text_of(plan.chosen) if differs else fits
+            self.estimate.show_estimate(holds, fits, is_trouble=differs or is_trouble(plan.chosen))
         elif plan.is_asking:
             self.estimate.show_text(tr("No estimate yet: planning…"))
         else:

@@ -28,6 +28,7 @@ from rankdeck_app.views.plan.advice import AdviceList
 from rankdeck_app.views.plan.raced import race_words
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.views.plan.target import TargetBox
+from rankdeck_app.views.plan.verified import verified_sentence
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
@@ -41,6 +42,7 @@ _FIT_WORDS = {
     False: marked("Fit bars to the data: what is far below the capacity can be compared"),
     True: marked("Bars fit the data. A click shows them against the capacity"),
 }
+_VERIFY_WORDS = marked("Rehearse two steps of each strategy, and compare them with one device")
 
 
 class PlanPage(Page):
@@ -84,11 +86,12 @@ class PlanPage(Page):
         self.problem = text_label(tone="warning")
         self.reason = text_label(tone="dim")
         self.ask_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.ask_again)
+        self.verify_button = push_button("", "", self.toggle_verifying, height=28)
         self.trust_button = push_button(tr("Trust and Plan…"), "", self.trust_asked.emit)
         parts = (
             self._head(theme),
             row((self.problem, 1), self.trust_button),
-            row(self.ask_button, (self.reason, 1)),
+            row(self.ask_button, (self.reason, 1), self.verify_button, spacing=8, align=MIDDLE),
             self._race_line(),
             (self._card, 1),
             self._advice_card,
@@ -161,6 +164,26 @@ class PlanPage(Page):
     def ask_again(self) -> None:
         self.plan.ask_again()
 
+    def verify(self) -> None:
+        """Compare every strategy of the plan with one device; it is planned first where it is not yet."""
+        if not self.plan.lines and not self.plan.is_asking:
+            self.plan.ask_again()
+        self.plan.verification.start()
+
+    def toggle_verifying(self) -> None:
+        if self.plan.verification.is_running:
+            self.plan.verification.cancel()
+        else:
+            self.verify()
+
+    def _show_verifying(self) -> None:
+        verification = self.plan.verification
+        obstacle = "" if verification.is_running else verification.obstacle
+        self.verify_button.setText(tr("Cancel Verifying") if verification.is_running else tr("Verify"))
+        what = tr("Stop; what was found stays") if verification.is_running else tr(_VERIFY_WORDS)
+        self.verify_button.setToolTip(obstacle or what)
+        self.verify_button.setEnabled(not obstacle)
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
@@ -216,6 +239,7 @@ class PlanPage(Page):
         self._names.show_axis(plan_figures.axis(scale) if lines else "")
         self.strip.set_figure(plan_figures.stats(plan))
         self.race_button.setEnabled(plan is self._here)
+        self._show_verifying()
         raced = self._raced if plan is self._here else None
         self.table.set_rows(plan_figures.rows(plan, raced), scale)
         self.race_words.setText("" if raced is None else race_words(raced, time.time()))
@@ -233,7 +257,8 @@ class PlanPage(Page):
         self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)
         is_unasked = not (lines or plan.is_asking or plan.is_complete or plan.problem)
         unasked = tr("Nothing was asked yet: plans are made when they are asked for.")
-        self.reason.setText(unasked if is_unasked else plan_figures.recommendation(plan))
+        known = filter(None, (plan_figures.recommendation(plan), verified_sentence(plan)))
+        self.reason.setText(unasked if is_unasked else "\n".join(known))
         self.reason.setVisible(bool(self.reason.text()))
         self.ask_button.setVisible(is_unasked)
         self.problem.setText(plan.problem)

@@ -13,6 +13,7 @@ from rankdeck.run import race as races
 from rankdeck.run.imbalance import imbalance_of, lead_of
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike
 from rankdeck.run.race import Race, RaceEntry
+from rankdeck.run.verified import ONE_DEVICE
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, PlanRow
@@ -29,6 +30,7 @@ from rankdeck_app.state.plan_words import (
     time_text,
     verdict_text,
 )
+from rankdeck_app.views.plan.verified import verified_figure
 from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.run_list import strategy_title
@@ -67,7 +69,8 @@ class PlanBar:
 @dataclass(frozen=True)
 class RowFigure:
     """One strategy with its options, as the table draws it. `bars` is empty where nothing is predicted, and
-    `words` says why; `is_awaited` while the answer may still come.
+    `words` says why; `is_awaited` while the answer may still come. `verified` is an outcome of
+    PlanVerification, "" where nothing is known.
     """
 
     key: tuple[str, str]
@@ -89,6 +92,8 @@ class RowFigure:
     verdict: str = ""
     verdict_word: str = ""
     verdict_note: str = ""
+    verified: str = ""
+    verified_word: str = ""
     marks: tuple[str, ...] = ()
     tooltip: str = ""
 
@@ -100,7 +105,9 @@ class RowFigure:
         measured_peak = tr("measured {size}", size=peak) if peak else ""
         measured_step = tr("measured {time} a step", time=step) if step else ""
         measured = (measured_peak, measured_step)
-        parts = (self.title, self.options, self.peak, *measured, *verdict, *map(tr, self.marks), self.words)
+        one_device = f"{tr(ONE_DEVICE)}: {self.verified_word}" if self.verified_word else ""
+        marks = map(tr, self.marks)
+        parts = (self.title, self.options, self.peak, *measured, *verdict, one_device, *marks, self.words)
         return ", ".join(part for part in parts if part and part != UNKNOWN)
 
 
@@ -207,6 +214,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
             verdict_word=_unanswered(row, is_awaited=awaited),
         )  # fmt: skip
     note, is_hot = _peak_note(line)
+    verified, verified_word = verified_figure(plan, line)
     return RowFigure(
         key, icon, title, options,
         is_chosen=plan.is_chosen(line),
@@ -220,8 +228,10 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
         verdict=line.verdict,
         verdict_word=verdict_text(line),
         verdict_note=room_text(line),
+        verified=verified,
+        verified_word=verified_word,
         marks=marks,
-        tooltip=tooltip(line),
+        tooltip=tooltip(line, plan.verification.text_of(line)),
     )  # fmt: skip
 
 
@@ -276,12 +286,23 @@ def _step_note(line: PlanLine) -> str:
     return tr("calibrated") if line.step is not None and line.step.calibrated else ""
 
 
-def tooltip(line: PlanLine) -> str:
-    """What the fullest device would hold, by kind, and the reason and notes of the line."""
+def tooltip(line: PlanLine, verified: str = "") -> str:
+    """What the fullest device would hold, by kind, and the reason and notes of the line; `verified` says
+    whether it computes what one device does."""
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (spoken(note, line.phrases) for note in line.notes)
-    said = [text for text in (verdict[:1].upper() + verdict[1:], reason_text(line), *notes, step) if text]
+    said = [
+        text
+        for text in (
+            verdict[:1].upper() + verdict[1:],
+            reason_text(line),
+            html.escape(verified),
+            *notes,
+            step,
+        )
+        if text
+    ]
     head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest
     if fullest is None:
@@ -366,7 +387,7 @@ def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
     """One row per strategy and device, in bytes and seconds."""
     yield (
         "strategy", "options", "verdict", "device", "total_bytes", "capacity_bytes", *SEGMENT_LABELS,
-        "step_low_s", "step_high_s",
+        "step_low_s", "step_high_s", "one_device",
     )  # fmt: skip
     for line in plan.lines:
         times = ("", "") if line.step is None else (f"{line.step.low_s:.6g}", f"{line.step.high_s:.6g}")
@@ -376,4 +397,5 @@ def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
                 line.strategy, options_text(line.label), line.verdict, device_label(device),
                 device.total_bytes, device.capacity_bytes,
                 *(parts.get(kind, 0) for kind in SEGMENT_LABELS), *times,
+                plan.verification.text_of(line),
             )  # fmt: skip

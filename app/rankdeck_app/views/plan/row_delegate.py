@@ -39,6 +39,7 @@ from rankdeck_app.widgets.painting import (
     paint_text,
     paint_words,
 )
+from rankdeck_app.widgets.verified_looks import VERIFIED_LOOKS
 
 MIN_ROW = 42
 CAPACITY_DASHES = (3, 2)
@@ -128,6 +129,7 @@ class PlanRowDelegate(FigureDelegate):
             1 + bool(figure.options) + bool(figure.marks),
             1 + bool(figure.peak_note) + bool(figure.measured_peak),
             1 + bool(figure.step_note) + bool(figure.measured_step),
+            1 + bool(figure.verdict_note) + bool(figure.verified_word),
         )
         return QSize(300, max(MIN_ROW, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
 
@@ -276,8 +278,11 @@ class PlanRowDelegate(FigureDelegate):
         if figure.verdict == FITS and self.scale.capacity_bytes is None:
             key = "descriptionForeground"  # there was nothing to fit in
         ink = self.theme.color(key)
-        top = rect.y() + (rect.height() - (32 if figure.verdict_note else 16)) // 2
+        has_words = columns.verdict_width > ICON_WIDTH
+        num_lines = 1 + bool(figure.verdict_note and has_words) + bool(figure.verified_word)
+        top = rect.y() + (rect.height() - 16 * num_lines) // 2
         left = columns.verdict
+        self._paint_verified(painter, columns, top + 16 * (num_lines - 1), figure)
         if icon:
             draw_icon(painter, icon, QRectF(left, top, 16, 16), ink)
         words_width = columns.verdict_width - ICON_WIDTH
@@ -289,3 +294,16 @@ class PlanRowDelegate(FigureDelegate):
         if figure.verdict_note:
             note, muted = figure.verdict_note, self.colors.muted
             paint_text(painter, room.translated(0, 16), note, muted, 11, elide=elide)
+
+    def _paint_verified(self, painter: QPainter, columns: Columns, top: int, figure: RowFigure) -> None:
+        """Whether it computes what one device does: a sign, and a few words where there is room."""
+        if not figure.verified_word:
+            return
+        icon, tone = VERIFIED_LOOKS.get(figure.verified, ("sync", "muted"))
+        ink, left = self.colors.of_tone(tone), columns.verdict
+        draw_icon(painter, icon, QRectF(left + 1, top + 1, 14, 14), ink)
+        room = QRect(left + ICON_WIDTH, top, columns.verdict_width - ICON_WIDTH, 16)
+        if room.width() > 0:
+            ink = ink if tone == "error" else self.colors.muted
+            elide = Qt.TextElideMode.ElideRight
+            paint_text(painter, room, figure.verified_word, ink, 11, bold=tone == "error", elide=elide)

@@ -10,6 +10,7 @@ from rankdeck.base.units import format_bytes, format_rate
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
 from rankdeck.run.race import Race, RaceEntry
+from rankdeck.run.verified import DIFFERS, EQUAL, NOTED, ONE_DEVICE, OUTCOME_WORDS
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.plan_words import options_text, strategy_name, time_text
 from rankdeck_app.state.race import RaceSeen
@@ -53,6 +54,7 @@ class RaceRow:
     losses_icon: str = ""
     losses: str = ""
     losses_note: str = ""
+    verified: str = ""
     tone: str = "muted"
     words: str = ""
     words_tone: str = "muted"
@@ -65,7 +67,9 @@ class RaceRow:
         time = tr("{time} a step", time=self.time) if self.step_s is not None else ""
         how = f"{self.losses} {self.losses_note}".strip()
         losses = tr("losses {how}", how=how) if self.losses else ""
-        parts = (place, self.title, self.options, time, self.rate, self.peak, losses, self.words)
+        verified = OUTCOME_WORDS.get(self.verified)
+        one_device = f"{tr(ONE_DEVICE)}: {tr(verified)}" if verified else ""
+        parts = (place, self.title, self.options, time, self.rate, self.peak, losses, one_device, self.words)
         return ", ".join(part for part in parts if part and part != UNKNOWN)
 
 
@@ -125,6 +129,7 @@ def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
         losses_icon=icon,
         losses=losses,
         losses_note=note,
+        verified=entry.verified_outcome or "",
         tone=tone,
         words=words,
         words_tone=words_tone,
@@ -156,11 +161,13 @@ def _losses(entry: RaceEntry) -> tuple[str, str, str, str]:
 
 
 def _tooltip(entry: RaceEntry) -> str:
-    said = [entry.label]
+    said = [", ".join(filter(None, (strategy_name(entry.predicted), options_text(entry.label))))]
     if entry.problem is not None:
         said.append(entry.problem.text())
     if entry.agreement is not None and entry.agreement.reason:
         said.append(spoken(entry.agreement.reason, entry.agreement.phrases))
+    if entry.verified:
+        said.append(spoken(entry.verified, entry.phrases))
     measured = entry.measured
     if measured is not None:
         planned = {device.device: device.active_bytes for device in entry.predicted.devices}
@@ -258,6 +265,7 @@ def notes(race: Race) -> list[str]:
         why = spoken(race.verdicts.fastest_why, race.verdicts.phrases)
         said.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
     said += [spoken(note, race.verdicts.phrases) for note in race.verdicts.notes]
+    said += _verified(race)
     for entry in race.field:
         agreement = entry.agreement
         if agreement is not None and agreement.verdict == races.DIFFERS and agreement.reason:
@@ -265,6 +273,17 @@ def notes(race: Race) -> list[str]:
     if race.is_rehearsal:
         said.append(tr(NOT_OF_GPUS))
     return said
+
+
+def _verified(race: Race) -> Iterator[str]:
+    """How many compute what one device does; of each other one what it does instead."""
+    verified = [entry for entry in race.field if entry.verified_outcome in (EQUAL, NOTED, DIFFERS)]
+    if verified:
+        count = sum(entry.verified_outcome == EQUAL for entry in verified)
+        yield tr("Verified: {count} of {total} equal one device.", count=count, total=len(verified))
+    for entry in race.field:
+        if entry.verified_outcome not in (None, EQUAL):
+            yield f"{entry.label}: {spoken(entry.verified, entry.phrases)}."
 
 
 def csv_rows(seen: RaceSeen) -> Iterator[Sequence[object]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFontMetrics, QPainter
+from PySide6.QtGui import QFontMetrics, QPainter
 from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
 from rankdeck.base.phrases import marked
@@ -218,7 +218,7 @@ class RaceRowDelegate(FigureDelegate):
     def _paint_losses(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         if not figure.losses:
             return
-        ink, elide = self._ink(figure.tone), Qt.TextElideMode.ElideRight
+        ink, elide = self.colors.of_tone(figure.tone), Qt.TextElideMode.ElideRight
         words_width = columns.losses_width - ICON_WIDTH
         num_lines = 1 + bool(figure.losses_note and columns.has_loss_words)
         room = _lines(rect, columns.losses + ICON_WIDTH, words_width, num_lines)
@@ -230,9 +230,6 @@ class RaceRowDelegate(FigureDelegate):
         if figure.losses_note:
             note, muted = figure.losses_note, self.colors.muted
             paint_text(painter, room.translated(0, _LINE), note, muted, 11, elide=elide)
-
-    def _ink(self, tone: str) -> QColor:
-        return self.theme.color("rankdeck.ok") if tone == "ok" else self.colors.of_tone(tone)
 
 
 def _lines(rect: QRect, left: int, width: int, num_lines: int) -> QRect:

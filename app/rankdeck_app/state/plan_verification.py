@@ -1,0 +1,133 @@
+"""Whether the strategies of a plan compute what one device computes: `rankdeck plan FILE --verify --json`.
+
+Each strategy is rehearsed by real ranks, one after another, so this costs seconds or minutes and goes on only
+when a person asks for it. What was found holds while the draft is what it was, and is not asked again with
+the plan. Read plan.py before.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.config import RunConfig
+from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
+from rankdeck.run.plan_lines import CANNOT, PlanLine
+from rankdeck.run.verified import DIFFERS
+from rankdeck_app.language import spoken, tr
+from rankdeck_app.state.plan_process import Asker, Planner
+
+PENDING = "pending"
+
+
+class Planned(Protocol):
+    """What is verified: a DraftPlan."""
+
+    devices: str | None
+
+    @property
+    def planner(self) -> Planner: ...
+    @property
+    def config(self) -> RunConfig | None: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def lines(self) -> list[PlanLine]: ...
+
+
+class PlanVerification(Asker):
+    """`changed`: a strategy was verified, or the process has begun or ended."""
+
+    changed = Signal()
+
+    def __init__(self, plan: Planned, parent: QObject) -> None:
+        super().__init__(parent)
+        self._plan = plan
+        self._question = ""
+        self._found: dict[tuple[str, str], PlanLine] = {}
+        self._failure = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def failure(self) -> str:
+        """Why it ended before all were verified; "" where it did not."""
+        return self._failure if self._is_current else ""
+
+    @property
+    def _is_current(self) -> bool:
+        return bool(self._question) and self._question == self._plan.question
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing can be verified now; "" where nothing stands in the way."""
+        if self._plan.problem and not self._plan.lines:
+            return self._plan.problem
+        num_devices = max((len(line.devices) for line in self._plan.lines), default=0)
+        if num_devices > MAX_VIRTUAL_DEVICES:
+            return tr("Strategies are verified on at most {most} virtual devices.", most=MAX_VIRTUAL_DEVICES)
+        return ""
+
+    def outcome_of(self, line: PlanLine) -> str | None:
+        """That of events.Verified, "failed" or "single"; PENDING while it may still come; None where nothing
+        is known."""
+        found = self._found_of(line)
+        if found is not None:
+            return found.verified_outcome
+        return PENDING if self.is_running and line.verdict != CANNOT else None
+
+    def text_of(self, line: PlanLine) -> str:
+        """The whole line about it, "" where nothing is known."""
+        found = self._found_of(line)
+        return "" if found is None else spoken(found.verified, found.phrases)
+
+    def differs(self, line: PlanLine | None) -> bool:
+        return line is not None and self.outcome_of(line) == DIFFERS
+
+    def _found_of(self, line: PlanLine) -> PlanLine | None:
+        return self._found.get((line.strategy, line.label)) if self._is_current else None
+
+    def start(self) -> None:
+        """Verify every strategy of the plan, unless that goes on already."""
+        config = self._plan.config
+        if config is None or self.obstacle or self.is_running:
+            return
+        self._found.clear()
+        self._failure, self._question = "", self._plan.question
+        process = self._plan.planner.verify(config, self._plan.devices, self)
+        process.line_came.connect(self._take)
+        process.ended.connect(self._ended)
+        self._process = process
+        process.start()
+        self.changed.emit()
+
+    def cancel(self) -> None:
+        """What was found stays."""
+        if self.is_running:
+            self._drop_process()
+            self.changed.emit()
+
+    def follow(self) -> None:
+        """The plan's question may be another now: then nothing of this is of use."""
+        if self._question and not self._is_current:
+            self._question = ""
+            self._found.clear()
+            self.cancel()
+
+    def close(self) -> None:
+        self._end_processes()
+
+    def _take(self, line: PlanLine) -> None:
+        if self.sender() is self._process and not line.changes:
+            self._found[line.strategy, line.label] = line
+            self.changed.emit()
+
+    def _ended(self, reason: str) -> None:
+        if self.sender() is self._process:
+            self._process, self._failure = None, reason
+            self.changed.emit()

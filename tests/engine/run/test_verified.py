@@ -1,0 +1,76 @@
+"""What the check before the first step found is said in one line, in a cell, and as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.api.run_object import Run
+from rankdeck.run.verified import (
+    compared_text,
+    verified_cell,
+    verified_facts,
+    verified_more,
+    verified_text,
+)
+from tests.helpers.verified import VERIFIED
+from tests.helpers.written_run import WrittenRun
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text", "cell", "more"),
+    [
+        (
+            "equal",
+            "Verified: equals one device (largest difference 6e-16 after two steps in fp64)",
+            "equal",
+            "largest difference 6e-16",
+        ),
+        (
+            "noted",
+            "Verified: equals one device but for its batch norms",
+            "equal but for batch norms",
+            "largest difference 2e-03",
+        ),
+        (
+            "differs",
+            "Differs from one device: head.weight, head.bias",
+            "differs",
+            "head.weight, head.bias",
+        ),
+        (
+            "unchecked",
+            "Not verified: Two steps of the model on one device do not fit the memory",
+            "not verified",
+            "Two steps of the model on one device do not fit the memory",
+        ),
+    ],
+)
+def test_each_outcome_has_a_line_a_cell_and_what_stands_behind_it(
+    outcome: str, text: str, cell: str, more: str
+) -> None:
+    found = VERIFIED[outcome]
+    assert (verified_text(found), verified_cell(found), verified_more(found)) == (text, cell, more)
+    assert verified_facts(found)["text"] == text and verified_facts(found)["outcome"] == outcome
+
+
+def test_how_much_was_compared_is_said_where_anything_was() -> None:
+    assert compared_text(VERIFIED["equal"]) == "two steps of 32 samples in fp64, 0.4 s"
+    assert compared_text(VERIFIED["unchecked"]) == ""
+
+
+def test_an_outcome_of_a_later_version_is_shown_as_it_is() -> None:
+    assert verified_cell(events.Verified(rank=0, outcome="new")) == "new"
+
+
+def test_a_run_says_it_to_python(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(2)
+    assert Run(run.path).verified is None, "an old run, and one device alone"
+    run.writer("rank-0").write(VERIFIED["noted"])
+    said = Run(run.path).verified
+    assert said is not None and said["cause"] == "batch-norm"
+    assert "one device" in Run(run.path)._repr_html_()
+    run.lose()
