@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.helpers import rank_main
 from tests.helpers.ranks import RankSet
@@ -65,8 +66,11 @@ class _Forked:
         self.pid = pid
         self._ended = os.pidfd_open(pid)
 
+    def has_ended(self, timeout: float | None = 0.0) -> bool:
+        return bool(select.select([self._ended], [], [], timeout)[0])
+
     def wait(self, timeout: float | None = None) -> None:
-        if not select.select([self._ended], [], [], timeout)[0]:
+        if not self.has_ended(timeout):
             raise subprocess.TimeoutExpired("ranks", timeout or 0.0)
         os.close(self._ended)
 
@@ -91,6 +95,13 @@ class ForkedRanks(RankSet):
                 end.close()
         self._answers()
         self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Nobody waits for the group's leader: once it has ended, its pid may be another's."""
+        starter: Any = self._starter
+        if not starter.has_ended():
+            with contextlib.suppress(ProcessLookupError):
+                super()._signal(number)
 
 
 def _serve(number: int) -> None:

@@ -60,7 +60,7 @@ class Runner:
     """
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._folder = Path(tempfile.mkdtemp(prefix="zoo-"))
         self._nursery = Nursery()
         self._sets: dict[int, Ranks] = {}
@@ -90,7 +90,7 @@ class Runner:
         """What the ranks raised is in the files that they left."""
         ranks = self._set_of(num_ranks)
         try:
-            ranks.ask(request, with_load(self._deadline_s))
+            ranks.ask(request, with_load(self.deadline_s))
         except AssertionError:
             # Some may still wait for the others, or have messages of theirs that the next run would take.
             self._drop(num_ranks)
@@ -115,8 +115,12 @@ class Runner:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def close(self) -> None:
+    def end_ranks(self) -> None:
+        """New ones are forked for the next run."""
         for num_ranks in list(self._sets):
             self._drop(num_ranks)
+
+    def close(self) -> None:
+        self.end_ranks()
         self._nursery.close()
         shutil.rmtree(self._folder, ignore_errors=True)
