@@ -32,7 +32,7 @@ def main() -> int:
     results = (
         done if asked.seed is not None else [one for run in runs if (one := cache.get(*run)) is not None]
     )
-    page = write(results)
+    page = write(results, len(runs))
     if wanted.is_all and asked.seed is None:
         asked.page.write_text(page)
     else:

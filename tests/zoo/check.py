@@ -29,7 +29,7 @@ class Wanted:
     names: tuple[tuple[str, Sequence[str]], ...] = ()
 
     def runs(self) -> list[Run]:
-        """Core settings of all entries first, `single` before everything."""
+        """All entries under one setting, then under the next: `single` is the first."""
         kinds = dict(self.names)
         chosen = [
             entry
@@ -41,12 +41,8 @@ class Wanted:
             for setting in SETTINGS.values()
             if not self.settings or any(part in setting.name for part in self.settings)
         ]
-        rounds = [
-            [one for one in settings if one.name == "single"],
-            [one for one in settings if one.is_core and one.name != "single"],
-            [one for one in settings if not one.is_core],
-        ]
-        return [(entry, setting) for settings in rounds for entry in chosen for setting in settings]
+        settings.sort(key=lambda setting: setting.turn)
+        return [(entry, setting) for setting in settings for entry in chosen]
 
     @property
     def is_all(self) -> bool:

@@ -74,7 +74,8 @@ def _failure(errors: list[dict[str, Any]], notes: list[list[str]], ranks: list[d
     if raw:
         first = raw[0]
         detail = f"at {first['at']}\n{first['traceback']}"
-        return Outcome("failed", reason=_one_line(first["error"]), notes=notes, detail=detail)
+        named = f"[{first['named']}] " if "named" in first else ""
+        return Outcome("failed", reason=named + _one_line(first["error"]), notes=notes, detail=detail)
     if not errors:
         silent = [str(number) for number, rank in enumerate(ranks) if not rank]
         return Outcome(

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError, TrainingError
 from rankdeck.config import from_text
+from rankdeck.diagnose.exceptions import describe
 from rankdeck.rundir import EventWriter
 from rankdeck.rundir.lines import decode_or_none
 from rankdeck.training import workload as workloads
@@ -76,7 +77,8 @@ def _broken(breaks: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _told(error: Exception) -> dict[str, Any]:
-    """An error as a person would read it, and whether it is a sentence of the engine's."""
+    """An error as a person would read it, and whether it is a sentence of the engine's. `named` is the code
+    of a rule that knows the cause of an error in other words, as a run would tell it."""
     is_refusal = isinstance(error, RankdeckError) and not isinstance(error, TrainingError)
     last = traceback.extract_tb(error.__traceback__)[-1]
     told = {
@@ -89,6 +91,8 @@ def _told(error: Exception) -> dict[str, Any]:
         told["template"] = _template(error.problems[0])
         told["advice"] = error.problems[0].advice
         told["cause"] = repr(error.__cause__) if error.__cause__ else None
+    else:
+        told["named"] = describe(error, 0).problem.code
     return told
 
 

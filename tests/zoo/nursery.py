@@ -34,14 +34,15 @@ _OF_A_RUN = (
 
 
 class Nursery:
-    """The one process. Close it after all of its sets."""
+    """The one process. Close it after all of its sets. What ranks write to stderr is in `log`."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
         self._ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, log.open("ab") as written:
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.zoo.nursery", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
+                stderr=written,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PRODUCT_AND_TESTS},
                 pass_fds=[theirs.fileno()],
             )

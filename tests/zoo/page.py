@@ -28,14 +28,16 @@ engine (`tests/zoo`). `make zoo` runs what is not known yet and writes this page
 """
 
 
-def write(results: Sequence[Result]) -> str:
-    """The whole page."""
+def write(results: Sequence[Result], num_wanted: int | None = None) -> str:
+    """The whole page. `num_wanted` is how many runs there would be if all had been done."""
     kinds = Counter(result.entry.partition("/")[0] for result in {one.entry: one for one in results}.values())
     entries = ", ".join(
         f"{number} {kind if kind != 'data' else 'data sets'}" for kind, number in kinds.items()
     )
     older = sum(not result.is_current for result in results)
-    counts = f"{entries}; {len(results)} runs" + (f", {older} of them of an older engine." if older else ".")
+    counts = f"{entries}; {len(results)} runs"
+    counts += f" of {num_wanted}" if num_wanted not in (None, len(results)) else ""
+    counts += f", {older} of them of an older engine." if older else "."
     parts = [
         _INTRODUCTION.format(bar=BAR, counts=counts, torch=torch.__version__.partition("+")[0]),
         _table(results),

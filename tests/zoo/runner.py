@@ -28,9 +28,9 @@ from tests.zoo.nursery import ForkedRanks, Nursery
 from tests.zoo.registry import Entry
 from tests.zoo.strategies import Setting
 
-DEADLINE_S = 30.0
+DEADLINE_S = 20.0
 """For a run of a second or two."""
-WITHOUT_IT_S = 3.0
+WITHOUT_IT_S = 1.0
 """How long the others are waited for once a rank has failed."""
 RUNS_PER_SET = 150
 """Each run leaves a thread or two of its process groups."""
@@ -62,7 +62,8 @@ class Runner:
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self.deadline_s = deadline_s
         self._folder = Path(tempfile.mkdtemp(prefix="zoo-"))
-        self._nursery = Nursery()
+        self._log = self._folder / "ranks.err"
+        self._nursery = Nursery(self._log)
         self._sets: dict[int, Ranks] = {}
         self._trained: dict[str, oracle.Trained] = {}
 
@@ -72,6 +73,7 @@ class Runner:
             expected = self._expected(entry)
         except Exception:
             return Outcome("failed", reason="the oracle itself failed", detail=traceback.format_exc()[-2000:])
+        self._log.write_bytes(b"")
         with self._emptied("run") as folder:
             arguments = {"toml": entry.toml(setting.table, setting.num_devices), "folder": str(folder)}
             request = {"call": "tests.zoo.inside:train", "arguments": {**arguments, "breaks": breaks}}
@@ -79,7 +81,10 @@ class Runner:
             left = [folder / f"rank-{number}.json" for number in range(setting.num_ranks)]
             ranks = [json.loads(file.read_text()) if file.exists() else {} for file in left]
             weights = folder / "weights.pt"
-            return judge(setting, expected, torch.load(weights) if weights.exists() else None, ranks)
+            outcome = judge(setting, expected, torch.load(weights) if weights.exists() else None, ranks)
+        if not all(ranks):  # one died: what torch wrote then is nowhere else
+            outcome.detail += self._log.read_text(errors="replace")[-2000:]
+        return outcome
 
     def _expected(self, entry: Entry) -> oracle.Trained:
         if entry.key not in self._trained:

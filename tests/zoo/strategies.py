@@ -11,8 +11,8 @@ from typing import Any
 
 _ONE_PROCESS = ("single", "dp", "model")
 _CORE = (
-    "single", "dp x2", "ddp x2", "ddp ring x4", "fsdp x2", "model x2", "pipeline 1f1b x2", "pipeline zbv x2",
-    "tensor x2", "hybrid data x stage", "hybrid shard x tensor",
+    "single", "model x2", "ddp x2", "fsdp x2", "pipeline 1f1b x2", "tensor x2", "dp x2", "hybrid data x stage",
+    "hybrid shard x tensor", "ddp ring x4", "pipeline zbv x2",
 )  # fmt: skip
 
 
@@ -26,9 +26,9 @@ class Setting:
     is_stale: bool = False
 
     @property
-    def is_core(self) -> bool:
-        """Whether it is run before its neighbours, which mostly end as it does."""
-        return self.name in _CORE
+    def turn(self) -> int:
+        """Some are run before their neighbours, which mostly end as they do."""
+        return _CORE.index(self.name) if self.name in _CORE else len(_CORE)
 
     @property
     def num_ranks(self) -> int:
