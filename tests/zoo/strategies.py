@@ -11,8 +11,8 @@ from typing import Any
 
 _ONE_PROCESS = ("single", "dp", "model")
 _CORE = (
-    "single", "model x2", "ddp x2", "fsdp x2", "pipeline 1f1b x2", "tensor x2", "dp x2", "hybrid data x stage",
-    "hybrid shard x tensor", "ddp ring x4", "pipeline zbv x2",
+    "single", "model x2", "ddp x2", "fsdp x2", "pipeline 1f1b x2", "tensor x2", "dp x2",
+    "hybrid data x stage", "hybrid shard x tensor", "ddp ring x4", "pipeline zbv x2",
 )  # fmt: skip
 
 
