@@ -4,6 +4,7 @@
 #   make test WORKERS=4             as many processes that test (default: 2; each has ranks of its own, about 3 GB)
 #   make test-torch TORCH=2.11.0    another torch, in an environment of its own (several GB)
 #   make test-scripts SCRIPT_PYTHON=/path/to/python    with a torch of its own; nothing is installed there
+#   make zoo ARGS="--only ddp --models mlp"    by parts of names; nothing is written then
 #   make mutants DRAWN=0 ARGS="--of ddp"    breaks of the fixed list only; of one strategy or room
 #   PYTHON, TORCH_INDEX             see .ci/setup
 BIN := .venv/bin
@@ -19,7 +20,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz faults storms host-faults clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz faults storms host-faults zoo clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -97,6 +98,9 @@ storms: setup ## runs killed again and again, to the last bit, written to docs/r
 
 host-faults: setup ## faults of runs over three hosts, written to docs/reliability-hosts.md (an hour; goes on where it was; as root)
 	@$(BIN)/python -m tests.hosts --cache .make/host-faults --page docs/reliability-hosts.md $(ARGS)
+
+zoo: setup ## every kind of model, loss, optimizer and data under every strategy, written to docs/equality.md (hours; goes on where it was)
+	@$(BIN)/python -m tests.zoo $(ARGS)
 
 clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,64 @@
+"""The whole zoo: python -m tests.zoo [--only SETTINGS] [--models NAMES] [--limit-s S --seed N] ...
+
+It goes on where it was cut off, and writes docs/equality.md when nothing was left out by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from tests.zoo.cache import Cache, Result
+from tests.zoo.check import KINDS, Wanted, check, drawn, due
+from tests.zoo.page import write
+
+
+def main() -> int:
+    asked = _asked()
+    torch.set_num_threads(1)
+    wanted = Wanted(asked.only, tuple((kind, getattr(asked, kind)) for kind in KINDS if getattr(asked, kind)))
+    cache = Cache(asked.cache)
+    runs = wanted.runs()
+    if asked.seed is not None:
+        todo = drawn(asked.seed, runs)
+    else:
+        todo = [] if asked.only_page else due(runs, cache, again=asked.again)
+    print(f"{len(runs)} runs, {len(todo)} to do", flush=True)
+    done = check(todo, cache, limit_s=asked.limit_s, told=_tell)
+    results = (
+        done if asked.seed is not None else [one for run in runs if (one := cache.get(*run)) is not None]
+    )
+    page = write(results, len(runs))
+    if wanted.is_all and asked.seed is None:
+        asked.page.write_text(page)
+    else:
+        print(page)
+    print(dict(Counter(result.outcome.kind for result in results)))
+    return int(any(result.is_bad for result in results))
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo")
+    names = {"type": lambda text: text.split(","), "default": ()}
+    parser.add_argument("--only", help="parts of the names of settings: ddp,pipeline", **names)
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", help=f"parts of the names of {kind}; no other kind then", **names)
+    parser.add_argument("--again", help="outcomes to run again: different,failed", **names)
+    parser.add_argument("--seed", type=int, help="draw the order by it, and run also what is known")
+    parser.add_argument("--limit-s", type=float, help="start no run after so many seconds")
+    parser.add_argument("--only-page", action="store_true", help="run nothing, write what is known")
+    parser.add_argument("--cache", type=Path, default=Path(".make/zoo"))
+    parser.add_argument("--page", type=Path, default=Path("docs/equality.md"))
+    return parser.parse_args()
+
+
+def _tell(result: Result) -> None:
+    print(f"{result.seconds:6.2f} s  {result.line()}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""What came of each run, in a file that grows line by line: a long check goes on where it was cut off.
+
+A result counts as long as the engine's source and the files of its entry are the same; what an older engine
+said is shown until it is run again. Read page.py next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.helpers.tree import CHECKOUT
+from tests.zoo.compare import Outcome
+from tests.zoo.registry import OF_THE_ENGINE, Entry
+from tests.zoo.strategies import Setting
+
+_ROOMS = (
+    "base",
+    "checkpoint",
+    "config",
+    "data",
+    "models",
+    "parallel",
+    "strategies",
+    "torch_compat",
+    "training",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """An outcome with what it is of; `is_current` says that nothing has changed since."""
+
+    entry: str
+    setting: str
+    outcome: Outcome
+    is_current: bool
+    seconds: float = 0.0
+
+    @property
+    def is_bad(self) -> bool:
+        return self.outcome.kind in ("different", "failed")
+
+    def line(self) -> str:
+        """As a person reads it."""
+        outcome = self.outcome
+        size = "" if outcome.difference is None or outcome.kind == "equal" else f" {outcome.difference:.1e}"
+        where = f" at {outcome.where}" if size else ""
+        of = f"{outcome.kind:9}  {self.entry} under {self.setting}"
+        return f"{of}{size}{where} {outcome.reason[:200]}".rstrip()
+
+
+class Cache:
+    """Results by entry and setting, the newest of each."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "results.jsonl"
+        self._engine = engine_digest()
+        self._lines: dict[tuple[str, str], dict[str, object]] = {}
+        for line in self._file.read_text().splitlines() if self._file.exists() else ():
+            try:
+                told = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # it was cut off in the middle of a line
+            self._lines[told["entry"], told["setting"]] = told
+
+    def put(self, entry: Entry, setting: Setting, outcome: Outcome, seconds: float) -> Result:
+        told: dict[str, object] = {
+            "entry": entry.key,
+            "setting": setting.name,
+            "engine": self._engine,
+            "files": files_digest(entry),
+            "seconds": round(seconds, 2),
+            "outcome": dataclasses.asdict(outcome),
+        }
+        self._lines[entry.key, setting.name] = told
+        with self._file.open("a") as file:
+            file.write(json.dumps(told) + "\n")
+        return Result(entry.key, setting.name, outcome, is_current=True, seconds=seconds)
+
+    def get(self, entry: Entry, setting: Setting) -> Result | None:
+        """None where it was never run as it is."""
+        told = self._lines.get((entry.key, setting.name))
+        if told is None or told["files"] != files_digest(entry):
+            return None
+        outcome = Outcome(**told["outcome"])  # type: ignore[arg-type]
+        is_current = told["engine"] == self._engine
+        return Result(entry.key, setting.name, outcome, is_current, float(str(told["seconds"])))
+
+
+@functools.cache
+def engine_digest() -> str:
+    """Of all that a run's weights depend on."""
+    root = CHECKOUT / "engine/rankdeck"
+    return _digest(file for room in _ROOMS for file in sorted((root / room).rglob("*.py")))
+
+
+@functools.cache
+def _files_digest(text: str, modules: tuple[str, ...]) -> str:
+    files = [Path(str(importlib.import_module(module).__file__)) for module in modules]
+    return _digest(files) + hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def files_digest(entry: Entry) -> str:
+    """Of an entry and of the files that it names."""
+    used = (entry.model, entry.data, entry.loss, str(entry.optimizer["use"]))
+    modules = {use.partition(":")[0] for use in used if use not in OF_THE_ENGINE and "tests." in use}
+    return _files_digest(repr(entry), tuple(sorted({*modules, "tests.zoo.oracle", "tests.zoo.compare"})))
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""Which runs are due, and running them: all, some by name, or a share drawn by a seed within a time.
+
+check(runs, cache)                     what is not known yet, then what an older engine said
+share(seed=20261128, limit_s=60)       some of all, drawn anew; for a test that runs a part each day
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from tests.zoo.cache import Cache, Result
+from tests.zoo.registry import Entry, entries
+from tests.zoo.runner import Runner
+from tests.zoo.strategies import SETTINGS, Setting
+
+Run = tuple[Entry, Setting]
+KINDS = ("models", "losses", "optimizers", "data")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Parts of names: of settings, and of entries by their kind. Nothing said: all."""
+
+    settings: Sequence[str] = ()
+    names: tuple[tuple[str, Sequence[str]], ...] = ()
+
+    def runs(self) -> list[Run]:
+        """All entries under one setting, then under the next: `single` is the first."""
+        kinds = dict(self.names)
+        chosen = [
+            entry
+            for entry in entries().values()
+            if not kinds or any(part in entry.name for part in kinds.get(entry.kind, ()))
+        ]
+        settings = [
+            setting
+            for setting in SETTINGS.values()
+            if not self.settings or any(part in setting.name for part in self.settings)
+        ]
+        settings.sort(key=lambda setting: setting.turn)
+        return [(entry, setting) for setting in settings for entry in chosen]
+
+    @property
+    def is_all(self) -> bool:
+        return not (self.settings or self.names)
+
+
+def due(runs: Iterable[Run], cache: Cache, *, again: Sequence[str] = ()) -> list[Run]:
+    """Runs never done, then those of an older engine, the bad ones of them first. `again` are outcomes that
+    are run again in any case, and nothing else."""
+    known = [(run, cache.get(*run)) for run in runs]
+    if again:
+        return [run for run, result in known if result is not None and result.outcome.kind in again]
+    never = [run for run, result in known if result is None]
+    older = [(run, result) for run, result in known if result is not None and not result.is_current]
+    bad = [run for run, result in older if result.is_bad]
+    return never + bad + [run for run, result in older if not result.is_bad]
+
+
+def check(
+    runs: Sequence[Run],
+    cache: Cache | None = None,
+    *,
+    limit_s: float | None = None,
+    told: Callable[[Result], None] = lambda result: None,
+) -> list[Result]:
+    """Do these runs in this order, as many as there is time for."""
+    done: list[Result] = []
+    end_s = None if limit_s is None else time.monotonic() + limit_s
+    with closing(Runner()) as runner:
+        for entry, setting in runs:
+            started = time.monotonic()
+            if end_s is not None and started > end_s:
+                break
+            outcome = runner.run(entry, setting)
+            seconds = time.monotonic() - started
+            if cache is None:
+                done.append(Result(entry.key, setting.name, outcome, is_current=True, seconds=seconds))
+            else:
+                done.append(cache.put(entry, setting, outcome, seconds))
+            told(done[-1])
+    return done
+
+
+def share(seed: int, limit_s: float, wanted: Wanted = Wanted()) -> list[Result]:
+    """Runs drawn by a seed from all kinds alike, as many as there is time for."""
+    return check(drawn(seed, wanted.runs()), limit_s=limit_s)
+
+
+def drawn(seed: int, runs: Sequence[Run]) -> list[Run]:
+    """In an order of the seed's own, kinds taking turns."""
+    generator = random.Random(seed)
+    by_kind = {kind: [run for run in runs if run[0].kind == kind] for kind in KINDS}
+    for group in by_kind.values():
+        generator.shuffle(group)
+    longest = max(map(len, by_kind.values()), default=0)
+    return [group[index] for index in range(longest) for group in by_kind.values() if index < len(group)]

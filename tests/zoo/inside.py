@@ -1,0 +1,113 @@
+"""What one rank does for the zoo: train one configuration and leave in a folder what came of it.
+
+`RankSet.call` runs `train` on all ranks. Each leaves `rank-N.json`, rank 0 the weights as well, so that the
+one who asked knows what each rank said also where the others waited for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankdeck import events
+from rankdeck.base.errors import Problem, RankdeckError, TrainingError
+from rankdeck.config import from_text
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.rundir import EventWriter
+from rankdeck.rundir.lines import decode_or_none
+from rankdeck.training import workload as workloads
+from rankdeck.training.assembly import assemble
+
+
+def train(toml: str, folder: str, breaks: str = "") -> None:
+    """One run of this rank. `breaks` names a function, "module:name", that makes a context in which the run
+    goes wrong: a negative control.
+
+    Raises: what the run raised, so that the others are not waited for.
+    """
+    rank, place = dist.get_rank(), Path(folder)
+    said: dict[str, Any] = {}
+    writer = EventWriter(place / f"events-{rank}.jsonl")
+    try:
+        with _broken(breaks):
+            _train(toml, rank, dist.get_world_size(), writer, place)
+    except Exception as error:
+        said = _told(error)
+        raise
+    finally:
+        writer.close()
+        said |= _read(place / f"events-{rank}.jsonl")
+        (place / f"rank-{rank}.json").write_text(json.dumps(said))
+
+
+def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: Path) -> None:
+    config = from_text(toml, folder=Path.cwd())
+    num_devices = 1 if world_size > 1 else config.selection.count or 1
+    workload = workloads.load(config)
+    trainer = assemble(
+        workload,
+        rank=rank,
+        world_size=world_size,
+        devices=[torch.device("cpu")] * num_devices,
+        places=[rank] if world_size > 1 else list(range(num_devices)),
+        writer=writer,
+    )
+    try:
+        trainer.run()
+        weights = trainer.strategy.weights()
+        if rank == 0:
+            torch.save({name: tensor.cpu() for name, tensor in weights.items()}, folder / "weights.pt")
+    finally:
+        trainer.strategy.close()
+
+
+def _broken(breaks: str) -> contextlib.AbstractContextManager[None]:
+    if not breaks:
+        return contextlib.nullcontext()
+    module, _, name = breaks.partition(":")
+    made: contextlib.AbstractContextManager[None] = getattr(importlib.import_module(module), name)()
+    return made
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as a person would read it, and whether it is a sentence of the engine's. `named` is the code
+    of a rule that knows the cause of an error in other words, as a run would tell it."""
+    is_refusal = isinstance(error, RankdeckError) and not isinstance(error, TrainingError)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    told = {
+        "error": f"{type(error).__name__}: {error}",
+        "is_refusal": is_refusal,
+        "at": f"{Path(last.filename).name}:{last.name}",
+        "traceback": traceback.format_exc()[-3000:],
+    }
+    if isinstance(error, RankdeckError):
+        told["template"] = _template(error.problems[0])
+        told["advice"] = error.problems[0].advice
+        told["cause"] = repr(error.__cause__) if error.__cause__ else None
+    else:
+        told["named"] = describe(error, 0).problem.code
+    return told
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a rank reported: loss sums and counts of its steps, and problems."""
+    found = [decode_or_none(line) for line in path.read_bytes().splitlines()]
+    steps = [event for event in found if isinstance(event, events.Steps)]
+    problems = [event.problem for event in found if isinstance(event, events.ProblemRaised)]
+    return {
+        "sums": [total for event in steps for total in event.loss_sum or ()],
+        "counts": [count for event in steps for count in event.count or ()],
+        "notes": [[problem.code, _template(problem), problem.message] for problem in problems],
+    }
+
+
+def _template(problem: Problem) -> str:
+    """What sentences that differ in names and numbers only have in common."""
+    return problem.templates.get("message", problem.message)

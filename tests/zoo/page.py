@@ -1,0 +1,127 @@
+"""docs/equality.md: counts per strategy, each run that a person has to look at, and why others stopped."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from tests.zoo.cache import Result
+from tests.zoo.compare import BAR, OUTCOMES
+from tests.zoo.strategies import SETTINGS
+
+_MOST_NAMES = 8
+_INTRODUCTION = """# Equality
+
+Small models, losses, optimizers and data sets of many kinds, each trained for a few steps under every
+strategy, schedule and sync in fp64, beside a plain PyTorch loop on one device that imports nothing of the
+engine (`tests/zoo`). `make zoo` runs what is not known yet and writes this page.
+
+- **equal**: weights, buffers and losses differ by less than {bar:g} of what training changed.
+- **refused**: the engine says before the first step, or as soon as it can know, why it does not run this.
+- **noted**: something else came out, and a note or the strategy's own nature says so.
+- **different**: something else came out, and nothing was said.
+- **failed**: an error that is no sentence of the engine's, or no end at all.
+
+{counts} torch {torch}.
+"""
+
+
+def write(results: Sequence[Result], num_wanted: int | None = None) -> str:
+    """The whole page. `num_wanted` is how many runs there would be if all had been done."""
+    kinds = Counter(result.entry.partition("/")[0] for result in {one.entry: one for one in results}.values())
+    entries = ", ".join(
+        f"{number} {kind if kind != 'data' else 'data sets'}" for kind, number in kinds.items()
+    )
+    older = sum(not result.is_current for result in results)
+    counts = f"{entries}; {len(results)} runs"
+    counts += f" of {num_wanted}" if num_wanted not in (None, len(results)) else ""
+    counts += f", {older} of them of an older engine." if older else "."
+    parts = [
+        _INTRODUCTION.format(bar=BAR, counts=counts, torch=torch.__version__.partition("+")[0]),
+        _table(results),
+        _list("Silently different", _of(results, "different"), _difference),
+        _list("Failed", _of(results, "failed"), lambda result: result.outcome.reason[:240]),
+        _reasons("Noted, by reason", _of(results, "noted")),
+        _reasons("Refused, by reason", _of(results, "refused")),
+        _needless(_of(results, "equal")),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _of(results: Iterable[Result], kind: str) -> list[Result]:
+    return [result for result in results if result.outcome.kind == kind]
+
+
+def _table(results: Sequence[Result]) -> str:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        counts[result.setting][result.outcome.kind] += 1
+    rows = [name for name in SETTINGS if name in counts]
+    total = sum(counts.values(), Counter())
+    lines = [f"| strategy | {' | '.join(OUTCOMES)} |", "| --- |" + " ---: |" * len(OUTCOMES)]
+    for name, row in [(name, counts[name]) for name in rows] + [("**all**", total)]:
+        lines.append(f"| {name} | " + " | ".join(str(row[kind]) for kind in OUTCOMES) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _difference(result: Result) -> str:
+    return f"{result.outcome.difference:.1e} at `{result.outcome.where}`"
+
+
+def _list(title: str, results: Sequence[Result], told: Callable[[Result], str]) -> str:
+    """By entry, those under most strategies first; what is the same under several is said once."""
+    if not results:
+        return f"## {title}\n\nNone.\n"
+    by_entry: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_entry[result.entry].append(result)
+    lines = [f"## {title}\n"]
+    for entry, own in sorted(by_entry.items(), key=lambda item: (-len(item[1]), item[0])):
+        worst = max(own, key=lambda one: one.outcome.difference or 0.0)
+        lines.append(f"- {entry}: {told(worst)}; under {', '.join(one.setting for one in own)}")
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(title: str, results: Sequence[Result]) -> str:
+    if not results:
+        return f"## {title}\n\nNone.\n"
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result.outcome.template or result.outcome.reason].append(result)
+    lines = [f"## {title}\n"]
+    lines += [
+        f"- {own[0].outcome.reason} ({_times(len(own))}: {_some(own)})"
+        for own in sorted(groups.values(), key=len, reverse=True)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _needless(results: Sequence[Result]) -> str:
+    """Notes of runs that were equal all the same."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        for code, _, _ in result.outcome.notes:
+            groups[code].append(result)
+    if not groups:
+        return ""
+    lines = ["## Notes of runs that were equal\n"]
+    lines += [f"- {code} ({_times(len(own))}: {_some(own)})" for code, own in sorted(groups.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _some(results: Sequence[Result]) -> str:
+    """Whom it is about, without the whole product."""
+    entries = list(dict.fromkeys(result.entry.partition("/")[2] for result in results))
+    settings = list(dict.fromkeys(result.setting for result in results))
+    return f"{_first(entries)}; under {_first(settings)}"
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

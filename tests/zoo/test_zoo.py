@@ -1,0 +1,196 @@
+"""The zoo finds what is wrong, passes what is right, and goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.helpers import rank_main
+from tests.zoo import check as checks
+from tests.zoo import compare, oracle
+from tests.zoo.cache import Cache, Result
+from tests.zoo.compare import Outcome, judge
+from tests.zoo.page import write
+from tests.zoo.registry import Entry, entries
+from tests.zoo.runner import Runner
+from tests.zoo.strategies import SETTINGS, Setting
+
+SOME = ("models/mlp_in_parts", "models/batch_norms", "losses/weighted_samples", "data/tail_in_parts")
+
+
+@pytest.fixture(scope="module")
+def shared_runner() -> Iterator[Runner]:
+    with closing(Runner()) as made:
+        yield made
+
+
+@pytest.fixture
+def runner(shared_runner: Runner) -> Iterator[Runner]:
+    """Ranks of a test end with it; what they are forked from stays."""
+    yield shared_runner
+    shared_runner.end_ranks()
+
+
+@contextlib.contextmanager
+def without_sync() -> Iterator[None]:
+    """For ranks: each keeps the gradients of its own share."""
+    with rank_main._without_sync():
+        yield
+
+
+@contextlib.contextmanager
+def rank_1_hangs() -> Iterator[None]:
+    """For ranks: one of them never comes."""
+    if torch.distributed.get_rank() == 1:
+        signal.pause()
+    yield
+
+
+def test_the_zoo_holds_as_much_as_it_should() -> None:
+    kinds = [entry.kind for entry in entries().values()]
+    assert kinds.count("models") >= 80
+    assert kinds.count("losses") >= 25
+    assert kinds.count("optimizers") >= 25
+    assert kinds.count("data") >= 15
+
+
+def test_the_oracle_and_all_that_it_reads_import_nothing_of_the_engine() -> None:
+    for file in Path(__file__).parent.rglob("*.py"):
+        if file.name not in ("inside.py", "test_zoo.py", "nursery.py"):
+            assert "rankdeck." not in file.read_text().replace("tests.", ""), file
+
+
+@pytest.mark.parametrize("key", SOME)
+def test_one_device_equals_the_oracle(runner: Runner, key: str) -> None:
+    outcome = runner.run(entries()[key], SETTINGS["single"])
+    assert outcome.kind == "equal", outcome
+    assert outcome.difference is not None and outcome.difference < 1e-12
+
+
+@pytest.mark.parametrize("key", SOME[:1] + SOME[2:])
+def test_a_right_strategy_passes(runner: Runner, key: str) -> None:
+    outcome = runner.run(entries()[key], SETTINGS["ddp x2"])
+    assert outcome.kind == "equal", outcome
+
+
+@pytest.mark.parametrize("setting", ["ddp x2", "fsdp x2", "pipeline 1f1b-by-hand x2"])
+def test_a_strategy_without_its_sync_is_found(runner: Runner, setting: str) -> None:
+    breaks = f"{__name__}:without_sync"
+    outcome = runner.run(entries()["models/mlp_in_parts"], SETTINGS[setting], breaks=breaks)
+    assert outcome.kind == "different", outcome
+    assert outcome.difference is not None and outcome.difference > 1e-3
+
+
+def test_a_refusal_is_told_with_its_reason(runner: Runner) -> None:
+    outcome = runner.run(entries()["models/unet"], SETTINGS["tensor x2"])
+    assert outcome.kind == "refused"
+    assert "Conv2d" in outcome.reason and "{" in outcome.template
+
+
+def test_a_rank_that_hangs_ends_at_the_deadline_and_the_next_run_is_right(runner: Runner) -> None:
+    entry, setting = entries()["models/mlp"], SETTINGS["ddp x2"]
+    with mock.patch.object(runner, "deadline_s", 0.5):
+        outcome = runner.run(entry, setting, breaks=f"{__name__}:rank_1_hangs")
+    assert outcome.kind == "failed" and "no answer" in outcome.reason
+    assert runner.run(entry, setting).kind == "equal"
+
+
+def test_nearly_equal_is_not_equal() -> None:
+    entry = entries()["models/mlp"]
+    expected = oracle.train(entry)
+    told = [{"sums": expected.losses, "counts": [1.0] * len(expected.losses), "notes": []}]
+    weights = {name: tensor.clone() for name, tensor in expected.last.items()}
+    assert judge(SETTINGS["ddp x2"], expected, weights, told).kind == "equal"
+    weights["0.bias"][0] += 1e-9
+    found = judge(SETTINGS["ddp x2"], expected, weights, told)
+    assert (found.kind, found.where) == ("different", "0.bias")
+    told[0]["notes"] = [["dropout-differs", "Dropout differs.", "Dropout differs."]]
+    assert judge(SETTINGS["ddp x2"], expected, weights, told).kind == "noted"
+    del weights["0.bias"]
+    assert compare.difference(expected, weights, expected.losses).size == float("inf")
+
+
+def test_a_loss_that_is_reported_wrong_is_a_difference() -> None:
+    expected = oracle.train(entries()["models/mlp"])
+    found = compare.difference(expected, expected.last, [loss + 1e-6 for loss in expected.losses])
+    assert found.where == "loss" and found.size > compare.BAR
+
+
+@pytest.mark.parametrize("key", ["models/mlp_adamw", "models/gcn_joined", "optimizers/Signs", "models/flow"])
+def test_rounding_stays_far_below_the_bar(key: str) -> None:
+    entry = entries()[key]
+    nudged = oracle.train(entry, nudge=1e-15)
+    assert compare.difference(oracle.train(entry), nudged.last, nudged.losses).size < compare.BAR / 100
+
+
+class Told(Runner):
+    """Says at once what a test wants."""
+
+    def __init__(self) -> None:
+        pass
+
+    def run(self, entry: Entry, setting: Setting, *, breaks: str = "") -> Outcome:
+        kind = "different" if entry.name == "unet" else "equal"
+        return Outcome(kind, 0.5 if kind == "different" else 0.0, "out.weight")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def told() -> Iterator[None]:
+    with mock.patch.object(checks, "Runner", Told):
+        yield
+
+
+def test_the_cache_goes_on_where_it_was(tmp_path: Path, told: None) -> None:
+    runs = checks.Wanted(("ddp x2", "fsdp x2"), (("models", ("unet", "lm_tied")),)).runs()
+    assert len(runs) == 4
+    checks.check(runs[:3], Cache(tmp_path))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"entry": "models/un')  # cut off
+    assert checks.due(runs, Cache(tmp_path)) == runs[3:]
+
+
+def test_results_of_another_engine_are_run_again_the_bad_ones_first(tmp_path: Path, told: None) -> None:
+    runs = checks.Wanted(("ddp x2",), (("models", ("lm_tied", "unet")),)).runs()
+    checks.check(runs, Cache(tmp_path))
+    assert checks.due(runs, Cache(tmp_path)) == []
+    assert [entry.name for entry, _ in checks.due(runs, Cache(tmp_path), again=["different"])] == ["unet"]
+    file = tmp_path / "results.jsonl"
+    lines = [json.loads(line) | {"engine": "older"} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [entry.name for entry, _ in checks.due(runs, Cache(tmp_path))] == ["unet", "lm_tied"]
+
+
+def test_a_share_is_drawn_by_its_seed_from_all_kinds(told: None) -> None:
+    runs = checks.Wanted().runs()
+    first, again, other = (checks.drawn(seed, runs) for seed in (1, 1, 2))
+    assert first == again != other
+    assert len(first) == len(runs) and {run[0].kind for run in first[:4]} == set(checks.KINDS)
+    assert checks.share(seed=1, limit_s=-1.0) == []
+
+
+def test_the_page_names_what_is_wrong_and_groups_why_others_stopped() -> None:
+    results = [
+        Result("models/unet", "ddp x2", Outcome("different", 0.5, "out.weight"), is_current=True),
+        Result("models/mlp", "dp x2", Outcome("failed", reason="TypeError: no"), is_current=True),
+        Result("models/mlp", "ddp x2", Outcome("equal", 0.0), is_current=True),
+        *(
+            Result(name, "tensor x2", Outcome("refused", reason=f"No {name}", template="No {x}"), True)
+            for name in ("data/one", "data/two")
+        ),
+    ]
+    page = write(results)
+    assert "- models/unet: 5.0e-01 at `out.weight`; under ddp x2" in page
+    assert "- models/mlp: TypeError: no; under dp x2" in page
+    assert "- No data/one (2 times: one, two; under tensor x2)" in page
+    assert "| ddp x2 | 1 | 0 | 0 | 1 | 0 |" in page
