@@ -198,7 +198,6 @@ class Worker:
         if first_steps == 0:
             return
         self._phase(marked("building the model"))
-        always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
             workload,
             rank=place.rank,
@@ -207,7 +206,7 @@ class Worker:
             places=mine,
             writer=self._writer,
             notes=notes,
-            sampling=SamplingBudget(always=always),
+            sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
             saver=saver,
             waits=first_steps is not None,

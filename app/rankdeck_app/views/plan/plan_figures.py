@@ -292,17 +292,8 @@ def tooltip(line: PlanLine, verified: str = "") -> str:
     step = "" if line.step is None else tr("{time} a step", time=step_text(line.step))
     verdict = verdict_text(line)
     notes = (spoken(note, line.phrases) for note in line.notes)
-    said = [
-        text
-        for text in (
-            verdict[:1].upper() + verdict[1:],
-            reason_text(line),
-            html.escape(verified),
-            *notes,
-            step,
-        )
-        if text
-    ]
+    parts = (verdict[:1].upper() + verdict[1:], reason_text(line), html.escape(verified), *notes, step)
+    said = [text for text in parts if text]
     head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest
     if fullest is None:

@@ -31,7 +31,7 @@ from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice
 from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, scope_of
-from rankdeck.training.verify.trial import Trial
+from rankdeck.training.verify.trial import StrategyTrial
 from rankdeck.training.workload import Workload
 
 LEAST_BUDGET_S, SHARE_OF_RUN = 3.0, 0.05
@@ -194,7 +194,9 @@ class EqualityCheck:
 
     def _try(self, scope: CheckedScope) -> Computed | None:
         """What two steps under the strategy compute; on rank 0."""
-        trial = Trial(scope.workload, rank=self._rank, world_size=self._world_size, devices=self._devices)
+        trial = StrategyTrial(
+            scope.workload, rank=self._rank, world_size=self._world_size, devices=self._devices
+        )
         try:
             trial.run(self._draws)
             return trial.computed

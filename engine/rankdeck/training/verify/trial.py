@@ -29,7 +29,7 @@ from rankdeck.training.verify.scope import NUM_STEPS
 from rankdeck.training.workload import Workload
 
 
-class Trial:
+class StrategyTrial:
     """A strategy of its own over a workload. Every rank makes one and calls its methods together; `close` it.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
