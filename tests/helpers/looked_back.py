@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, backdated, device_infos
 
 STEP_S = 0.5
@@ -34,6 +35,7 @@ def write_resumed(runs: Path, num_devices: int = 2) -> WrittenRun:
     run.begin(devices=device_infos(num_devices), attempt=1)
     again = again_at(run)
     lines = [(run.started + 0.1, events.RankStarted(rank=0, pid=1, devices=list(range(num_devices))))]
+    lines += [(run.started + 0.2, VERIFIED["equal"])]
     lines += [line for step in range(1, NUM_STEPS + 1) for line in _step(run.started, step, 0, num_devices)]
     begun = [(again + 0.1, events.RankStarted(rank=0, pid=2, devices=list(range(num_devices))))]
     begun += [(again + 0.2, events.Restored(rank=0, step=KEPT))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -21,6 +21,7 @@ from rankdeck.compare.words import TEXT, UNKNOWN, devices_in_words, shortened, s
 
 _NUM_PLACES = 5
 _LONGEST_VALUE = 200
+_LONGEST_BEHIND = 28
 _BEST = "*"
 _AT = {"step": "step {}", "time": "after {}", "samples": "{} samples"}
 
@@ -70,8 +71,16 @@ def _print_group(out: Console, comparison: Comparison, group: str) -> None:
         table.add_row(row.label, *(_cell(row, place) for place in range(len(comparison.runs))))
     out.print()
     out.print(table)
-    for note in comparison.notes_of(group):
-        out.print(note, style="dim", soft_wrap=True)
+    for note in (*comparison.notes_of(group), *_long_words(comparison, rows)):
+        out.print(note, style="dim", soft_wrap=True, markup=False)
+
+
+def _long_words(comparison: Comparison, rows: Sequence[FigureRow]) -> Iterator[str]:
+    """What has no room behind the words of a cell."""
+    for row in rows:
+        for place in range(len(comparison.runs)):
+            if row.unit == TEXT and len(row.more(place)) > _LONGEST_BEHIND:
+                yield f"{comparison.letter(place)}: {one_line(row.more(place), _LONGEST_VALUE)}"
 
 
 def _cell(row: FigureRow, place: int) -> Text:
@@ -79,7 +88,7 @@ def _cell(row: FigureRow, place: int) -> Text:
     words = Text(row.cell(place), style="bold green" if is_best else "")
     words.append(f" {_BEST}" if is_best else "")
     behind = row.more(place) if row.unit == TEXT else row.differences[place]
-    if behind:
+    if behind and len(behind) <= _LONGEST_BEHIND:
         words.append(f"  {behind}", style="dim not bold")
     return words
 

@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
+from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
 from rankdeck_app.shell.tab import UnavailablePage
@@ -16,7 +17,8 @@ from rankdeck_app.state.problem_list import DRAFT, LAUNCH, ListedProblem, Proble
 from rankdeck_app.views.code_page import CodePage
 from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.problems import ProblemsView, code_of, said_of, whose
-from tests.helpers.app_window import wait_for
+from tests.helpers.app_window import open_run, wait_for
+from tests.helpers.written_run import WrittenRun, device_infos
 
 _TORCH = "/env/lib/python3.12/site-packages/torch/nn"
 CODE = 'import torch\n\n"""Long\ntext."""\ndef forward(x):\n    return inner(x)\n'
@@ -222,3 +224,23 @@ def test_a_folder_that_the_advice_names_is_not_told_twice() -> None:
     assert whose(ListedProblem(LAUNCH, "mine", lost)) == "mine"
     other = Problem("lost", "It failed.", path="/runs/mine", advice="Run it again.")
     assert whose(ListedProblem(LAUNCH, "mine", other)) == "mine · /runs/mine"
+
+
+def test_the_fix_of_a_run_that_was_refused_is_a_command(
+    qtbot: QtBot, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path / "runs", "refused")
+    run.begin(1, device_infos(2))
+    cure = {"strategy.use": "model"}
+    refused = Problem("differs-from-one-device", "The model mixes samples.", cure=cure)
+    run.writer("supervisor").write(events.ProblemRaised(problem=refused))
+    taken = list[object]()
+    monkeypatch.setattr(app.cures, "take", lambda *what: taken.append(what))
+    open_run(app, run.path)
+    commands = app.window.commands
+    qtbot.waitUntil(lambda: bool(app.session.problems.entries))
+    assert not commands.enabled("run.cure"), "it is not over"
+    run.end("failed", 2)
+    qtbot.waitUntil(lambda: commands.enabled("run.cure"))
+    commands.run("run.cure")
+    assert taken == [(run.path, cure)]

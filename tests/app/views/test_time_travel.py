@@ -63,7 +63,7 @@ def test_every_card_and_the_panel_show_the_moment(
     plots = [page.cards[name] for name in ("band", "loss", "rate")]
     qtbot.waitUntil(lambda: all(card.made_body is not None for card in plots))
     seek(qtbot, page, written.started + 13 * STEP_S + 0.1)
-    assert page._strip.figure[0].value.startswith("13 / ")
+    assert page._strip.figure[0].value.startswith("13 / ") and page._facts.isVisible()
     assert [bar.total_bytes for bar in page._bars.figure.bars] == [bytes_of(10, 0), bytes_of(10, 1)]
     words = page.cards["bars"].subtitle
     assert "peak of step 10" in words and "sampled 1 s ago" in words
@@ -90,6 +90,16 @@ def test_every_card_and_the_panel_show_the_moment(
     assert page.cards["loss"].body._series[0] is page.run.losses and page._banner.isHidden()
     assert not any(card.body._mark.isVisible() for card in plots)
     assert any(f"step {NUM_STEPS} " in line.text for line in output.model.lines)
+
+
+def test_before_the_check_nothing_is_said_of_it(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[[WrittenRun], RunPage]
+) -> None:
+    page = opened(written)
+    seek(qtbot, page, written.started + 0.15)
+    assert not page._facts.isVisible() and not page._facts.figure
+    page.run.time.back_to_now()
+    qtbot.waitUntil(lambda: page._facts.isVisible())
 
 
 def test_keys_reach_it_and_stop_acts_on_the_run_as_it_is(

@@ -41,7 +41,19 @@ train = { steps = 4, global_batch = 8, evaluate_every = 0, checkpoint_every = 2 
 strategy = { use = "single" }
 devices = { use = "cpu:1" }
 """
-NAMED = {"train", "run", "plan", "race", "adopt", "validate", "devices", "strategies", "presets", "doctor"}
+NAMED = {
+    "train",
+    "run",
+    "plan",
+    "verify",
+    "race",
+    "adopt",
+    "validate",
+    "devices",
+    "strategies",
+    "presets",
+    "doctor",
+}
 """What a person names themselves, or no run at all; `plan` asks with --accuracy."""
 FROM_ELSEWHERE = {"serve", "meet", "copy"}
 """What starts the other commands here for a person at another host, or there."""

@@ -401,4 +401,5 @@ def test_whether_runs_equal_one_device_is_a_row_of_words(tmp_path: Path) -> None
     assert row.more(0) == "largest difference 6e-16" and "do not fit" in row.more(1) and row.more(2) == ""
     out = rankdeck_here("compare", *(run.path for run in runs), code=0).out
     assert "One device" in out and "largest difference 6e-16" in " ".join(out.split())
+    assert "\nB: Two steps of the model on one device do not fit the memory\n" in out, "below the table"
     assert not [row for row in side_by_side(runs[2]).rows if row.key == "verified"], "nobody checked"
