@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -41,8 +42,8 @@ def write(results: Sequence[Result], num_wanted: int | None = None) -> str:
     parts = [
         _INTRODUCTION.format(bar=BAR, counts=counts, torch=torch.__version__.partition("+")[0]),
         _table(results),
-        _list("Silently different", _of(results, "different"), _difference),
-        _list("Failed", _of(results, "failed"), lambda result: result.outcome.reason[:240]),
+        _different(_of(results, "different")),
+        _failed(_of(results, "failed")),
         _reasons("Noted, by reason", _of(results, "noted")),
         _reasons("Refused, by reason", _of(results, "refused")),
         _needless(_of(results, "equal")),
@@ -66,30 +67,47 @@ def _table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _difference(result: Result) -> str:
-    return f"{result.outcome.difference:.1e} at `{result.outcome.where}`"
+def _different(results: Sequence[Result]) -> str:
+    """By entry, those under most strategies first, with the largest difference of each."""
+    groups = _grouped(results, lambda result: result.entry)
+    lines = []
+    for entry, own in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        worst = max(own, key=lambda result: result.outcome.difference or 0.0)
+        size, where = worst.outcome.difference, worst.outcome.where
+        lines.append(f"- {entry}: {size:.1e} at `{where}` under {_settings([worst])}{_others(own, worst)}")
+    return "## Silently different\n\n" + ("\n".join(lines) or "None.") + "\n"
 
 
-def _list(title: str, results: Sequence[Result], told: Callable[[Result], str]) -> str:
-    """By entry, those under most strategies first; what is the same under several is said once."""
-    if not results:
-        return f"## {title}\n\nNone.\n"
-    by_entry: dict[str, list[Result]] = defaultdict(list)
+def _others(own: Sequence[Result], worst: Result) -> str:
+    others = [result for result in own if result is not worst]
+    return f"; also under {_settings(others)}" if others else ""
+
+
+def _failed(results: Sequence[Result]) -> str:
+    """By entry and by what was said, which is the same under several strategies."""
+    groups = _grouped(results, lambda result: (result.entry, result.outcome.reason[:60]))
+    lines = [
+        f"- {entry}: {own[0].outcome.reason[:240]}; under {_settings(own)}"
+        for (entry, _), own in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+    return "## Failed\n\n" + ("\n".join(lines) or "None.") + "\n"
+
+
+def _grouped(results: Sequence[Result], of: Callable[[Result], Any]) -> dict[Any, list[Result]]:
+    groups: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
-        by_entry[result.entry].append(result)
-    lines = [f"## {title}\n"]
-    for entry, own in sorted(by_entry.items(), key=lambda item: (-len(item[1]), item[0])):
-        worst = max(own, key=lambda one: one.outcome.difference or 0.0)
-        lines.append(f"- {entry}: {told(worst)}; under {', '.join(one.setting for one in own)}")
-    return "\n".join(lines) + "\n"
+        groups[of(result)].append(result)
+    return groups
+
+
+def _settings(results: Sequence[Result]) -> str:
+    return ", ".join(result.setting for result in results)
 
 
 def _reasons(title: str, results: Sequence[Result]) -> str:
     if not results:
         return f"## {title}\n\nNone.\n"
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        groups[result.outcome.template or result.outcome.reason].append(result)
+    groups = _grouped(results, lambda result: result.outcome.template or result.outcome.reason)
     lines = [f"## {title}\n"]
     lines += [
         f"- {own[0].outcome.reason} ({_times(len(own))}: {_some(own)})"

@@ -190,7 +190,7 @@ def test_the_page_names_what_is_wrong_and_groups_why_others_stopped() -> None:
         ),
     ]
     page = write(results)
-    assert "- models/unet: 5.0e-01 at `out.weight`; under ddp x2" in page
+    assert "- models/unet: 5.0e-01 at `out.weight` under ddp x2\n" in page
     assert "- models/mlp: TypeError: no; under dp x2" in page
     assert "- No data/one (2 times: one, two; under tensor x2)" in page
     assert "| ddp x2 | 1 | 0 | 0 | 1 | 0 |" in page
