@@ -57,6 +57,7 @@ _FIXES: dict[Cause, str] = {
     "gradient": _WHOLE_MODEL,
     "optimizer": _WHOLE_MODEL,
 }
+_USES = {_WHOLE_BATCHES: "model", _WHOLE_MODEL: "ddp", _ONE_DEVICE: "single"}
 _OVERRIDE = marked('train.verify = "off" trains all the same.')
 
 
@@ -101,7 +102,9 @@ def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> Mo
     if fix == _WHOLE_MODEL and config.strategy.use == "ddp":
         fix = _ONE_DEVICE
     advice = sentences((phrase(fix), phrase(_OVERRIDE)))
-    return ModelError(message, code=REFUSED, path="strategy.use", advice=advice)
+    return ModelError(
+        message, code=REFUSED, path="strategy.use", advice=advice, cure={"strategy.use": _USES[fix]}
+    )
 
 
 def _listed(finding: Discrepancy) -> str:
