@@ -129,7 +129,7 @@ REFUSALS: tuple[Refusal, ...] = (
         _steps_both_ways,
         phrase("train.optimizer.foreach and train.optimizer.fused are two ways to compute one step."),
         {"train.optimizer.foreach": None},
-        phrase("Leave one of them out."),
+        phrase("Leave train.optimizer.foreach out, or train.optimizer.fused."),
     ),
     *(
         Refusal(

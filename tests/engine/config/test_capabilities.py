@@ -42,13 +42,13 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
             'use = "single"',
             'optimizer = { use = "adamw", foreach = true, fused = true }',
             "train.optimizer.foreach",
-            "one of them",
+            "or train.optimizer.fused",
         ),
         (
             'use = "fsdp"',
             'optimizer = { use = "torch.optim:Adagrad", foreach = true, fused = true }',
             "train.optimizer.foreach",
-            "one of them",
+            "or train.optimizer.fused",
         ),
         (
             'use = "tensor"',
