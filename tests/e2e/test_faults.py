@@ -90,7 +90,7 @@ name = "faulty"
 model = { use = "mine.py:model" }
 data = { use = "digits" }
 loss = { use = "mine.py:loss" }
-train = { steps = 2000, global_batch = 48, evaluate_every = 0 }
+train = { steps = 2000, global_batch = 48, evaluate_every = 0, verify = "off" }  # mine.py counts its calls
 strategy = { use = "ddp" }
 devices = { use = "cpu:3" }
 launch = { timeout_s = 14 }
@@ -171,7 +171,7 @@ def test_a_run_of_one_process_that_leaves_early_has_not_completed(
 def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
     job: Path, tmp_path: Path, fault: str, rank: int | None
 ) -> None:
-    done = rankdeck_here("train", job, env={"FAULT": fault})
+    done = rankdeck_here("train", job, "--set", "train.verify=auto", env={"FAULT": fault})
     assert done.code == 2, done.err
     assert "mine.py" in done.err and "Traceback" not in done.out
     problem = one_problem(the_run(tmp_path))

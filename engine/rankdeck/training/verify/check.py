@@ -138,10 +138,15 @@ class EqualityCheck:
     def _choose(self) -> _Chosen | Phrase:
         """What is compared, or why nothing is."""
         own = self._workload.config.train.precision
-        num_weights = sum(weight.numel() for weight in model_on_meta(self._workload.build_model).parameters())
+        try:
+            model = model_on_meta(self._workload.build_model)
+        except Exception as error:  # every rank is about to say it
+            return _untrained(error)
+        num_weights = sum(weight.numel() for weight in model.parameters())
+        del model
         if not self._has_room(num_weights * 4):
             return phrase("Two steps of the model on one device do not fit in memory beside the run.")
-        why = ""
+        failure: Exception | None = None
         is_small = num_weights <= _FP64_WEIGHTS and self._has_room(num_weights * 8)
         precisions = ("fp64", own) if is_small else (own,)
         for precision in dict.fromkeys(precisions):
@@ -150,8 +155,9 @@ class EqualityCheck:
                 try:
                     return self._within_budget(chosen, self._timed(chosen))
                 except Exception as error:  # a person's model may raise anything for few samples, or in fp64
-                    why = f"{type(error).__name__}: {words_of(error)}".splitlines()[0].rstrip(": .")
-        return phrase("The model did not train on one device by itself: {why}.", why=why)
+                    failure = error
+        assert failure is not None
+        return _untrained(failure)
 
     def _has_room(self, weight_bytes: int) -> bool:
         """Whether there is room for the steps of all ranks here and for those of one device."""
@@ -228,3 +234,8 @@ class EqualityCheck:
                 unchecked=phrase("The model draws random numbers that cannot be fixed for a comparison.")
             )
         return Result(tuple(findings), largest=one_device.compare(one_device.whole(), computed).largest)
+
+
+def _untrained(error: Exception) -> Phrase:
+    why = f"{type(error).__name__}: {words_of(error)}".splitlines()[0].rstrip(": .")
+    return phrase("The model did not train on one device by itself: {why}.", why=why)

@@ -78,7 +78,7 @@ def event_of(result: Result) -> events.Verified:
         precision=result.precision,
         samples=result.num_samples,
         seconds=result.seconds,
-        why=result.unchecked,
+        why=None if result.unchecked is None else str(result.unchecked),
     )
 
 

@@ -10,6 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
+from rankdeck import events
+from rankdeck.base.phrases import phrase
+from rankdeck.training.verify.check import Result
+from rankdeck.training.verify.verdict import event_of
 from tests.helpers import parity
 from tests.helpers.ranks import RankSet
 from tests.helpers.verifying import MODELS, check, checked, configuration
@@ -146,3 +150,11 @@ def test_the_run_after_it_begins_as_if_there_had_been_none() -> None:
     check(configuration('{ use = "dp" }', model="noisy"))
     assert torch.equal(torch.get_rng_state(), before)
     assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def test_every_result_can_be_written_as_an_event() -> None:
+    why = phrase("Two steps on one device take {seconds} s.", seconds="4.0")
+    written = events.encode(event_of(Result(unchecked=why)))
+    read = events.decode(written)
+    assert isinstance(read, events.Verified)
+    assert (read.outcome, read.why) == ("unchecked", "Two steps on one device take 4.0 s.")
