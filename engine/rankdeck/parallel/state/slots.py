@@ -120,7 +120,13 @@ def same(left: Any, right: Any) -> bool:
 
 
 def keep_state(root: nn.Module) -> Callable[[], None]:
-    """A function that gives the module back the state that it has now, in the tensors that hold it now."""
+    """A function that gives the module back the state that it has now, in the tensors that hold it now, and
+    what its modules' `get_extra_state` gives."""
+    extra = [
+        (module, copy.deepcopy(module.get_extra_state()))
+        for module in root.modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
     tables = [tables_of(module) for module in root.modules()]
     slots = list(slots_of(root, tables, frozenset()).values())
     kept = [(slot, slot.value(tables), copied(slot.value(tables))) for slot in slots]
@@ -130,6 +136,8 @@ def keep_state(root: nn.Module) -> Callable[[], None]:
             if isinstance(holder, Tensor):
                 holder.data.copy_(value)
             slot.put(tables, holder if isinstance(holder, Tensor) else copied(value))
+        for module, state in extra:
+            module.set_extra_state(copy.deepcopy(state))
 
     return put_back
 
