@@ -49,7 +49,7 @@ name = "still"
 model = { use = "mine.py:model" }
 loss = { use = "mine.py:loss" }
 strategy = { use = "ddp" }
-train = { steps = 100000, evaluate_every = 0, global_batch = 48, checkpoint_every = 10 }
+train = { steps = 100000, evaluate_every = 0, global_batch = 48, checkpoint_every = 10, verify = "off" }
 launch = { timeout_s = 6 }
 hosts = { use = ["box1", "box2"] }
 devices = { use = "cpu:1" }

@@ -33,8 +33,6 @@ REFUSED = (
     _refused('use = "ddp"', "train.compile", "compile = true\nactivation_checkpointing = true"),
     _refused('use = "ddp"', "train.optimizer.foreach",
              'optimizer = { use = "adamw", foreach = true, fused = true }'),
-    _refused('use = "tensor"', "train.optimizer.foreach", 'optimizer = { use = "adamw", foreach = true }'),
-    _refused('use = "tensor"', "train.optimizer.fused", 'optimizer = { use = "adamw", fused = true }'),
     _refused('use = "ddp"', "train.optimizer.use", 'optimizer = { use = "torch.optim:LBFGS" }'),
     _refused('use = "tensor"', "train.optimizer.use", 'optimizer = { use = "torch.optim:Adafactor" }'),
     _refused('use = "fsdp"', "train.optimizer.use", 'optimizer = { use = "torch.optim:Muon" }'),

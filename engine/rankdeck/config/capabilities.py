@@ -72,18 +72,6 @@ def _cuts_weights(facts: Facts) -> bool:
     return facts.strategy.use != "hybrid" or options.get("shard", 1) > 1 or options.get("tensor", 1) > 1
 
 
-def _lists_of_both(option: str) -> Callable[[Facts], bool]:
-    """Whether an option has torch step lists of weights of which tensor parallel cuts some."""
-    return lambda facts: (
-        _is_torchs(facts)
-        and bool(facts.train.optimizer.options.get(option))
-        and (facts.strategy.use == "tensor" or facts.strategy.options.get("tensor", 1) > 1)
-    )
-
-
-_NO_LISTS_OF_BOTH = phrase(
-    "Under tensor parallel some weights are cut and others whole, and torch steps no list of both."
-)
 WITH_FP16 = ("single", "dp", "ddp", "model")
 WITH_COMPILE = ("single", "ddp")
 
@@ -130,17 +118,6 @@ REFUSALS: tuple[Refusal, ...] = (
         phrase("train.optimizer.foreach and train.optimizer.fused are two ways to compute one step."),
         {"train.optimizer.foreach": None},
         phrase("Leave train.optimizer.foreach out, or train.optimizer.fused."),
-    ),
-    *(
-        Refusal(
-            ("tensor", "hybrid"),
-            f"train.optimizer.{option}",
-            _lists_of_both(option),
-            _NO_LISTS_OF_BOTH,
-            {f"train.optimizer.{option}": None},
-            phrase("Leave train.optimizer.{option} out.", option=option),
-        )
-        for option in ("foreach", "fused")
     ),
     Refusal(
         (),

@@ -50,18 +50,6 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
             "train.optimizer.foreach",
             "or train.optimizer.fused",
         ),
-        (
-            'use = "tensor"',
-            'optimizer = { use = "sgd", fused = true }',
-            "train.optimizer.fused",
-            "train.optimizer.fused out",
-        ),
-        (
-            'use = "hybrid"\ndata = 1\ntensor = 2',
-            'optimizer = { use = "adamw", foreach = true }',
-            "train.optimizer.foreach",
-            "train.optimizer.foreach out",
-        ),
         ('use = "single"', 'optimizer = { use = "torch.optim:LBFGS" }', "train.optimizer.use", "adamw"),
         ('use = "tensor"', 'optimizer = { use = "torch.optim:Adafactor" }', "train.optimizer.use", "ddp"),
         (

@@ -115,7 +115,7 @@ def test_a_block_whose_weights_are_read_outside_is_gathered_with_the_root(ranks:
 @on_two
 def test_old_weight_norm_is_cut_by_fsdp_and_refused_by_tensor(ranks: Ranks) -> None:
     assert distance(ranks, "old_weight_norm", FSDP) <= BARS["fp64"]
-    with pytest.raises(AssertionError, match=r"ModelError: tensor would split blocks\.0\.0, which computes"):
+    with pytest.raises(AssertionError, match=r"ModelError: strategy.plan: blocks\.0\.0 computes its weight"):
         distance(ranks, "old_weight_norm", TENSOR)
 
 

@@ -32,7 +32,6 @@ from rankdeck.parallel.tensor.hooks import require_hooks_take_slices
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.torch_compat.marks import marks_by_name, put_marks
-from rankdeck.torch_compat.modules import own_parameters
 
 
 class LayerSplit:
@@ -65,7 +64,6 @@ class LayerSplit:
         self._options = options
         self._ties = names_by_weight(model)
         _require_equal_ties(model, self._ties, plan)
-        _require_plain_layers(model, plan)
         self._own = set(model.modules()) if own is None else own
         # What lies elsewhere and is here too is tied to something of this rank's, and follows it.
         self._left = [layer for layer in plan.layers if model.get_submodule(layer.name) in self._own]
@@ -214,25 +212,6 @@ def _bare_block(plan: SplitPlan) -> str | None:
     rank where its layers see all."""
     owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
     return next((block for block in plan.blocks if block in owners), None)
-
-
-def _require_plain_layers(model: nn.Module, plan: SplitPlan) -> None:
-    """Raises: ModelError for a layer that computes its weight from others (weight_norm)."""
-    for layer in plan.layers:
-        own = own_parameters(model.get_submodule(layer.name))
-        if not {"weight"} <= own.keys() <= {"weight", "bias"}:
-            raise ModelError(
-                phrase(
-                    "tensor would split {name}, which computes its weight from other parameters in each "
-                    "forward.",
-                    name=layer.name,
-                ),
-                code="tensor-plan",
-                path="strategy.plan" if plan.is_given else "strategy.use",
-                advice=phrase("Leave it out of the plan, or use ddp, fsdp or pipeline.")
-                if plan.is_given
-                else phrase("Use ddp, fsdp or pipeline instead."),
-            )
 
 
 def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: SplitPlan) -> None:
