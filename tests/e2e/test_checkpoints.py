@@ -99,7 +99,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
     folder = tmp_path_factory.mktemp("restarted")
     changes = ["--set", "launch.max_restarts=2", "--runs", folder / "runs"]
     facts = rankdeck_here("train", _job(folder), *changes, "--json", code=0, env={"FAULT": "once"}).json
-    (run,) = list_runs(folder / "runs")
+    run = RunDir(Path(facts["path"]))
     wait_until_gone(run)
     return Restarted(run, facts)
 
