@@ -18,9 +18,9 @@ from tests.helpers.ranks import RankSet
 MODELS = Path(__file__).with_name("deviating.py")
 
 
-def check(toml: str, full: bool = False) -> dict[str, Any]:
+def check(toml: str, full: bool = False, most_fp64_weights: int = 10**9) -> dict[str, Any]:
     """What the check of a configuration finds, whose optimizer nothing has tried out before; all ranks of a
-    set call this together.
+    set call this together. Larger models are compared in the run's own precision.
     """
     config = from_text(toml, folder=Path.cwd())
     num_devices = config.selection.count or 1
@@ -33,7 +33,10 @@ def check(toml: str, full: bool = False) -> dict[str, Any]:
         num_devices=num_devices,
         full=full,
     )
-    with mock.patch("rankdeck.training.assembly.refuse_optimizer"):
+    with (
+        mock.patch("rankdeck.training.assembly.refuse_optimizer"),
+        mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", most_fp64_weights),
+    ):
         return as_facts(one.run())
 
 
@@ -52,11 +55,11 @@ def as_facts(result: Result) -> dict[str, Any]:
     }
 
 
-def checked(rank_set: RankSet, toml: str, *, full: bool = False) -> dict[str, Any]:
+def checked(rank_set: RankSet, toml: str, **more: Any) -> dict[str, Any]:
     """The same where one process drives all devices, and on the ranks of a set; every rank found the same."""
     if from_text(toml, folder=Path.cwd()).strategy_card.one_process:
-        return check(toml, full)
-    found = rank_set.call("tests.helpers.verifying:check", toml=toml, full=full)
+        return check(toml, **more)
+    found = rank_set.call("tests.helpers.verifying:check", toml=toml, **more)
     assert all(one == found[0] for one in found)
     facts: dict[str, Any] = found[0]
     return facts

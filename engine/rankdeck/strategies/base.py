@@ -337,8 +337,7 @@ class Strategy(ABC):
         return None if sample is None else sample(min(2, self.setup.part_batch))[0]
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = _AUTOCAST.get(self.setup.precision)
-        return _AS_IT_IS if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return autocast(self.setup.precision, self.device)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -380,6 +379,12 @@ def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
 def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
     """The model in the run's precision on a device, in train mode. bf16 is autocast: weights stay fp32."""
     return placed(model, setup.precision, device)
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """What forward and loss are computed under in 16 bits; nothing in other precisions."""
+    dtype = _AUTOCAST.get(precision)
+    return _AS_IT_IS if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def placed(model: nn.Module, precision: str, device: torch.device) -> nn.Module:

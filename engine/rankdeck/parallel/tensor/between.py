@@ -22,7 +22,7 @@ from torch import nn
 
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
-from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
+from rankdeck.parallel.pipelining.probing import all_trainable, on_shapes, without_effects
 from rankdeck.parallel.tensor.attention import AttentionLayers
 from rankdeck.parallel.tensor.pairs import Pair
 
@@ -113,7 +113,7 @@ def _watched(
         return Between(between, frozenset(around))
 
     try:
-        with without_effects(model), _all_trainable(model), torch.enable_grad():
+        with without_effects(model), all_trainable(model):
             return on_shapes(run, inputs, model)
     except Exception:  # a person's code may raise anything on shapes or in eval mode
         return None
@@ -163,7 +163,7 @@ def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs
         return found
 
     try:
-        with without_effects(model), _all_trainable(model), torch.enable_grad():
+        with without_effects(model), all_trainable(model):
             return on_shapes(run, inputs, model)
     except Exception:  # a person's code may raise anything on shapes or in eval mode
         return None
@@ -204,19 +204,6 @@ def _walk(starts: Collection[Any], stops: Collection[Any]) -> Iterator[Any]:
 
 def _nodes_of(value: Any) -> list[Any]:
     return [tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None]
-
-
-@contextlib.contextmanager
-def _all_trainable(model: nn.Module) -> Iterator[None]:
-    """A frozen weight stands in the way as any other."""
-    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
-    for weight in frozen:
-        weight.requires_grad_(weight.is_floating_point())
-    try:
-        yield
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(False)
 
 
 def _declared(model: nn.Module, group: Group) -> Iterator[str]:

@@ -3,7 +3,11 @@
 Two orders of one sum differ by rounding, and an optimizer may make much of little: Adam turns a gradient that
 is zero but for rounding into a step of full length. How much, the model itself tells: the reference is
 computed once more from weights that are changed by one rounding, and a tensor may differ by some multiples of
-what that changes. Without such a measurement only the narrow bounds of fp64 hold. Read causes.py next.
+what that changes. Without such a measurement only the narrow bounds of fp64 hold.
+
+In fp32 and below single numbers prove nothing: a tensor also has to differ as a whole. In 16 bits the second
+step follows from the noise of the first one, so losses and gradients of the first step are compared alone.
+Read causes.py next.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ _TIMES_NOISE = 30.0
 """Times what one rounding of all weights changes."""
 ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
 """Relative change of a weight that shows what rounding can do. Models round to fp32 inside a run in fp64."""
+_OF_WHOLE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+"""Of a tensor's change, by norms: smaller differences are none, whatever single numbers say."""
+_HALF = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -62,47 +69,68 @@ class ComputedComparison:
         return ComputedComparison(kept, self.largest)
 
 
+@dataclass(frozen=True)
+class Noise:
+    """The same steps twice, from weights that differ by one rounding of `precision`."""
+
+    first: Computed
+    second: Computed
+    precision: str
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps can be compared."""
+        return 1 if self.precision in _HALF else len(self.first.losses)
+
+    def of_loss(self, index: int) -> float:
+        first, second = self.first.losses[index], self.second.losses[index]
+        return _TIMES_NOISE * abs(first - second) + 16 * ROUNDING[self.precision] * abs(first)
+
+    def of_gradient(self, index: int, name: str) -> float:
+        first, second = (one.gradients[index].get(name) for one in (self.first, self.second))
+        return 0.0 if first is None or second is None else _TIMES_NOISE * _distance(first, second)
+
+    def of_tensor(self, index: int, name: str) -> float:
+        return _TIMES_NOISE * _distance(self.first.after[index][name], self.second.after[index][name])
+
+    def hides(self, wanted: Tensor, got: Tensor, change: Tensor) -> bool:
+        """Whether two tensors differ by no more than rounding as a whole."""
+        share = _OF_WHOLE[self.precision]
+        return share > 0 and _norm(wanted - got) <= share * _norm(change)
+
+
 def compare(
-    expected: Computed,
-    computed: Computed,
-    parameters: frozenset[str],
-    noise: tuple[Computed, Computed] | None = None,
+    expected: Computed, computed: Computed, parameters: frozenset[str], noise: Noise | None = None
 ) -> ComputedComparison:
-    """What of `computed` is not as expected. `parameters` are names of weights; what else there is, is state.
-    `noise` are the same steps twice, from weights that differ by one rounding."""
+    """What of `computed` is not as expected. `parameters` are names of weights; all else is state."""
+    num_steps = len(expected.losses) if noise is None else noise.num_steps
     found: list[TensorDifference] = []
-    largest = 0.0
-    for index in range(len(expected.losses)):
-        step = index + 1
-        wanted, got = expected.losses[index], computed.losses[index]
-        bound = 1e-9 * max(abs(wanted), 1e-6)
-        if noise is not None:
-            bound += _TIMES_NOISE * abs(noise[0].losses[index] - noise[1].losses[index])
-        if not abs(got - wanted) <= bound:
-            found.append(
-                TensorDifference("loss", step, "loss", abs(got - wanted), _ratio(abs(got - wanted), wanted))
-            )
+    for index in range(num_steps):
+        found += _losses(expected, computed, noise, index)
         found += _gradients(expected, computed, noise, index)
-        for name, tensor in expected.after[index].items():
-            kind: Kind = "weight" if name in parameters else "state"
-            other = computed.after[index].get(name)
-            if other is None or other.shape != tensor.shape:
-                found.append(TensorDifference(kind, step, name, math.inf, math.inf, is_missing=True))
-                continue
-            if kind == "state" and step < len(expected.losses):
-                continue  # it is put in order when it is saved or evaluated
-            difference = _distance(tensor, other)
-            if kind == "weight":
-                largest = max(largest, difference)
-            change = _distance(expected.before[name], tensor)
-            rounding = 0.0 if noise is None else _distance(*(one.after[index][name] for one in noise))
-            if not difference <= _bound(tensor, change, rounding):
-                found.append(TensorDifference(kind, step, name, difference, _ratio(difference, change)))
+        if noise is None or noise.precision not in _HALF:
+            found += _tensors(expected, computed, noise, index, parameters)
+    pairs = [
+        (wanted[name], got[name])
+        for wanted, got in zip(expected.after, computed.after, strict=True)
+        for name in parameters & wanted.keys() & got.keys()
+    ]
+    largest = max((_distance(*pair) for pair in pairs if pair[0].shape == pair[1].shape), default=0.0)
     return ComputedComparison(tuple(found), largest)
 
 
+def _losses(
+    expected: Computed, computed: Computed, noise: Noise | None, index: int
+) -> Iterator[TensorDifference]:
+    wanted = expected.losses[index]
+    difference = abs(computed.losses[index] - wanted)
+    bound = _OF_CHANGE * max(abs(wanted), 1e-6) + (0.0 if noise is None else noise.of_loss(index))
+    if not difference <= bound:
+        yield TensorDifference("loss", index + 1, "loss", difference, _ratio(difference, wanted))
+
+
 def _gradients(
-    expected: Computed, computed: Computed, noise: tuple[Computed, Computed] | None, index: int
+    expected: Computed, computed: Computed, noise: Noise | None, index: int
 ) -> Iterator[TensorDifference]:
     """A gradient that is not there counts as zeros: whether that matters, weights tell."""
     gradients = expected.gradients[index]
@@ -119,22 +147,42 @@ def _gradients(
             continue
         difference = _distance(wanted, got)
         bound = _OF_CHANGE * _size(wanted) + 16 * torch.finfo(like.dtype).eps * largest
-        if noise is not None:
-            first, second = (one.gradients[index].get(name) for one in noise)
-            if first is not None and second is not None:
-                bound += _TIMES_NOISE * _distance(first, second)
-        if not difference <= bound:
+        bound += 0.0 if noise is None else noise.of_gradient(index, name)
+        if not difference <= bound and (noise is None or not noise.hides(wanted, got, wanted)):
             is_missing = gradient is None or other is None
-            yield TensorDifference(
-                "gradient", index + 1, name, difference, _ratio(difference, _size(wanted)), is_missing
-            )
+            relative = _ratio(difference, _size(wanted))
+            yield TensorDifference("gradient", index + 1, name, difference, relative, is_missing)
 
 
-def _bound(tensor: Tensor, change: float, noise: float) -> float:
+def _tensors(
+    expected: Computed,
+    computed: Computed,
+    noise: Noise | None,
+    index: int,
+    parameters: frozenset[str],
+) -> Iterator[TensorDifference]:
+    """Weights, and after the last step state: before, it is put in order when it is saved or evaluated."""
+    for name, wanted in expected.after[index].items():
+        kind: Kind = "weight" if name in parameters else "state"
+        got = computed.after[index].get(name)
+        if got is None or got.shape != wanted.shape:
+            yield TensorDifference(kind, index + 1, name, math.inf, math.inf, is_missing=True)
+            continue
+        if kind == "state" and index + 1 < len(expected.losses):
+            continue
+        before = expected.before[name]
+        difference, change = _distance(wanted, got), _distance(before, wanted)
+        bound = _bound(wanted, change) + (0.0 if noise is None else noise.of_tensor(index, name))
+        if not difference <= bound and (noise is None or not noise.hides(wanted, got, wanted - before)):
+            yield TensorDifference(kind, index + 1, name, difference, _ratio(difference, change))
+
+
+def _bound(tensor: Tensor, change: float) -> float:
+    """Without noise: what two orders of one sum may differ by."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return 0.0
     rounding = _ROUNDINGS * torch.finfo(tensor.dtype).eps * _size(tensor)
-    return _OF_CHANGE * change + rounding + _TIMES_NOISE * noise
+    return _OF_CHANGE * change + rounding
 
 
 def _distance(tensor: Tensor, other: Tensor) -> float:
@@ -152,6 +200,13 @@ def _distance(tensor: Tensor, other: Tensor) -> float:
 
 def _size(tensor: Tensor) -> float:
     return float(torch.nan_to_num(tensor.abs()).max()) if tensor.numel() else 0.0
+
+
+def _norm(tensor: Tensor) -> float:
+    """NaN where the tensor holds one: what is compared with it is not smaller."""
+    if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+        return math.nan
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float64)))
 
 
 def _ratio(difference: float, scale: float) -> float:

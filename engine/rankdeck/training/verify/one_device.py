@@ -15,7 +15,7 @@ from torch import nn
 from rankdeck.parallel.nested import cut_batch, num_samples
 from rankdeck.training.batches import training_loader
 from rankdeck.training.sameness import freeze_batch_norms, has_batch_norm
-from rankdeck.training.verify.compare import ComputedComparison, compare, rounded_once
+from rankdeck.training.verify.compare import ComputedComparison, Noise, compare, rounded_once
 from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
@@ -77,7 +77,8 @@ class OneDevice:
         comparison = compare(expected, computed, self.parameters)
         if comparison.is_equal:
             return comparison
-        return compare(expected, computed, self.parameters, (self.whole(), self.noisy()))
+        noise = Noise(self.whole(), self.noisy(), self.scope.precision)
+        return compare(expected, computed, self.parameters, noise)
 
     def _once(self, key: tuple[Any, ...], compute: Callable[[], Computed | None]) -> Computed | None:
         if key not in self._computed:

@@ -9,7 +9,6 @@ difference comes of the cut. Read trial.py next.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
-from rankdeck.strategies.base import placed
+from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import split_state
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.workload import Workload
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Part = Sequence[tuple[Any, Any]]
 """One part of a batch: (inputs, targets) of each slice, a single one for a part that is not cut."""
@@ -85,7 +82,7 @@ def _forward_backward(
     total, count = 0.0, 0.0
     for part in parts:
         slices = [_on_device(piece, device, train.precision) for piece in part]
-        with _autocast(device, train.precision):
+        with autocast(train.precision, device):
             for loss, num in _losses(model, workload, slices, loss_by_slice):
                 (loss / train.global_batch).backward()
                 total, count = total + float(loss.detach()), count + float(num)
@@ -110,7 +107,7 @@ def try_slice(workload: Workload, part: Part, device: torch.device, draws: Fixed
     precision = workload.config.train.precision
     model = _placed(workload, device)
     slices = [_on_device(piece, device, precision) for piece in part]
-    with draws, _autocast(device, precision):
+    with draws, autocast(precision, device):
         list(_losses(model, workload, slices, loss_by_slice=True))
 
 
@@ -138,11 +135,6 @@ def _on_device(value: Any, device: torch.device, precision: str) -> Any:
     moved = each_tensor(cast(value, dtype), lambda tensor: tensor.to(device))
     assert tensors_of(moved) or not tensors_of(value)
     return moved
-
-
-def _autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    dtype = _AUTOCAST.get(precision)
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def _divide(model: nn.Module, factor: float) -> None:

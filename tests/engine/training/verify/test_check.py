@@ -124,9 +124,17 @@ def test_rounding_is_no_difference(ranks: tuple[int, RankSet], precision: str) -
     """AdamW makes a step of full length of a gradient that is zero but for rounding (a bias of keys)."""
     toml = parity.configuration("gpt", '{ use = "ddp" }', 2, precision=precision)
     toml = toml.replace('{ use = "sgd", lr = 0.02 }', '{ use = "adamw", lr = 1e-3 }')
-    with mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", 0):
-        assert check(toml.replace('"ddp"', '"model"'))["outcome"] == "equal"
-    assert checked(ranks[1], toml)["outcome"] == "equal"
+    for strategy in ("ddp", "fsdp", "pipeline"):
+        found = checked(ranks[1], toml.replace('"ddp"', f'"{strategy}"'), most_fp64_weights=0)
+        assert (found["outcome"], found["precision"]) == ("equal", precision)
+
+
+@two_ranks
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_difference_is_found_among_rounding_too(ranks: tuple[int, RankSet], precision: str) -> None:
+    toml = configuration('{ use = "ddp" }', loss="contrast", train=f'precision = "{precision}"')
+    found = checked(ranks[1], toml, most_fp64_weights=0)
+    assert (found["outcome"], found["cause"], found["precision"]) == ("differs", "loss", precision)
 
 
 def test_whole_batches_are_compared_where_that_is_asked_for() -> None:
