@@ -74,6 +74,18 @@ class Extremes(_Body):
         return hidden
 
 
+class Whole(_Body):
+    """Keeps whole numbers, and a number without dims, among its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(32).flip(0), requires_grad=False)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden[:, self.order] * self.factor
+
+
 class Noisy(_Body):
     """Draws in its forward: dropout, and normal numbers as an autoencoder's."""
 
@@ -88,14 +100,8 @@ class Unfixed(_Body):
         return hidden * torch.rrelu(torch.ones_like(hidden) - 2, training=True)
 
 
-centred, normed, frozen_norm, extremes, noisy, unfixed = (
-    Centred,
-    Normed,
-    FrozenNorm,
-    Extremes,
-    Noisy,
-    Unfixed,
-)
+centred, normed, frozen_norm, extremes = Centred, Normed, FrozenNorm, Extremes
+whole, noisy, unfixed = Whole, Noisy, Unfixed
 
 
 def contrast(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:

@@ -24,6 +24,7 @@ from rankdeck.rundir import EventWriter
 from rankdeck.rundir.lines import decode_or_none
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
+from rankdeck.training.verify.before_run import verify
 
 
 def train(toml: str, folder: str, breaks: str = "") -> None:
@@ -37,7 +38,7 @@ def train(toml: str, folder: str, breaks: str = "") -> None:
     writer = EventWriter(place / f"events-{rank}.jsonl")
     try:
         with _broken(breaks):
-            _train(toml, rank, dist.get_world_size(), writer, place)
+            _train(toml, rank, dist.get_world_size(), writer, place, checks=not breaks)
     except Exception as error:
         said = _told(error)
         raise
@@ -47,15 +48,29 @@ def train(toml: str, folder: str, breaks: str = "") -> None:
         (place / f"rank-{rank}.json").write_text(json.dumps(said))
 
 
-def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: Path) -> None:
+def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: Path, *, checks: bool) -> None:
+    """As a run does it; with `checks` after the check before the first step."""
     config = from_text(toml, folder=Path.cwd())
     num_devices = 1 if world_size > 1 else config.selection.count or 1
     workload = workloads.load(config)
+    devices = [torch.device("cpu")] * num_devices
+    notes = None
+    if checks and not config.strategy_card.one_device:
+        notes = verify(
+            workload,
+            rank=rank,
+            world_size=world_size,
+            devices=devices,
+            num_devices=max(world_size, num_devices),
+            beat=lambda: None,
+            write=writer.write,
+        )
     trainer = assemble(
         workload,
         rank=rank,
         world_size=world_size,
-        devices=[torch.device("cpu")] * num_devices,
+        devices=devices,
+        notes=notes,
         places=[rank] if world_size > 1 else list(range(num_devices)),
         writer=writer,
     )

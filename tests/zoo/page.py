@@ -17,7 +17,8 @@ _INTRODUCTION = """# Equality
 
 Small models, losses, optimizers and data sets of many kinds, each trained for a few steps under every
 strategy, schedule and sync in fp64, beside a plain PyTorch loop on one device that imports nothing of the
-engine (`tests/zoo`). `make zoo` runs what is not known yet and writes this page.
+engine (`tests/zoo`), after the check before the first step. `make zoo` runs what is not known yet and writes
+this page.
 
 - **equal**: weights, buffers and losses differ by less than {bar:g} of what training changed.
 - **refused**: the engine says before the first step, or as soon as it can know, why it does not run this.

@@ -144,7 +144,11 @@ def _divide(model: nn.Module, factor: float) -> None:
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named = {
+        name: weight
+        for name, weight in model.named_parameters(remove_duplicate=False)
+        if weight.dtype.is_floating_point or weight.dtype.is_complex
+    }
     copies = snapshot({name: _dense(p.grad) for name, p in named.items() if p.grad is not None})
     return {name: copies.get(name) for name in named}
 

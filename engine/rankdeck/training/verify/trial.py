@@ -104,7 +104,9 @@ class StrategyTrial:
     @torch.no_grad()
     def _gradients(self) -> dict[str, Tensor | None]:
         """Whole gradients by parameter, on rank 0; what stands there for buffers means nothing."""
-        parameters = list(self.strategy.module.parameters())
+        # A Parameter may hold whole numbers, which have no gradient and no NaN.
+        weights = self.strategy.module.parameters()
+        parameters = [p for p in weights if p.dtype.is_floating_point or p.dtype.is_complex]
         kept = [local_part(parameter).to("cpu", copy=True) for parameter in parameters]
         for parameter in parameters:
             _hold_gradient(parameter)

@@ -69,6 +69,8 @@ def test_what_differs_is_found_with_its_cause(
         ('{ use = "dp" }', {"loss": "contrast"}),  # one loss of all outputs
         ('{ use = "tensor" }', {"loss": "contrast"}),
         ('{ use = "ddp" }', {"model": "frozen_norm"}),
+        ('{ use = "ddp" }', {"model": "whole"}),
+        ('{ use = "dp" }', {"model": "whole"}),
         ('{ use = "ddp", sync_batchnorm = true }', {"model": "normed"}),
         ('{ use = "ddp" }', {"optimizer": f'{{ use = "{MODELS}:ByPlace", lr = 0.1 }}'}),
     ],
