@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject, QSocketNotifier, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
+from rankdeck_app.garbage import WindowGarbage
 from rankdeck_app.language import forget, use_language
 from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services, open_settings
@@ -86,11 +87,12 @@ def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -
     spoken = use_language(settings.get("window.language", str))
     prefer_families(settings.get("window.font", str), settings.get("editor.font", str))
     window = open_window(make_services(runs, workspace, open_path, settings))
-    signals = SignalBridge(window)
+    signals, garbage = SignalBridge(window), WindowGarbage(window)
     compose_later(window)
     QTimer.singleShot(0, window, window.show)
     code = app.exec()
     signals.release()
+    garbage.release()
     forget(spoken)
     if window.is_to_restart:
         sys.stdout.flush()

@@ -52,9 +52,11 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     widgets_before = set(map(id, QApplication.topLevelWidgets())) if QApplication.instance() else set()
     timers_before = _active_timers()
     threads_before = set(threading.enumerate())
+    gc.disable()  # as the app does (garbage.py): no other thread destroys what is Qt's
     yield
     settle()
     gc.collect()
+    gc.enable()
     settle()
     widgets = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets_before and isValid(w)]
     timers = [timer for timer in _active_timers() if timer not in timers_before]
