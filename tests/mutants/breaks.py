@@ -31,7 +31,7 @@ class Break:
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: tuple[str, ...] = ()
     line: int | None = None
     harmless: str | None = None
 

@@ -1,0 +1,82 @@
+"""What one rank does: the check of a case, as a run takes it, and a file that says what came of it.
+
+Read worlds.py before. The engine is imported here, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.verify_breaks.rows import Case
+
+_ROOMS = ("training.worker", "training.verify.before_run", "training.workload")
+
+
+def import_engine() -> None:
+    """All that ranks would import each for itself."""
+    for room in _ROOMS:
+        importlib.import_module(f"rankdeck.{room}")
+    from rankdeck.config.catalog import STRATEGIES
+
+    for card in STRATEGIES.values():
+        card.load()
+
+
+def check(case: Case, rank: int, folder: Path) -> None:
+    """Leave `rank-N.json` in a folder: what the check found, or the error that it ended with."""
+    from rankdeck.base.errors import RankdeckError, TrainingError
+
+    try:
+        said = _check(case, rank, folder)
+    except Exception as error:
+        is_refusal = isinstance(error, RankdeckError) and not isinstance(error, TrainingError)
+        said = {
+            "error": f"{type(error).__name__}: {error}"[:500],
+            "is_refusal": is_refusal,
+            "detail": traceback.format_exc()[-2000:],
+        }
+    file = folder / f"rank-{rank}.json"
+    file.with_suffix(".new").write_text(json.dumps(said))
+    file.with_suffix(".new").rename(file)
+
+
+def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from rankdeck.config import from_text
+    from rankdeck.training import workload as workloads
+    from rankdeck.training.verify.check import EqualityCheck
+    from rankdeck.training.verify.verdict import event_of
+
+    torch.set_num_threads(1)
+    ranks = case.num_ranks
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    config = from_text(case.toml, folder=Path.cwd())
+    one = EqualityCheck(
+        workloads.load(config),
+        rank=rank,
+        world_size=ranks,
+        devices=[torch.device("cpu")] * (1 if ranks > 1 else case.num_devices),
+        num_devices=case.num_devices,
+    )
+    in_own = mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", 0)
+    with in_own if case.in_own else contextlib.nullcontext():
+        event = event_of(one.run())
+    if ranks > 1:
+        dist.barrier()  # a rank that ends takes its connections with it
+    return {
+        "outcome": event.outcome,
+        "cause": event.cause,
+        "names": event.names,
+        "largest": event.largest,
+        "precision": event.precision,
+        "why": event.why,
+    }

@@ -1,0 +1,91 @@
+"""What came of each break and of each right combination, in words and in tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.verify_breaks.rows import Case, CheckedBreak
+
+_KINDS = ("found", "other class", "missed", "refused before", "broke otherwise", "harmless")
+
+
+@dataclass(frozen=True)
+class Found:
+    """`kind` of a break: found (with a right class), other class, missed, refused before (by the engine in a
+    sentence), broke otherwise (an exception, or ranks that hang), harmless. Of a right combination: quiet,
+    alarm, refused before, broke otherwise, unchecked."""
+
+    of: str
+    name: str
+    kind: str
+    said: str
+    seconds: float
+    is_bad: bool = False
+
+    def line(self) -> str:
+        return f"{self.seconds:5.1f} s  {self.kind:15}  {self.of}: {self.name}  [{self.said}]"
+
+    def as_row(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def judge(row: CheckedBreak, outcome: dict[str, Any], seconds: float) -> Found:
+    """What came of a break."""
+    kind, said = _said(outcome)
+    if kind == "quiet" or kind == "unchecked":
+        kind = "harmless" if row.harmless else "missed"
+        said = f"{row.harmless} / {said}" if row.harmless else said
+    elif kind == "alarm":
+        kind = "found" if outcome["cause"] in row.causes else "other class"
+    if kind == "other class":
+        said += f", not {' or '.join(row.causes)}"
+    return Found(row.of, f"{row.name}, {row.case.name}", kind, said, seconds, kind == "missed")
+
+
+def judge_right(case: Case, outcome: dict[str, Any], seconds: float) -> Found:
+    """What came of a case in which nothing is broken."""
+    kind, said = _said(outcome)
+    return Found("right", case.name, kind, said, seconds, kind == "alarm")
+
+
+def _said(outcome: dict[str, Any]) -> tuple[str, str]:
+    if "hung" in outcome:
+        return "broke otherwise", f"hung: {outcome['hung'][-300:]}"
+    if "error" in outcome:
+        kind = "refused before" if outcome["is_refusal"] else "broke otherwise"
+        return kind, outcome["error"].replace("\n", " ")[:300]
+    words = ", ".join(filter(None, (outcome["outcome"], outcome["cause"], *outcome["names"])))
+    if outcome["outcome"] == "unchecked":
+        return "unchecked", outcome["why"]
+    if outcome["outcome"] == "differs":
+        return "alarm", words
+    return "quiet", f"{words}, {outcome['largest']:.1e} in {outcome['precision']}"
+
+
+def tables(found: Sequence[Found]) -> str:
+    """How many of each kind, by what was broken."""
+    groups = sorted({one.of for one in found})
+    kinds = [kind for kind in (*_KINDS, "quiet", "alarm", "unchecked") if any(o.kind == kind for o in found)]
+    counts = Counter((one.of, one.kind) for one in found)
+    rows = [f"| of | rows | {' | '.join(kinds)} |", f"| --- |{' ---: |' * (len(kinds) + 1)}"]
+    for group in [*groups, "all"]:
+        numbers = [sum(counts[of, kind] for of in groups if group in (of, "all")) for kind in kinds]
+        rows.append(f"| {group} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
+    return "\n".join(rows) + "\n" + _shares(found)
+
+
+def _shares(found: Sequence[Found]) -> str:
+    """Of the breaks that reached the check."""
+    kinds = Counter(one.kind for one in found)
+    reached = kinds["found"] + kinds["other class"] + kinds["missed"]
+    if not reached:
+        return ""
+    seen = kinds["found"] + kinds["other class"]
+    return (
+        f"\n{seen} of {reached} that reached the check were found ({seen / reached:.1%}), "
+        f"{kinds['found']} with a right class ({kinds['found'] / max(seen, 1):.1%} of those found)"
+    )

@@ -1,0 +1,180 @@
+"""A world for each check: ranks that import the engine with one line changed, forked from a process that has
+imported torch and nothing of the engine.
+
+    with Worlds(num_jobs=2) as worlds:
+        for job, outcome in worlds.run(jobs): ...
+
+The engine's source is changed as it is imported, so that no file is. Read inside.py next: what a rank does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.tree import CHECKOUT
+from tests.helpers.waiting import with_load
+from tests.mutants.breaks import ENGINE
+from tests.verify_breaks.rows import Case, CheckedBreak
+
+_DEADLINE_S = 45.0
+_WITHOUT_IT_S = 2.0
+"""How long the others are waited for once a rank has failed."""
+_OURS = ("rankdeck", "tests")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case, and what is broken in it if anything is."""
+
+    case: Case
+    broken: CheckedBreak | None = None
+
+
+Outcome = dict[str, Any]
+"""What rank 0 found (inside.py), or {"error"} of the first rank that failed, or {"hung"}."""
+
+
+class Worlds:
+    """Runs jobs, some at a time. This process imports torch, and must not have imported the engine."""
+
+    def __init__(self, num_jobs: int) -> None:
+        assert not any(name.partition(".")[0] == "rankdeck" for name in sys.modules)
+        self._num_jobs = num_jobs
+        self._folder = Path(tempfile.mkdtemp(prefix="breaks-"))
+        for name in self._needed():
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _needed(self) -> list[str]:
+        """What a check imports beside the engine."""
+        file = self._folder / "needed.json"
+        pid = os.fork()
+        if not pid:
+            try:
+                from tests.verify_breaks import inside
+
+                inside.check(Case("models/lm_small", "model x2"), 0, self._folder)
+                inside.check(Case("models/unet", "model x2"), 0, self._folder)
+                names = [name for name in sys.modules if name.partition(".")[0] not in (*_OURS, "__main__")]
+                specs = [name for name in names if getattr(sys.modules[name], "__spec__", None) is not None]
+                file.write_text(json.dumps(specs))
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        found: list[str] = json.loads(file.read_text())
+        return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome, float]]:
+        """Outcomes in the order in which they come, with seconds."""
+        waiting = list(jobs)[::-1]
+        running: dict[int, tuple[Job, Path, float]] = {}
+        while waiting or running:
+            while waiting and len(running) < self._num_jobs:
+                job = waiting.pop()
+                folder = Path(tempfile.mkdtemp(dir=self._folder))
+                running[_start(job, folder)] = job, folder, time.monotonic()
+            for pid, (job, folder, started_s) in list(running.items()):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del running[pid]
+                    yield job, _outcome(job, folder), time.monotonic() - started_s
+                    shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.01)
+
+
+def _start(job: Job, folder: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _become_world(job, folder)
+    finally:
+        os._exit(1)
+
+
+def _become_world(job: Job, folder: Path) -> None:
+    """Import the engine, fork the ranks and wait for them, for some time only."""
+    with (folder / "stderr").open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    if job.broken is not None and job.broken.is_of_the_engine:
+        sys.meta_path.insert(0, _Changed(job.broken))
+    from tests.verify_breaks import inside
+
+    inside.import_engine()
+    ranks: dict[int, int] = {}
+    for rank in range(job.case.num_ranks):
+        pid = os.fork()
+        if not pid:
+            try:
+                inside.check(job.case, rank, folder)
+            finally:
+                os._exit(0)
+        ranks[pid] = rank
+    end_s = time.monotonic() + with_load(_DEADLINE_S)
+    while ranks:
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            rank = ranks.pop(pid)
+            if "error" in _said(folder, rank):
+                end_s = min(end_s, time.monotonic() + with_load(_WITHOUT_IT_S))
+        elif time.monotonic() > end_s:
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+            end_s = float("inf")
+        else:
+            time.sleep(0.01)
+    os._exit(0)
+
+
+def _said(folder: Path, rank: int) -> Outcome:
+    file = folder / f"rank-{rank}.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _outcome(job: Job, folder: Path) -> Outcome:
+    said = [_said(folder, rank) for rank in range(job.case.num_ranks)]
+    errors = [one for one in said if "error" in one]
+    if errors:  # what the others say follows from it: a refusal of one is torch's error of another
+        return next((one for one in errors if one["is_refusal"]), errors[0])
+    if all(said):
+        return said[0]
+    return {"hung": (folder / "stderr").read_text(errors="replace")[-1000:] or "no rank answered in time"}
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Finds one module of the engine, and gives its source with the break in it."""
+
+    def __init__(self, one: CheckedBreak) -> None:
+        self._one = one
+        name = one.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        super().__init__(f"rankdeck.{name}", str(CHECKOUT / ENGINE / one.file))
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
+
+    def get_code(self, fullname: str) -> Any:
+        source = Path(self.path).read_text("utf-8")
+        return compile(self._one.applied_to(source), self.path, "exec", dont_inherit=True)
