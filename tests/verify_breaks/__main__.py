@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from tests.helpers.tree import PRODUCT
 from tests.verify_breaks.right import cases
-from tests.verify_breaks.rows import CheckedBreak, breaks
+from tests.verify_breaks.rows import breaks
 from tests.verify_breaks.table import Found, judge, judge_right, tables
 from tests.verify_breaks.worlds import Job, Worlds
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.breaks import Break
+from tests.verify_breaks.models import OWN
 from tests.zoo.registry import Entry, entries
 from tests.zoo.strategies import SETTINGS
 
@@ -65,7 +66,7 @@ class Case:
     @property
     def changed(self) -> Entry:
         """The entry as it is trained here."""
-        return dataclasses.replace(entries()[self.entry], **self.changes)
+        return dataclasses.replace({**entries(), **OWN}[self.entry], **self.changes)
 
     @property
     def toml(self) -> str:

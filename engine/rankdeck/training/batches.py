@@ -20,10 +20,16 @@ def training_loader(
     tell: Callable[[Problem], None] | None = None,
 ) -> Loader:
     """The batches of one data shard (index, count) after a step, one for each part of each step. Close it."""
-    config = workload.config
-    train, data = config.train, config.data
+    data = workload.config.data
+    sampler = training_samples(workload, shard, after_step)
+    return build_loader(workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell)
+
+
+def training_samples(workload: Workload, shard: tuple[int, int], after_step: int = 0) -> StepBatches:
+    """Which samples these batches hold."""
+    train, data = workload.config.train, workload.config.data
     index, count = shard
-    sampler = StepBatches(
+    return StepBatches(
         len(workload.train),
         train.global_batch,
         accumulate=train.accumulate,
@@ -35,4 +41,3 @@ def training_loader(
         keep_last=data.last == "keep",
         in_order=data.order == "given",
     )
-    return build_loader(workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell)

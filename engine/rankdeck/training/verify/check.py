@@ -225,8 +225,14 @@ class EqualityCheck:
     def _compared(self, one_device: OneDevice, computed: Computed) -> Result:
         if not is_finite(one_device.whole()):
             return Result(unchecked=phrase("On one device the loss or a weight is not finite in two steps."))
+        has_norms = one_device.has_batch_norm
         experiments = Experiments(
-            one_device.compare, one_device.sliced, one_device.whole, one_device.has_batch_norm
+            one_device.compare,
+            one_device.sliced,
+            one_device.whole,
+            one_device.forgetful,
+            has_batch_norm=has_norms,
+            norms_see_slices=has_norms and one_device.scope.is_cut and not self._joins_norms(),
         )
         findings = explain(computed, experiments)
         if findings and self._draws.missed:
@@ -234,6 +240,10 @@ class EqualityCheck:
                 unchecked=phrase("The model draws random numbers that cannot be fixed for a comparison.")
             )
         return Result(tuple(findings), largest=one_device.compare(one_device.whole(), computed).largest)
+
+    def _joins_norms(self) -> bool:
+        """Whether batch norms see all ranks' samples."""
+        return bool(self._workload.config.strategy.options.get("sync_batchnorm", False))
 
 
 def _untrained(error: Exception) -> Phrase:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -33,6 +33,8 @@ ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-1
 """Relative change of a weight that shows what rounding can do. Models round to fp32 inside a run in fp64."""
 _OF_WHOLE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Of a tensor's change, by norms: smaller differences are none, whatever single numbers say."""
+_APART = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+"""Of a gradient's norm: ranks that hold the same one have the same sums."""
 _HALF = ("bf16", "fp16")
 
 
@@ -51,10 +53,16 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class ComputedComparison:
-    """`differences` in the order in which a step computes; `largest` of any weight, absolute, by steps."""
+    """`differences` in the order in which a step computes; `largest` of any weight, absolute, by steps.
+
+    `lossy` are steps whose losses differ by more than one rounding, and `one_sided` the gradients, by step
+    and name, that only one of both has: no differences by themselves, they tell where others come from.
+    """
 
     differences: tuple[TensorDifference, ...]
     largest: float
+    lossy: frozenset[int] = frozenset()
+    one_sided: frozenset[tuple[int, str]] = frozenset()
 
     @property
     def is_equal(self) -> bool:
@@ -66,7 +74,7 @@ class ComputedComparison:
     def but(self, *kinds: Kind) -> ComputedComparison:
         """Without the differences of these kinds."""
         kept = tuple(difference for difference in self.differences if difference.kind not in kinds)
-        return ComputedComparison(kept, self.largest)
+        return replace(self, differences=kept)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,12 @@ class Noise:
     def of_loss(self, index: int) -> float:
         first, second = self.first.losses[index], self.second.losses[index]
         return _TIMES_NOISE * abs(first - second) + 16 * ROUNDING[self.precision] * abs(first)
+
+    def hides_loss(self, index: int, difference: float) -> bool:
+        """Whether two losses differ by no more than one rounding of all weights."""
+        if self.precision != "fp64":
+            return difference <= self.of_loss(index)
+        return difference <= abs(self.first.losses[index] - self.second.losses[index])
 
     def of_gradient(self, index: int, name: str) -> float:
         first, second = (one.gradients[index].get(name) for one in (self.first, self.second))
@@ -116,7 +130,23 @@ def compare(
         for name in parameters & wanted.keys() & got.keys()
     ]
     largest = max((_distance(*pair) for pair in pairs if pair[0].shape == pair[1].shape), default=0.0)
-    return ComputedComparison(tuple(found), largest)
+    one_sided = frozenset(
+        (index + 1, name)
+        for index, (wanted, got) in enumerate(zip(expected.gradients, computed.gradients, strict=False))
+        for name, gradient in wanted.items()
+        if (gradient is None) != (got.get(name) is None)
+    )
+    return ComputedComparison(tuple(found), largest, _lossy(expected, computed, noise), one_sided)
+
+
+def _lossy(expected: Computed, computed: Computed, noise: Noise | None) -> frozenset[int]:
+    distances = [abs(got - wanted) for wanted, got in zip(expected.losses, computed.losses, strict=True)]
+    return frozenset(
+        index + 1
+        for index, (distance, wanted) in enumerate(zip(distances, expected.losses, strict=True))
+        if not distance <= _OF_CHANGE * max(abs(wanted), 1e-6)
+        and (noise is None or not noise.hides_loss(index, distance))
+    )
 
 
 def _losses(
@@ -135,6 +165,9 @@ def _gradients(
     """A gradient that is not there counts as zeros: whether that matters, weights tell."""
     gradients = expected.gradients[index]
     largest = max((_size(gradient) for gradient in gradients.values() if gradient is not None), default=0.0)
+    for name, apart in (computed.apart[index] if computed.apart else {}).items():
+        if not apart <= _APART[noise.precision if noise is not None else "fp64"]:
+            yield TensorDifference("gradient", index + 1, name, math.inf, apart)
     for name, gradient in gradients.items():
         other = computed.gradients[index].get(name)
         if gradient is None and other is None:

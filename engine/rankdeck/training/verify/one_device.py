@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rankdeck.parallel.nested import cut_batch, num_samples
-from rankdeck.training.batches import training_loader
+from rankdeck.training.batches import training_loader, training_samples
 from rankdeck.training.sameness import freeze_batch_norms, has_batch_norm
 from rankdeck.training.verify.compare import ComputedComparison, Noise, compare, rounded_once
 from rankdeck.training.verify.computed import Computed
@@ -46,19 +46,30 @@ class OneDevice:
         assert computed is not None
         return computed
 
-    def sliced(self, loss_by_slice: bool, norms_frozen: bool = False) -> Computed | None:
-        """Over the slices that the strategy's forwards see; None where nothing is cut, or where outputs of
-        slices cannot be put together for one loss."""
-        if not self.scope.is_cut:
+    def sliced(
+        self, loss_by_slice: bool, norms_frozen: bool = False, whole_state: bool = False
+    ) -> Computed | None:
+        """Over the slices that the strategy's forwards see, whose state goes from slice to slice or is that
+        of whole parts; None where nothing is cut, or where outputs of slices cannot be put together for one
+        loss."""
+        if not (self.scope.is_cut and self._is_covered()):
             return None
 
         def compute() -> Computed | None:
             try:
-                return self._steps(self._slices(), norms_frozen, loss_by_slice=loss_by_slice)
+                return self._steps(
+                    self._slices(), norms_frozen, loss_by_slice=loss_by_slice, whole_state=whole_state
+                )
             except Exception:  # a loss inside the model, graphs, other lengths: whatever a slice may raise
                 return None
 
-        return self._once(("sliced", loss_by_slice, norms_frozen), compute)
+        return self._once(("sliced", loss_by_slice, norms_frozen, whole_state), compute)
+
+    def forgetful(self) -> Computed:
+        """Over whole parts, each step from the state that the first one begins with."""
+        computed = self._once(("forgetful",), lambda: self._steps(self._whole_parts(), False, forgets=True))
+        assert computed is not None
+        return computed
 
     def noisy(self) -> Computed:
         """Over whole parts, from weights that are changed by one rounding."""
@@ -92,6 +103,8 @@ class OneDevice:
         norms_frozen: bool,
         *,
         loss_by_slice: bool = True,
+        whole_state: bool = False,
+        forgets: bool = False,
         prepare: Callable[[nn.Module], None] = lambda model: None,
     ) -> Computed:
         def prepared(model: nn.Module) -> None:
@@ -106,6 +119,9 @@ class OneDevice:
             steps,
             self._device,
             loss_by_slice=loss_by_slice,
+            whole_state=self._read((0, 1)) if whole_state else None,
+            num_normed=self.scope.num_normed,
+            forgets=forgets,
             prepare=prepared,
             draws=self._draws,
         )
@@ -123,6 +139,13 @@ class OneDevice:
             ]
             for step, parts in enumerate(shards[0])
         ]
+
+    def _is_covered(self) -> bool:
+        """Whether the shards together have the samples of the whole, each once and in its order."""
+        workload, shards = self.scope.workload, self.scope.shards
+        whole = training_samples(workload, (0, 1)).tensors()
+        parts = zip(*(training_samples(workload, (i, shards)).tensors() for i in range(shards)), strict=True)
+        return all(torch.equal(torch.cat(part), own) for part, own in zip(parts, whole, strict=True))
 
     def _pieces(self, batch: tuple[Any, Any]) -> Part:
         num = num_samples(batch)

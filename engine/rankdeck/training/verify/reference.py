@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
+from rankdeck.parallel.state.slots import keep_state
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import split_state
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
+from rankdeck.training.verify.norms import NormsOfSlices
 from rankdeck.training.workload import Workload
 
 Part = Sequence[tuple[Any, Any]]
@@ -34,12 +37,20 @@ def steps_on_one_device(
     device: torch.device,
     *,
     loss_by_slice: bool = True,
+    whole_state: Sequence[Sequence[tuple[Any, Any]]] | None = None,
+    num_normed: int = 1,
+    forgets: bool = False,
     prepare: Callable[[nn.Module], None] = lambda model: None,
     draws: FixedDraws,
 ) -> Computed:
     """Take one optimizer step over each of `steps`, each a sequence of parts. Where a part is in
     slices, the loss is computed for each of them, or once for their outputs together. `prepare(model)` may
     change the model first.
+
+    State that forwards change goes from slice to slice. With `whole_state`, the parts of each step in one
+    piece, each slice begins with what its part begins with, and the part leaves what its whole leaves.
+    Running statistics of batch norms are those of a part's first `num_normed` slices together in either
+    case. A model that `forgets` begins each step with the first one's state.
 
     Raises: whatever the model, the loss or the optimizer raises.
     """
@@ -51,11 +62,15 @@ def steps_on_one_device(
     if callable(turn):
         turn()
     computed = Computed(before=snapshot(split_state(model)[0]))
-    for parts in steps:
+    first_state = keep_state(model) if forgets else _as_it_is
+    for number, parts in enumerate(steps):
+        wholes = None if whole_state is None else whole_state[number]
         began_s, cpu_began_s = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
+        first_state()
         with draws:
-            total, count = _forward_backward(model, workload, parts, device, loss_by_slice)
+            passes = _Passes(model, workload, device, loss_by_slice, num_normed)
+            total, count = passes.forward_backward(parts, wholes)
             _divide(model, train.global_batch / count if count > 0 else 1.0)
             if train.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
@@ -74,31 +89,67 @@ def _placed(workload: Workload, device: torch.device) -> nn.Module:
     return placed(workload.build_model(), workload.config.train.precision, device)
 
 
-def _forward_backward(
-    model: nn.Module, workload: Workload, parts: Sequence[Part], device: torch.device, loss_by_slice: bool
-) -> tuple[float, float]:
-    """Gradients of the loss's sum over all parts, divided by the global batch; the sum and its count."""
-    train = workload.config.train
-    total, count = 0.0, 0.0
-    for part in parts:
-        slices = [_on_device(piece, device, train.precision) for piece in part]
-        with autocast(train.precision, device):
-            for loss, num in _losses(model, workload, slices, loss_by_slice):
-                (loss / train.global_batch).backward()
-                total, count = total + float(loss.detach()), count + float(num)
-    return total, count
+def _as_it_is() -> None:
+    """State stays as it is."""
 
 
-def _losses(
-    model: nn.Module, workload: Workload, slices: Part, loss_by_slice: bool
-) -> Iterator[tuple[Tensor, Any]]:
-    function = workload.loss.function
-    if loss_by_slice or len(slices) == 1:
-        for inputs, targets in slices:
-            yield function(call(model, inputs), targets)
-        return
-    outputs = joined([call(model, inputs) for inputs, _ in slices])
-    yield function(outputs, joined([targets for _, targets in slices]))
+@dataclass
+class _Passes:
+    """Forwards and backwards of one step."""
+
+    model: nn.Module
+    workload: Workload
+    device: torch.device
+    loss_by_slice: bool
+    num_normed: int = 1
+
+    def forward_backward(
+        self, parts: Sequence[Part], wholes: Sequence[tuple[Any, Any]] | None
+    ) -> tuple[float, float]:
+        """Gradients of the loss's sum over all parts, divided by the global batch; the sum and its count."""
+        train = self.workload.config.train
+        total, count = 0.0, 0.0
+        for index, part in enumerate(parts):
+            slices = [_on_device(piece, self.device, train.precision) for piece in part]
+            with autocast(train.precision, self.device):
+                begin = end = _as_it_is
+                if wholes is not None:
+                    begin = keep_state(self.model)
+                    whole = _on_device(wholes[index], self.device, train.precision)
+                    with torch.no_grad():
+                        call(self.model, whole[0])
+                    end = keep_state(self.model)
+                    begin()
+                norms = NormsOfSlices(self.model, self.num_normed) if len(slices) > 1 else None
+                for loss, num in self.losses(slices, begin, norms):
+                    (loss / train.global_batch).backward()
+                    total, count = total + float(loss.detach()), count + float(num)
+                end()
+                if norms is not None:
+                    norms.update()
+        return total, count
+
+    def losses(
+        self,
+        slices: Part,
+        begin: Callable[[], None] = _as_it_is,
+        norms: NormsOfSlices | None = None,
+    ) -> Iterator[tuple[Tensor, Any]]:
+        """Sum and count of each slice, or of all together; `begin` is called before each forward."""
+        function = self.workload.loss.function
+
+        def forward(index: int, inputs: Any) -> Any:
+            begin()
+            if norms is not None:
+                norms.index = index
+            return call(self.model, inputs)
+
+        if self.loss_by_slice or len(slices) == 1:
+            for index, (inputs, targets) in enumerate(slices):
+                yield function(forward(index, inputs), targets)
+            return
+        outputs = joined([forward(index, inputs) for index, (inputs, _) in enumerate(slices)])
+        yield function(outputs, joined([targets for _, targets in slices]))
 
 
 @torch.no_grad()
@@ -108,7 +159,7 @@ def try_slice(workload: Workload, part: Part, device: torch.device, draws: Fixed
     model = _placed(workload, device)
     slices = [_on_device(piece, device, precision) for piece in part]
     with draws, autocast(precision, device):
-        list(_losses(model, workload, slices, loss_by_slice=True))
+        list(_Passes(model, workload, device, loss_by_slice=True).losses(slices))
 
 
 def joined(values: Sequence[Any]) -> Any:

@@ -25,12 +25,14 @@ NUM_STEPS = 2
 _SAMPLES_PER_FORWARD = 2
 _MAX_PARTS = 2
 """Of an accumulated batch."""
+_ASYNC = "pipeline-async"
 
 
 @dataclass(frozen=True)
 class CheckedScope:
     """A workload to compare. `num_samples` of a batch are compared, of the `batch_samples` that the run's
     have. `shards` ranks read a part of a batch each, and each forward sees one of `pieces` of what was read.
+    Running statistics of batch norms are those of the first `num_normed` forwards.
     `left_out` are options of the strategy that change results by nature."""
 
     workload: Workload
@@ -39,6 +41,7 @@ class CheckedScope:
     batch_samples: int
     shards: int = 1
     pieces: int = 1
+    num_normed: int = 1
     left_out: tuple[str, ...] = ()
 
     @property
@@ -56,7 +59,8 @@ def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batc
     config = workload.config
     strategy, left_out = _comparable(config.strategy)
     train = config.train
-    accumulate = train.accumulate if whole_batch else min(train.accumulate, _MAX_PARTS)
+    has_all_parts = whole_batch or strategy.use == _ASYNC  # of which an update needs as many as stages
+    accumulate = train.accumulate if has_all_parts else min(train.accumulate, _MAX_PARTS)
     batch = train.global_batch if whole_batch else _fewest_samples(config, strategy, accumulate, num_devices)
     if batch == train.global_batch:
         accumulate = train.accumulate
@@ -84,7 +88,8 @@ def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batc
         schedule=lambda step: 1.0,
     )
     shards, pieces = _cut(checked, num_devices)
-    return CheckedScope(variant, precision, batch, train.global_batch, shards, pieces, left_out)
+    num_normed = 1 if config.strategy_card.one_process else pieces
+    return CheckedScope(variant, precision, batch, train.global_batch, shards, pieces, num_normed, left_out)
 
 
 def _cut(config: RunConfig, num_devices: int) -> tuple[int, int]:
@@ -103,18 +108,13 @@ def _cut(config: RunConfig, num_devices: int) -> tuple[int, int]:
 def _comparable(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
     """The strategy without what makes its results differ by nature, and what that is.
 
-    A pipeline without a flush trains on older weights, so its stages are compared in a pipeline with one.
+    A pipeline without a flush trains on older weights: trial.py drains it after each step.
     """
     options: dict[str, Any] = dict(strategy.options)
-    left_out: tuple[str, ...] = ()
-    use = strategy.use
-    if use == "pipeline-async":
-        use, left_out = "pipeline", ("staleness",)
-        options = {name: options[name] for name in ("cuts", "balance") if name in options}
-        options["schedule"] = "gpipe"
+    left_out: tuple[str, ...] = ("staleness",) if strategy.use == _ASYNC else ()
     if options.get("compress", "none") != "none":
         options["compress"], left_out = "none", (*left_out, "compress")
-    return Choice(use=use, options=options), left_out
+    return Choice(use=strategy.use, options=options), left_out
 
 
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:

@@ -25,6 +25,7 @@ from rankdeck.training.reporting import StepFacts
 from rankdeck.training.step import OptimizerStep, Trained
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
+from rankdeck.training.verify.replicas import gradients_apart
 from rankdeck.training.verify.scope import NUM_STEPS
 from rankdeck.training.workload import Workload
 
@@ -69,9 +70,9 @@ class StrategyTrial:
         with draws, self._taking_gradients(computed):
             for step in range(1, NUM_STEPS + 1):
                 facts = steps.take(step, batches)
+                if step == NUM_STEPS or strategy.steps_itself:
+                    strategy.settle()  # stages that step by themselves meet here
                 computed.losses.append(self._loss(facts))
-                if step == NUM_STEPS:
-                    strategy.settle()
                 computed.after.append(self._whole())
         self.computed = computed if self._rank == 0 else None
 
@@ -87,12 +88,13 @@ class StrategyTrial:
     def _taking_gradients(self, computed: Computed) -> Iterator[None]:
         """Whenever the optimizer is about to step, by whatever class it is of."""
         optimizer: Any = self._built.optimizer
-        own_step = optimizer.step
+        strategy, own_step = self.strategy, optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            gradients = self._gradients()
+            gradients, apart = self._gradients(), gradients_apart(strategy.module, self._world_size)
             if self._rank == 0:
                 computed.gradients.append(gradients)
+                computed.apart.append(apart)
             return own_step(*args, **kwargs)
 
         optimizer.step = step
