@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
-from rankdeck.parallel.state.slots import keep_state
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import split_state
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.norms import NormsOfSlices
+from rankdeck.training.verify.state import keep_state
 from rankdeck.training.workload import Workload
 
 Part = Sequence[tuple[Any, Any]]
