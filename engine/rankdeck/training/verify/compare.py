@@ -34,7 +34,7 @@ ROUNDING = {"fp64": 2.0**-24, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-1
 _OF_WHOLE = {"fp64": 0.0, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 """Of a tensor's change, by norms: smaller differences are none, whatever single numbers say."""
 _APART = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-"""Of a gradient's norm: ranks that hold the same one have the same sums."""
+"""Of a tensor's norm: ranks that hold the same one have the same numbers in it."""
 _HALF = ("bf16", "fp16")
 
 
@@ -165,9 +165,7 @@ def _gradients(
     """A gradient that is not there counts as zeros: whether that matters, weights tell."""
     gradients = expected.gradients[index]
     largest = max((_size(gradient) for gradient in gradients.values() if gradient is not None), default=0.0)
-    for name, apart in (computed.apart[index] if computed.apart else {}).items():
-        if not apart <= _APART[noise.precision if noise is not None else "fp64"]:
-            yield TensorDifference("gradient", index + 1, name, math.inf, apart)
+    yield from _between_ranks(computed, noise, index, "gradient")
     for name, gradient in gradients.items():
         other = computed.gradients[index].get(name)
         if gradient is None and other is None:
@@ -187,6 +185,16 @@ def _gradients(
             yield TensorDifference("gradient", index + 1, name, difference, relative, is_missing)
 
 
+def _between_ranks(
+    computed: Computed, noise: Noise | None, index: int, kind: Kind
+) -> Iterator[TensorDifference]:
+    """What ranks that hold the same do not have alike."""
+    bound = _APART[noise.precision if noise is not None else "fp64"]
+    for name, apart in (computed.apart[index][kind] if computed.apart else {}).items():
+        if not apart <= bound:
+            yield TensorDifference(kind, index + 1, name, math.inf, apart)
+
+
 def _tensors(
     expected: Computed,
     computed: Computed,
@@ -195,6 +203,7 @@ def _tensors(
     parameters: frozenset[str],
 ) -> Iterator[TensorDifference]:
     """Weights, and after the last step state: before, it is put in order when it is saved or evaluated."""
+    yield from _between_ranks(computed, noise, index, "weight")
     for name, wanted in expected.after[index].items():
         kind: Kind = "weight" if name in parameters else "state"
         got = computed.after[index].get(name)

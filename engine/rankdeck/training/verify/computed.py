@@ -18,15 +18,15 @@ Tensors = Mapping[str, Tensor]
 class Computed:
     """Two steps: a loss per step, gradients by parameter as the optimizer got them (None: no gradient), and
     the weights and persistent buffers after each step. `before` are those that the steps began
-    with, and `seconds` what one device took. `apart` says per step by how much, relative to its norm, a
-    gradient differs between ranks that hold the same."""
+    with, and `seconds` what one device took. `apart` says per step and kind by how much, relative
+    to its norm, a gradient or a weight differs between ranks that hold the same."""
 
     before: Tensors
     losses: list[float] = field(default_factory=list)
     gradients: list[Mapping[str, Tensor | None]] = field(default_factory=list)
     after: list[Tensors] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    apart: list[Mapping[str, float]] = field(default_factory=list)
+    apart: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
-"""Whether ranks that hold the same gradient, or the same slice of one, have the same numbers in it.
+"""Whether ranks that hold the same weight, or the same slice of one, have the same numbers in it and in its
+gradient.
 
-Rank 0's weights would not show for a step that others went another way. A few numbers per gradient travel.
+Rank 0's weights would not show for a step that others went another way. A few numbers per tensor travel.
 Read trial.py before.
 """
 
@@ -17,34 +18,34 @@ from torch import Tensor, nn
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 
 _Numbers = tuple[float, float]
-"""Of a gradient its norm, and its sum with signs of its own."""
+"""Of a tensor its norm, and its sum with signs of its own."""
 
 
 @torch.no_grad()
-def gradients_apart(module: nn.Module, world_size: int) -> dict[str, float]:
-    """By name how far ranks are apart, relative to the norm; those that agree to the last bit are left out.
-    All ranks of a run call this together."""
+def apart(module: nn.Module, world_size: int, *, in_gradients: bool) -> dict[str, float]:
+    """By name how far ranks are apart, in gradients or in weights, relative to the norm; where they agree to
+    the last bit nothing. All ranks of a run call this together."""
     if world_size == 1:
         return {}
-    own = list(_numbers(module))
+    own = list(_numbers(module, in_gradients=in_gradients))
     everyone: list[list[tuple[str, Hashable, _Numbers]]] = [[] for _ in range(world_size)]
     dist.all_gather_object(everyone, own)
     held = defaultdict(list)
     for name, place, numbers in (found for rank in everyone for found in rank):
         held[name, place].append(numbers)
-    apart: dict[str, float] = {}
+    distances: dict[str, float] = {}
     for (name, _), found in held.items():
         if any(numbers != found[0] for numbers in found):
-            apart[name] = max(apart.get(name, 0.0), _distance(found))
-    return apart
+            distances[name] = max(distances.get(name, 0.0), _distance(found))
+    return distances
 
 
-def _numbers(module: nn.Module) -> Iterator[tuple[str, Hashable, _Numbers]]:
+def _numbers(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[str, Hashable, _Numbers]]:
     for name, weight in module.named_parameters():
-        gradient = weight.grad
-        if gradient is None or gradient.is_sparse:
+        tensor = weight.grad if in_gradients else weight.detach()
+        if tensor is None or tensor.is_sparse:
             continue
-        part = local_part(gradient)
+        part = local_part(tensor)
         wide = torch.view_as_real(part) if part.is_complex() else part
         flat = wide.reshape(-1).double()
         signs = torch.arange(flat.numel(), device=flat.device).remainder(3).sub(1).to(flat)

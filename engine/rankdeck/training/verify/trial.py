@@ -25,7 +25,7 @@ from rankdeck.training.reporting import StepFacts
 from rankdeck.training.step import OptimizerStep, Trained
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
-from rankdeck.training.verify.replicas import gradients_apart
+from rankdeck.training.verify.replicas import apart
 from rankdeck.training.verify.scope import NUM_STEPS
 from rankdeck.training.workload import Workload
 
@@ -91,11 +91,14 @@ class StrategyTrial:
         strategy, own_step = self.strategy, optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            gradients, apart = self._gradients(), gradients_apart(strategy.module, self._world_size)
+            gradients = self._gradients()
+            in_gradients = apart(strategy.module, self._world_size, in_gradients=True)
+            result = own_step(*args, **kwargs)
+            in_weights = apart(strategy.module, self._world_size, in_gradients=False)
             if self._rank == 0:
                 computed.gradients.append(gradients)
-                computed.apart.append(apart)
-            return own_step(*args, **kwargs)
+                computed.apart.append({"gradient": in_gradients, "weight": in_weights})
+            return result
 
         optimizer.step = step
         try:
