@@ -20,7 +20,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants fuzz faults storms host-faults zoo clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants verify-breaks fuzz faults storms host-faults zoo clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -86,6 +86,10 @@ mutants: setup ## break one line of the engine at a time, and see which breaks n
 		{ $(BIN)/python -m venv .venv-mutants && .venv-mutants/bin/pip install --quiet cosmic-ray==8.7.0; }
 	@[ $(DRAWN) -eq 0 ] || .venv-mutants/bin/python tests/mutants/draw.py $(DRAWN) $(SEED) .make/mutants/drawn.json
 	@$(BIN)/python -m tests.mutants.run $(ARGS)
+
+verify-breaks: setup ## breaks that the check before the first step finds, and right runs (an hour); ARGS="--only ring"
+	@$(BIN)/python -m tests.verify_breaks $(ARGS)
+	@$(BIN)/python -m tests.verify_breaks --right $(ARGS)
 
 fuzz: setup ## readers and commands on damaged runs (hours; goes on where it was); ARGS="--examples 1000 --cache FOLDER"
 	@$(BIN)/python -m tests.fuzz --cache .make/fuzz $(ARGS)

@@ -11,15 +11,17 @@ It prints a line for each, then tables, and fails where something was missed or 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from tests.helpers.tree import PRODUCT
 from tests.verify_breaks.right import cases
-from tests.verify_breaks.rows import breaks
+from tests.verify_breaks.rows import Case, CheckedBreak, breaks
 from tests.verify_breaks.table import Found, judge, judge_right, tables
 from tests.verify_breaks.worlds import Job, Worlds
 
@@ -38,35 +40,34 @@ def main() -> int:
 
 def _broken(asked: argparse.Namespace) -> list[Found]:
     rows = _chosen(breaks(), lambda row: f"{row.of}: {row.name}: {row.case.name}", asked)
-    controls = {row.case.name: row.case for row in rows if row.is_of_the_engine}
+
+    def case_of(row: CheckedBreak) -> Case:
+        is_own = asked.alone is not None
+        return dataclasses.replace(row.case, precision=asked.alone, in_own=True) if is_own else row.case
+
+    controls = {row.case.name: case_of(row) for row in rows if row.is_of_the_engine}
     jobs = [Job(case) for case in controls.values()] * asked.controls
-    quiet: dict[str, bool] = {}
-    found: list[Found] = []
-    with Worlds(asked.jobs) as worlds:
-        for job, outcome, seconds in worlds.run([*jobs, *(Job(row.case, row) for row in rows)]):
-            if job.broken is None:
-                one = judge_right(job.case, outcome, seconds)
-                quiet[job.case.name] = one.kind == "quiet"
-            else:
-                one = judge(job.broken, outcome, seconds)
-                found.append(one)
-            if job.broken is not None or one.kind != "quiet":
-                print(one.line(), flush=True)
-    return found
+    return _run([*jobs, *(Job(case_of(row), row) for row in rows)], asked)
 
 
 def _right(asked: argparse.Namespace) -> list[Found]:
-    chosen = _chosen(cases(), lambda case: case.name, asked)
+    return _run([Job(case) for case in _chosen(cases(), lambda case: case.name, asked)], asked)
+
+
+def _run(jobs: list[Job], asked: argparse.Namespace) -> list[Found]:
     found: list[Found] = []
     with Worlds(asked.jobs) as worlds:
-        for job, outcome, seconds in worlds.run([Job(case) for case in chosen]):
-            found.append(judge_right(job.case, outcome, seconds))
+        for job, outcome, seconds in worlds.run(jobs):
+            broken = job.broken
+            found.append(
+                judge_right(job.case, outcome, seconds) if broken is None else judge(broken, outcome, seconds)
+            )
             print(found[-1].line(), flush=True)
     return found
 
 
-def _chosen(all_of_them: list[T], name_of: object, asked: argparse.Namespace) -> list[T]:
-    chosen = [one for one in all_of_them if any(part in name_of(one) for part in asked.only)]  # type: ignore[operator]
+def _chosen(all_of_them: list[T], name_of: Callable[[T], str], asked: argparse.Namespace) -> list[T]:
+    chosen = [one for one in all_of_them if any(part in name_of(one) for part in asked.only)]
     if asked.drawn:
         chosen = random.Random(asked.seed).sample(chosen, min(asked.drawn, len(chosen)))
     return chosen
@@ -79,6 +80,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--drawn", type=int, help="as many, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="checks at a time")
+    parser.add_argument("--alone", choices=("fp32", "bf16"), help="compare rows in this precision alone")
     parser.add_argument("--without-controls", dest="controls", action="store_false")
     parser.add_argument("--out", type=Path, help="a file for the results, as JSON lines")
     return parser.parse_args()

@@ -78,7 +78,9 @@ def _of_steps(whole: ComputedComparison, computed: Computed, experiments: Experi
     on_slices = list(_on_slices(computed, experiments))
     cause = _seen_by_cut(experiments)
     if cause is None and any(comparison.is_equal for comparison in on_slices):
-        cause = "batch-norm" if experiments.norms_see_slices else "state"
+        # Norms that should see the batch see its slices then.
+        cause = "samples" if experiments.has_batch_norm else "state"
+        cause = "batch-norm" if experiments.norms_see_slices else cause
     if cause is not None:
         return Discrepancy(cause, whole.but("state").differences)
     closest = max([whole, *on_slices], key=_first_kind)
