@@ -18,7 +18,7 @@ _MODELS = (
     "batch_norm_conv", "batch_norms_in_parts", "batch_norms_of_all_time", "spectral_norms", "weight_norms",
     "group_norm_conv", "resnet", "unet", "vision_transformer", "lstm_forecast", "gru_forecast",
     "seq2seq_transformer", "vae", "flow", "tied_autoencoder", "counter_buffer", "counter_attribute",
-    "sample_counter", "late_zero_gate", "shares_that_start_at_zero", "lora", "adapters", "soft_prompt",
+    "late_zero_gate", "shares_that_start_at_zero", "lora", "adapters", "soft_prompt",
     "quantisation_aware", "straight_through_signs", "soft_experts", "dropout", "functional_dropout",
     "vae_that_draws", "own_checkpoints", "actor_critic", "ctc_reader", "weights_of_the_block_before",
     "own_loss_weighted", "returns_nested", "penalty_on_a_weight", "parameters_of_no_dims",
