@@ -263,6 +263,8 @@ def rounded_once(precision: str) -> Callable[[nn.Module], None]:
     def perturb(model: nn.Module) -> None:
         generator = torch.Generator().manual_seed(7)
         for parameter in model.parameters():
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
             signs = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter.device) * 2 - 1
             parameter.mul_(1 + relative * signs)
 
