@@ -9,6 +9,7 @@ The engine's source is changed as it is imported, so that no file is. Read insid
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import importlib.abc
@@ -35,6 +36,7 @@ _DEADLINE_S = 45.0
 _WITHOUT_IT_S = 2.0
 """How long the others are waited for once a rank has failed."""
 _OURS = ("rankdeck", "tests")
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,16 @@ class Worlds:
             time.sleep(0.01)
 
 
-def _start(job: Job, folder: Path) -> int:
+def _fork() -> int:
+    """As os.fork; the child ends with this process, however that ends."""
     pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return pid
+
+
+def _start(job: Job, folder: Path) -> int:
+    pid = _fork()
     if pid:
         return pid
     try:
@@ -124,7 +134,7 @@ def _become_world(job: Job, folder: Path) -> None:
     inside.import_engine()
     ranks: dict[int, int] = {}
     for rank in range(job.case.num_ranks):
-        pid = os.fork()
+        pid = _fork()
         if not pid:
             try:
                 inside.check(job.case, rank, folder)
