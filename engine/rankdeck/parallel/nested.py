@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
+
 
 def call(module: Callable[..., Any], inputs: Any) -> Any:
     """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
@@ -46,11 +49,35 @@ def num_samples(batch: Any) -> int:
     return len(tensors[0]) if tensors else 0
 
 
+def refuse_without_samples(batch: Any, num_samples: int, strategy: str) -> None:
+    """Before a batch is cut along its first dim.
+
+    Raises: ModelError where that of a tensor does not count the samples: graphs or sentences behind each
+    other, or a number for all samples.
+    """
+    for tensor in tensors_of(batch):
+        if tensor.shape[:1] != (num_samples,):
+            raise ModelError(
+                phrase(
+                    "A batch of {num_samples} samples holds a tensor of shape {shape}: strategy.use = "
+                    "{strategy} cuts batches along their first dim, which does not count samples there.",
+                    num_samples=num_samples,
+                    shape=tuple(tensor.shape),
+                    strategy=strategy,
+                ),
+                path="strategy.use",
+                advice=phrase('Use strategy.use = "ddp" or "fsdp", which give each rank samples of its own.'),
+            )
+
+
 def padded(value: Any, size: int) -> Any:
     """A batch of `size` samples: the last one repeated."""
-    return each_tensor(
-        value, lambda tensor: torch.cat([tensor, tensor[-1:].expand(size - len(tensor), *tensor.shape[1:])])
-    )
+
+    def fill_up(tensor: Tensor) -> Tensor:
+        missing = size - len(tensor)
+        return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+
+    return each_tensor(value, fill_up)
 
 
 def first_samples(value: Any, num_samples: int) -> Any:

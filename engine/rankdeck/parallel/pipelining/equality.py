@@ -15,7 +15,6 @@ Read find.py next: what is done where they differ.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +38,7 @@ from rankdeck.parallel.pipelining.probing import (
     without_effects,
 )
 from rankdeck.torch_compat.fake_tensors import FakeTensor
-from rankdeck.torch_compat.modules import own_buffers
+from rankdeck.torch_compat.modules import deep_copy, own_buffers
 
 _NUM_SAMPLES = 2
 _NUM_STEPS = 2
@@ -72,9 +71,12 @@ class Equality:
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self._model = model
         self._inputs = inputs
-        self._few = first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs)))
-        is_planned = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
-        self._has_values = not is_planned and is_cheap(model, self._few)
+        self._compare_on(first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs))))
+
+    def _compare_on(self, few: Any) -> None:
+        is_planned = any(isinstance(parameter, FakeTensor) for parameter in self._model.parameters())
+        self._few = few
+        self._has_values = not is_planned and is_cheap(self._model, few)
         self._known: dict[int, _Results] = {}
 
     def difference(self, chain: Chain) -> Phrase | None:
@@ -93,6 +95,9 @@ class Equality:
                     self._model,
                 )
         except _ModelError as error:
+            if inputs is not self._inputs:  # graphs or sentences behind each other cannot be cut like samples
+                self._compare_on(self._inputs)
+                return self.difference(chain)
             assert error.__cause__ is not None
             raise error.__cause__ from None
 
@@ -251,7 +256,7 @@ def _apart(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tenso
     units, owned, replaced = [], [], []
     for unit in chain.units():
         if chain.runs_own_modules:
-            unit = copy.deepcopy(unit, {**shared, **buffers})
+            unit = deep_copy(unit, {**shared, **buffers})
         own: dict[int, Tensor] = {}
         for table in [own_buffers(module) for module in unit.modules()]:
             for name, buffer in table.items():
