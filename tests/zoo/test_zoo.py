@@ -33,6 +33,8 @@ ONCE_WRONG = [
     ("models/running_mean_attribute", "model x2", "equal"),
     ("models/parameters_of_no_dims", "fsdp x2", "equal"),
     ("data/speech", "pipeline interleaved-zero-bubble x2", "equal"),
+    ("data/ragged_batches", "hybrid data x stage", "equal"),
+    ("models/experts_without_balance", "tensor sequence_parallel x2", "refused"),
     ("models/gcn_joined", "model x2", "refused"),
     ("data/joined_graphs", "dp x2", "refused"),
     ("data/packed_sentences", "pipeline 1f1b x2", "refused"),

@@ -250,14 +250,23 @@ class _ObservedStage(nn.Module):
     def _make(self, name: str, returned: Returned | None) -> Tensor | None:
         if returned is None or returned.value in self._received:
             return None if returned is None else self._received[returned.value]
-        first, shape = self._received[self._enters[0]], returned.shape
+        first = self._received[self._enters[0]]
+        return self._blank(name, self._as_now(returned.shape, first.shape), returned.dtype, first.device)
+
+    def _as_now(self, shape: torch.Size, now: torch.Size) -> torch.Size:
+        """A shape of the watched batch in this one, from what the first tensor received was and is `now`."""
+        assert self._shape is not None
         if shape == self._shape:
-            shape = first.shape  # of the size that this batch has, whatever the one that was watched had
-        elif shape and shape[0] == self._num_samples:
-            shape = torch.Size((len(first), *shape[1:]))
-        else:
-            self._is_guessed = True
-        return self._blank(name, shape, returned.dtype, first.device)
+            return now
+        sizes: dict[int, set[int]] = {}
+        for was, size in zip(self._shape, now, strict=True):
+            sizes.setdefault(was, set()).add(size)
+        by_sample = shape[:1] == (self._num_samples,)
+        self._is_guessed |= not by_sample
+        return torch.Size(
+            now[0] if by_sample and not place else min(sizes[was]) if len(sizes.get(was, ())) == 1 else was
+            for place, was in enumerate(shape)
+        )
 
     def _blank(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros that take no memory. What is computed with them is dropped; should the model's code come to
