@@ -128,6 +128,8 @@ class Trial:
                 gradients = _gradients(self._base, by_rank[0])
             except _AgainInBackwardError:
                 gradients, whole = [], _Outcome(whole.outputs, [])
+            except Exception as error:  # a forward that writes to weights, which ranks share here
+                return SplitDifference(complaint_of(error))
             outcomes = [_Outcome([one.detach() for one in outputs], gradients) for outputs in by_rank]
             share = max(_share(whole, outcome) for outcome in outcomes)
         return SplitDifference(share=share) if share > self._bar else None

@@ -114,11 +114,15 @@ def _listed(finding: Discrepancy) -> str:
         if math.isfinite(difference.relative):
             relative[difference.name] = max(relative.get(difference.name, 0.0), difference.relative)
     shown = [
-        f"{name} ({relative[name]:.1%} of its change)" if name in relative else name
+        f"{name} ({_share(relative[name])} of its change)" if name in relative else name
         for name in finding.names[:_NAMES_SHOWN]
     ]
     more = len(finding.names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _share(relative: float) -> str:
+    return f"{relative:.1%}" if relative >= 5e-4 else f"{relative:.0e}"
 
 
 def notes_of(result: Result, config: RunConfig, cut: tuple[int, int]) -> list[Problem]:
