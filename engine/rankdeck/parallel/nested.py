@@ -1,8 +1,11 @@
-"""Batches as they come: a tensor, or tuples, lists and dicts of tensors, nested as a person likes."""
+"""Batches and outputs as they come: a tensor, or tuples, lists, dicts and data classes of tensors, nested as
+a person likes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -29,15 +32,19 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: each_tensor(inner, change) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(each_tensor(inner, change) for inner in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: each_tensor(inner, change) for name, inner in vars(value).items()})
     return value
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Every tensor inside tuples, lists and dicts."""
+    """Every tensor inside tuples, lists, dicts and data classes."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = list(vars(value).values())
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in tensors_of(item)]
     return []

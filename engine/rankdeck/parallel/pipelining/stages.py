@@ -25,6 +25,7 @@ from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary, TensorShape
 from rankdeck.parallel.pipelining.cutting import CutModel
+from rankdeck.parallel.pipelining.probing import results_of
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.parallel.state.forward import ForwardState
 from rankdeck.parallel.state.over_ranks import Groups
@@ -157,7 +158,7 @@ def read_by(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
     if loss.inside:
         return tensors_of(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
-        tensors_of(outputs)
+        results_of(outputs)
         if loss.correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
     )
