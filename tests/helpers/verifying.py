@@ -31,6 +31,7 @@ def check(toml: str, full: bool = False, most_fp64_weights: int = 10**9) -> dict
         world_size=1 if alone else dist.get_world_size(),
         devices=[torch.device("cpu")] * (num_devices if alone else 1),
         num_devices=num_devices,
+        known={},
         full=full,
     )
     with (
@@ -49,8 +50,8 @@ def as_facts(result: Result) -> dict[str, Any]:
         "largest": event.largest,
         "precision": event.precision,
         "samples": event.samples,
+        "steps": event.steps,
         "why": event.why,
-        "causes": [finding.cause for finding in result.findings],
         "has_drawn": result.has_drawn,
     }
 

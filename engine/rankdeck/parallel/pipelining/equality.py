@@ -69,13 +69,15 @@ class _ModelError(Exception):
 class Equality:
     """The model's own results, with which those of chains are compared."""
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, known: dict[str, Any] | None = None) -> None:
+        """`known` has what was found on shapes for another model of the same kind, and gets more."""
         self._model = model
         self._inputs = inputs
         self._few = first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs)))
         is_planned = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
         self._has_values = not is_planned and is_cheap(model, self._few)
-        self._known: dict[int, _Results] = {}
+        self._of_model: dict[int, _Results] = {}
+        self._on_shapes: dict[Any, Phrase | None] = {} if known is None else known.setdefault("cuts", {})
 
     def difference(self, chain: Chain) -> Phrase | None:
         """What the chain computes in another way than the model, None if nothing.
@@ -86,12 +88,15 @@ class Equality:
         try:
             if self._has_values:
                 return _difference_by(lambda: self._compare_values(chain, inputs))
-            with without_effects(self._model), all_trainable(self._model):
-                return on_shapes(
-                    lambda shapes: _difference_by(lambda: self._compare_histories(chain, shapes)),
-                    inputs,
-                    self._model,
-                )
+            cuts = (type(chain), tuple(chain.names))
+            if cuts not in self._on_shapes:
+                with without_effects(self._model), all_trainable(self._model):
+                    self._on_shapes[cuts] = on_shapes(
+                        lambda shapes: _difference_by(lambda: self._compare_histories(chain, shapes)),
+                        inputs,
+                        self._model,
+                    )
+            return self._on_shapes[cuts]
         except _ModelError as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
@@ -99,11 +104,11 @@ class Equality:
     def _compare_values(self, chain: Chain, inputs: Any) -> None:
         as_written = torch.autocast("cpu", enabled=False)
         with unchanged(self._model) as move_weights, as_written, torch.enable_grad(), repeatable():
-            wanted = self._known.get(id(inputs))
+            wanted = self._of_model.get(id(inputs))
             if wanted is None:
                 move_weights()
                 with _errors_of_the_model():
-                    wanted = self._known[id(inputs)] = _of_model(self._model, inputs)
+                    wanted = self._of_model[id(inputs)] = _of_model(self._model, inputs)
             move_weights()
             found = _of_chain(chain, inputs, wanted)
         _compare(wanted, found)

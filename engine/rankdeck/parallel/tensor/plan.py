@@ -34,6 +34,20 @@ from rankdeck.parallel.tensor.split_plan import Kind, SplitLayer, SplitPlan, loo
 from rankdeck.parallel.tensor.trial import SplitDifference
 
 
+def known_plan(
+    known: dict[str, Any],
+    model: nn.Module,
+    num_ranks: int,
+    given: Mapping[str, Kind] | None,
+    inputs: Any = None,
+) -> SplitPlan:
+    """The plan that was made for another model of the same kind, else a new one, which is then known."""
+    if "split" not in known:
+        known["split"] = make_plan(model, num_ranks, given, inputs)
+    plan: SplitPlan = known["split"]
+    return plan
+
+
 def make_plan(
     model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None, inputs: Any = None
 ) -> SplitPlan:
