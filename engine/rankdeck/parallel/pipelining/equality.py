@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, first_samples, num_samples
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.origins import Origins
@@ -90,16 +91,30 @@ class Equality:
                 return _difference_by(lambda: self._compare_values(chain, inputs))
             cuts = (type(chain), tuple(chain.names))
             if cuts not in self._on_shapes:
-                with without_effects(self._model), all_trainable(self._model):
-                    self._on_shapes[cuts] = on_shapes(
-                        lambda shapes: _difference_by(lambda: self._compare_histories(chain, shapes)),
-                        inputs,
-                        self._model,
-                    )
+                self._on_shapes[cuts] = self._difference_on_shapes(chain, inputs)
             return self._on_shapes[cuts]
         except _ModelError as error:
             assert error.__cause__ is not None
             raise error.__cause__ from None
+
+    def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
+        """Rank 0 looks for all, but where the model itself fails: that every rank says."""
+
+        def look() -> Phrase | None:
+            with without_effects(self._model), all_trainable(self._model):
+                return on_shapes(
+                    lambda shapes: _difference_by(lambda: self._compare_histories(chain, shapes)),
+                    inputs,
+                    self._model,
+                )
+
+        def look_for_all() -> tuple[Phrase | None] | None:
+            with contextlib.suppress(_ModelError):
+                return (look(),)
+            return None
+
+        found = from_rank_0(look_for_all)
+        return found[0] if found else look()
 
     def _compare_values(self, chain: Chain, inputs: Any) -> None:
         as_written = torch.autocast("cpu", enabled=False)

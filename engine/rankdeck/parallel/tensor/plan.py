@@ -24,8 +24,9 @@ from torch import nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.tensor.attention import AttentionLayers, find_attentions, is_plain
-from rankdeck.parallel.tensor.between import Between, from_rank_0, look_between, operation_between
+from rankdeck.parallel.tensor.between import Between, look_between, operation_between
 from rankdeck.parallel.tensor.checked import Unit, find_differences, units_of
 from rankdeck.parallel.tensor.given import given_plan
 from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs

@@ -110,6 +110,7 @@ class EqualityCheck:
             chosen = self._agree(self._choose)
             if isinstance(chosen, Phrase):
                 return Result(unchecked=chosen, seconds=self._budget.spent_s)
+            self._draws.idle = not self._agree(lambda: self._draws.has_drawn)
             result = self._check(chosen)
             is_equal = result.finding is None and result.unchecked is None
             if (

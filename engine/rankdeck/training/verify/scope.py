@@ -9,13 +9,14 @@ what the optimizer does. Read reference.py next.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.microbatches import default as default_microbatches
-from rankdeck.config.microbatches import stages_per_device
+from rankdeck.config.microbatches import fits
 from rankdeck.config.rules import batch_problems
 from rankdeck.config.schema import Choice
 from rankdeck.training.verify.frozen_norms import WithFrozenNorms
@@ -133,8 +134,9 @@ def _with_fewer_microbatches(strategy: Choice, num_devices: int) -> Choice:
 
 
 def _enough_microbatches(strategy: Choice, stages: int) -> int:
-    """So that every phase of the schedule takes place."""
-    return 2 * stages * stages_per_device[str(strategy.options.get("schedule", "gpipe"))]
+    """So many that every phase of the schedule takes place."""
+    schedule = str(strategy.options.get("schedule", "gpipe"))
+    return next(num for num in itertools.count(stages + 1) if fits(schedule, stages, num))
 
 
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:

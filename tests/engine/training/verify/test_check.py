@@ -95,10 +95,15 @@ def test_a_loss_across_samples_does_not_hide_behind_a_batch_norm(ranks: tuple[in
 
 
 @two_ranks
-@pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "fsdp" }'])
+@pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "fsdp" }', '{ use = "dp" }'])
 def test_what_draws_is_compared_with_fixed_numbers(ranks: tuple[int, RankSet], strategy: str) -> None:
     found = checked(ranks[1], configuration(strategy, model="noisy"))
     assert (found["outcome"], found["has_drawn"]) == ("equal", True)
+
+
+def test_draws_in_replicas_of_dp_are_not_fixed_without_a_mode_of_their_own() -> None:
+    with mock.patch("rankdeck.training.verify.draws.FixedDraws.in_another_thread", lambda draws: None):
+        assert check(configuration('{ use = "dp" }', model="noisy"))["outcome"] == "unchecked"
 
 
 @two_ranks
@@ -150,8 +155,7 @@ def test_whole_batches_are_compared_where_that_is_asked_for() -> None:
 
 
 def test_a_check_that_takes_too_long_is_left_out_and_says_so() -> None:
-    with mock.patch.multiple("rankdeck.training.verify.budget", LEAST_S=0.0, SHARE_OF_RUN=0.0):
-        found = check(configuration('{ use = "model" }'))
+    found = check(configuration('{ use = "model" }'), budget_s=0.0)
     assert found["outcome"] == "unchecked"
     assert "more than 5 % of this run" in found["why"]
 
