@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,8 +40,10 @@ from rankdeck.training.workload import Workload
 
 _WHOLE_BATCH_S = 0.3
 """Two steps over whole batches that take no longer are taken."""
-_TIMES_REFERENCE = 1.5
-"""What a step under the strategy takes, in times of one device's."""
+_TIMES_SHARE = 1.5
+"""What a step under the strategy takes, in times of a device's share of one device's."""
+_TO_BEGIN_S = 0.3
+"""What the first step of a process takes more, at most."""
 _COMPARED_WEIGHTS_PER_S = 5e7
 _SHARE_OF_MEMORY = 0.5
 _COPIES = 6
@@ -102,6 +105,7 @@ class EqualityCheck:
         self._one_device: dict[_Chosen, OneDevice] = {}
         self._compare_s = 0.0
         self._budget = Budget(has_limit=not full)
+        self._began_s = time.perf_counter()
 
     def run(self) -> Result:
         """Check, with all ranks together. Raises: RankdeckError where the strategy refuses."""
@@ -109,7 +113,7 @@ class EqualityCheck:
         with kept():
             chosen = self._agree(self._choose)
             if isinstance(chosen, Phrase):
-                return Result(unchecked=chosen, seconds=self._budget.spent_s)
+                return Result(unchecked=chosen, seconds=self._seconds())
             self._draws.idle = not self._agree(lambda: self._draws.has_drawn)
             result = self._check(chosen)
             is_equal = result.finding is None and result.unchecked is None
@@ -121,7 +125,10 @@ class EqualityCheck:
             ):
                 in_own = self._check(replace(chosen, precision=own))
                 result = in_own if in_own.finding else result
-            return replace(result, seconds=self._budget.spent_s)
+            return replace(result, seconds=self._seconds())
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began_s
 
     def _has_time_for_another(self) -> bool:
         return self._budget.has(self._budget.spent_s)
@@ -193,41 +200,43 @@ class EqualityCheck:
         one_device.try_slice()
         scope = one_device.scope
         times = scope.batch_samples / scope.num_samples
+        share = self._share_of_device
 
         def has_time_for_another(computed: Computed) -> bool:
-            self._budget.allow_for(
-                self._workload.steps * self._least_step_s(chosen, computed.seconds[0] * times)
-            )
-            return self._budget.has(
-                computed.seconds[0] * (1 + NUM_STEPS * _TIMES_REFERENCE) + self._compare_s
-            )
+            step_s = computed.seconds[0]
+            self._allow_for_steps(chosen, max(0.0, step_s - _TO_BEGIN_S) * times)
+            return self._budget.has(step_s * (1 + NUM_STEPS * share) + self._compare_s)
 
         steps_s = one_device.whole(has_time_for_another).seconds
-        needed_s = _TIMES_REFERENCE * sum(steps_s) + self._compare_s
-        if not self._budget.has(needed_s):
+        self._allow_for_steps(chosen, steps_s[-1] * times)
+        if not self._budget.has(share * sum(steps_s) + self._compare_s):
             return phrase(
                 "A step on one device takes {seconds} s: a check would take more than 5 % of this run.",
                 seconds=f"{steps_s[-1]:.1f}",
             )
         whole_s = NUM_STEPS * steps_s[-1] * times
-        if (
-            scope.is_whole
-            or whole_s > _WHOLE_BATCH_S
-            or not self._budget.has((1 + _TIMES_REFERENCE) * whole_s)
-        ):
+        if scope.is_whole or whole_s > _WHOLE_BATCH_S or not self._budget.has((1 + share) * whole_s):
             return chosen
         chosen = replace(chosen, whole_batch=True)
         self._on_one_device(chosen).whole()
         return chosen
 
-    def _least_step_s(self, chosen: _Chosen, whole_s: float) -> float:
-        """What a step of the run takes at least, by that of one device over a whole batch."""
-        device = self._devices[0]
-        at_once = self._num_devices
-        if device.type == "cpu":
-            at_once = min(at_once, len(os.sched_getaffinity(0)))
+    @property
+    def _share_of_device(self) -> float:
+        """What a step under the strategy takes, in times of one device's."""
+        return _TIMES_SHARE / self._num_at_once
+
+    @property
+    def _num_at_once(self) -> int:
+        """How many devices compute side by side."""
+        if self._devices[0].type == "cpu":
+            return min(self._num_devices, len(os.sched_getaffinity(0)))
+        return self._num_devices
+
+    def _allow_for_steps(self, chosen: _Chosen, step_s: float) -> None:
+        """Count in how long the run takes at least, by one device's step over a whole batch."""
         is_doubled = chosen.precision != self._workload.config.train.precision
-        return whole_s / at_once / (2 if is_doubled else 1)
+        self._budget.allow_for(self._workload.steps * step_s / self._num_at_once / (2 if is_doubled else 1))
 
     def _check(self, chosen: _Chosen) -> Result:
         scope = self._scope(chosen)
@@ -277,7 +286,7 @@ class EqualityCheck:
         )
 
     def _step_s(self, chosen: _Chosen) -> float:
-        return _TIMES_REFERENCE * self._on_one_device(chosen).whole().seconds[-1]
+        return self._share_of_device * self._on_one_device(chosen).whole().seconds[-1]
 
     def _has_time_for_second(self, chosen: _Chosen) -> bool:
         """Whether there is time for a second step under the strategy, and one device has taken it too."""

@@ -109,7 +109,8 @@ def compare(
     """What of `computed` is not as expected, of the tensors that it holds. `parameters` are names of weights;
     all else is state. `measure` is called where the narrow bounds do not hold."""
     comparing = _Comparing(expected, computed, parameters, measure)
-    for index in range(1 if precision in _HALF else len(computed.losses)):
+    num_steps = min(len(expected.losses), len(computed.losses))
+    for index in range(1 if precision in _HALF else num_steps):
         comparing.losses(index)
         if index in computed.gradients:
             comparing.gradients(index)

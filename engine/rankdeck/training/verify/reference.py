@@ -9,7 +9,6 @@ difference comes of the cut. Read trial.py next.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import split_state
+from rankdeck.training.verify.budget import clock_s
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.workload import Workload
@@ -55,7 +55,7 @@ def steps_on_one_device(
     for index, parts in enumerate(steps):
         if index and not goes_on(computed):
             break
-        began_s = time.perf_counter()
+        began_s = clock_s()
         optimizer.zero_grad(set_to_none=True)
         with draws:
             total, count = _forward_backward(model, workload, parts, device, loss_by_slice)
@@ -65,7 +65,7 @@ def steps_on_one_device(
             computed.gradients[index] = _gradients(model)
             optimizer.step()
         computed.losses.append(total / count if count > 0 else total)
-        computed.seconds.append(time.perf_counter() - began_s)
+        computed.seconds.append(clock_s() - began_s)
         computed.after[index] = snapshot(split_state(model)[0])
     return computed
 
