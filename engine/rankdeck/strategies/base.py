@@ -82,7 +82,8 @@ class Setup:
     how many samples one part of the global batch has over all data ranks, `accumulate` how many parts there
     are; `sample(n)` reads the first n training samples as one batch, for a strategy that must know shapes
     before the first step. `drained(microbatches under way, updates)` is called when a pipe without a flush
-    was emptied.
+    was emptied. `known` is what a strategy of the same options over the same model has found out about it
+    before, and takes long to find out again.
     """
 
     options: Options
@@ -99,6 +100,7 @@ class Setup:
     spans: SpanRecorder = field(default_factory=SpanRecorder)
     backend: Backend = field(default_factory=Backend)
     drained: Callable[[int, int], object] = lambda under_way, updates: None
+    known: dict[str, Any] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:

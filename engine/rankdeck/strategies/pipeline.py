@@ -167,6 +167,7 @@ class PipelineParallel(Strategy):
                     inputs,
                     self._microbatch,
                     device=self.device,
+                    known=setup.known,
                     read=lambda outputs: read_by(setup.loss, outputs, targets),
                 )
             self._sizes = _sizes_of(inputs)

@@ -194,7 +194,8 @@ class Worker:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
         saver = self._saver(config, num_devices) if first_steps is None else None
-        notes = self._verified(workload, devices, num_devices, saver)
+        known: dict[str, Any] = {}
+        notes = self._verified(workload, devices, num_devices, saver, known)
         if first_steps == 0:
             return
         self._phase(marked("building the model"))
@@ -205,6 +206,7 @@ class Worker:
             devices=devices,
             places=mine,
             writer=self._writer,
+            known=known,
             notes=notes,
             sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
@@ -226,9 +228,15 @@ class Worker:
             saver.require_saved()
 
     def _verified(
-        self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
+        self,
+        workload: Workload,
+        devices: list[torch.device],
+        num_devices: int,
+        saver: Saver | None,
+        known: dict[str, Any],
     ) -> list[Problem] | None:
-        """What is known to differ from one device; None where that was not checked."""
+        """What is known to differ from one device; None where that was not checked. `known` gets what was
+        found out about the model, for its assembly."""
         config, start = workload.config, None if saver is None else saver.start
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
             return []  # a resumed run under the strategy that was checked when it began
@@ -245,6 +253,7 @@ class Worker:
             world_size=place.world_size,
             devices=devices,
             num_devices=num_devices,
+            known=known,
             beat=lambda: self._beat(0, phase),
             write=self._writer.write,
         )

@@ -6,21 +6,19 @@ as the strategy cuts them.
     neither                                            the strategy itself: what differs first in a step
                                                        (loss, gradient, weight) says where
 
-A batch norm looks across samples by nature: it is the cause where the cut changes nothing once batch norms
-are in eval mode. Read check.py next.
+Where there is no time left for that, the cause is unknown. Read check.py next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from rankdeck.training.verify.compare import ComputedComparison, TensorDifference
 from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 
-Cause = Literal["batch-norm", "samples", "loss", "state", "forward", "gradient", "optimizer"]
-_OF_BATCH_NORMS = ("running_mean", "running_var", "num_batches_tracked")
+Cause = Literal["samples", "loss", "state", "forward", "gradient", "optimizer", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -37,72 +35,37 @@ class Discrepancy:
         return list(dict.fromkeys(found.name for found in ordered if found.kind != "loss"))
 
 
-@dataclass(frozen=True)
-class Experiments:
-    """Computes the steps again. `compare(expected, computed)` allows for rounding; `sliced(loss_too,
-    norms_frozen)` computes them on one device over the strategy's slices, `whole(norms_frozen)` over the
-    batch; None where that cannot be computed or nothing is cut."""
-
-    compare: Callable[[Computed, Computed], ComputedComparison]
-    sliced: Callable[[bool, bool], Computed | None]
-    whole: Callable[[bool], Computed]
-    has_batch_norm: bool
-
-
-def explain(computed: Computed, experiments: Experiments) -> list[Discrepancy]:
-    """What differs from one device, by cause; empty where nothing does."""
-    whole = experiments.compare(experiments.whole(False), computed)
-    if whole.is_equal:
-        return []
-    found = []
-    if not whole.but("state").is_equal:
-        found.append(_of_steps(whole, computed, experiments))
-    return found or list(_of_state(whole))  # state that differs beside weights comes of the same
+def explain(computed: Computed, one_device: OneDevice) -> Discrepancy:
+    """Why what was computed is not what one device computes."""
+    whole = one_device.compare(one_device.whole(), computed)
+    steps = whole.but("state")
+    if steps.is_equal:  # state that differs beside weights comes of the same
+        return Discrepancy("state", whole.differences)
+    try:
+        return Discrepancy(_cause(steps, computed, one_device), steps.differences)
+    except OutOfTimeError:
+        return Discrepancy("unknown", steps.differences)
 
 
-def _of_steps(whole: ComputedComparison, computed: Computed, experiments: Experiments) -> Discrepancy:
-    """Why losses, gradients or weights differ."""
-    closest = whole
-    for loss_too in (False, True):
-        on_slices = experiments.sliced(loss_too, False)
+def _cause(steps: ComputedComparison, computed: Computed, one_device: OneDevice) -> Cause:
+    """Of losses, gradients or weights that differ. Raises: OutOfTimeError."""
+
+    def equals(loss_by_slice: bool, expected: Computed) -> bool | None:
+        on_slices = one_device.sliced(loss_by_slice)
         if on_slices is None:
-            continue
-        comparison = experiments.compare(on_slices, computed).but("state")
-        if comparison.is_equal:
-            return Discrepancy(_cause_of_cut(loss_too, experiments), whole.but("state").differences)
-        if experiments.has_batch_norm:
-            closest = comparison
-    return Discrepancy(_first_in_a_step(closest), closest.but("state").differences)
+            return None
+        return one_device.compare(on_slices, expected).but("state").is_equal
+
+    if equals(False, computed):
+        return "samples"
+    if equals(True, computed):
+        return "samples" if equals(False, one_device.whole()) is False else "loss"
+    return _first_in_a_step(steps)
 
 
-def _cause_of_cut(loss_too: bool, experiments: Experiments) -> Cause:
-    """What sees that the batch is cut: batch norms, and where more does once they are frozen, that."""
-    frozen = experiments.has_batch_norm
-    whole = experiments.whole(frozen)
-
-    def is_whole(loss_by_slice: bool) -> bool | None:
-        computed = experiments.sliced(loss_by_slice, frozen)
-        return None if computed is None else experiments.compare(whole, computed).but("state").is_equal
-
-    if frozen and is_whole(loss_too):
-        return "batch-norm"
-    return "samples" if is_whole(False) is False else "loss"
-
-
-def _first_in_a_step(comparison: ComputedComparison) -> Cause:
-    step = min(found.step for found in comparison.but("state").differences)
-    kinds = {found.kind for found in comparison.differences if found.step == step}
+def _first_in_a_step(steps: ComputedComparison) -> Cause:
+    step = min(found.step for found in steps.differences)
+    kinds = {found.kind for found in steps.differences if found.step == step}
     if "loss" in kinds:
         return "forward"
     return "gradient" if "gradient" in kinds else "optimizer"
-
-
-def _of_state(whole: ComputedComparison) -> Iterator[Discrepancy]:
-    """State that is not what one device has; that of batch norms is theirs by nature."""
-    differences = whole.of("state")
-    others = tuple(found for found in differences if not _is_of_batch_norm(found))
-    yield Discrepancy("state", others) if others else Discrepancy("batch-norm", tuple(differences))
-
-
-def _is_of_batch_norm(difference: TensorDifference) -> bool:
-    return difference.name.rpartition(".")[2] in _OF_BATCH_NORMS

@@ -16,14 +16,14 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass
 class Computed:
-    """Two steps: a loss per step, gradients by parameter as the optimizer got them (None: no gradient), and
-    the weights and persistent buffers after each step. `before` are those that the steps began
-    with, and `seconds` what one device took."""
+    """Some steps: a loss for each, by step (from 0) gradients by parameter as the optimizer got them (None:
+    no gradient), and the weights and persistent buffers after it. `before` are those that the steps began
+    with, and `seconds` what one device took for each."""
 
-    before: Tensors
+    before: Tensors = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-    gradients: list[Mapping[str, Tensor | None]] = field(default_factory=list)
-    after: list[Tensors] = field(default_factory=list)
+    gradients: dict[int, Mapping[str, Tensor | None]] = field(default_factory=dict)
+    after: dict[int, Tensors] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
 

@@ -1,23 +1,25 @@
 """What the check compares: the run's own model, loss, optimizer and data, on few samples and in a precision
 that leaves no room for doubt.
 
-Samples: two for each forward that the strategy makes, where the batch has as many. Precision: fp64, in which
-rounding is far below any fault; in the run's own where fp64 is out of reach. The learning rate is the
-schedule's peak, because a warm-up that starts at 0 would hide what the optimizer does. Read reference.py
-next.
+Samples: two for each forward that the strategy makes, where the batch has as many, and no more microbatches
+than keep all stages busy. Precision: fp64, in which rounding is far below any fault; in the run's own where
+fp64 is out of reach. The learning rate is the schedule's peak, because a warm-up that starts at 0 would hide
+what the optimizer does. Read reference.py next.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.microbatches import default as default_microbatches
-from rankdeck.config.microbatches import stages_per_device
+from rankdeck.config.microbatches import fits
 from rankdeck.config.rules import batch_problems
 from rankdeck.config.schema import Choice
+from rankdeck.training.verify.frozen_norms import WithFrozenNorms
 from rankdeck.training.workload import Workload, loss_of
 
 NUM_STEPS = 2
@@ -51,10 +53,14 @@ class CheckedScope:
         return self.num_samples == self.batch_samples
 
 
-def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batch: bool) -> CheckedScope:
+def scope_of(
+    workload: Workload, num_devices: int, *, precision: str, whole_batch: bool, has_batch_norm: bool
+) -> CheckedScope:
     """The workload as it is compared on so many devices."""
     config = workload.config
     strategy, left_out = _comparable(config.strategy)
+    if not whole_batch:
+        strategy = _with_fewer_microbatches(strategy, num_devices)
     train = config.train
     accumulate = train.accumulate if whole_batch else min(train.accumulate, _MAX_PARTS)
     batch = train.global_batch if whole_batch else _fewest_samples(config, strategy, accumulate, num_devices)
@@ -84,6 +90,8 @@ def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batc
         schedule=lambda step: 1.0,
     )
     shards, pieces = _cut(checked, num_devices)
+    if has_batch_norm and shards * pieces > 1 and not strategy.options.get("sync_batchnorm"):
+        variant, left_out = WithFrozenNorms(**vars(variant)), (*left_out, "batch-norm")
     return CheckedScope(variant, precision, batch, train.global_batch, shards, pieces, left_out)
 
 
@@ -117,13 +125,26 @@ def _comparable(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
     return Choice(use=use, options=options), left_out
 
 
+def _with_fewer_microbatches(strategy: Choice, num_devices: int) -> Choice:
+    _, stages = STRATEGIES[strategy.use].batch_cut(strategy.options, num_devices)
+    enough = _enough_microbatches(strategy, stages)
+    if stages == 1 or strategy.options.get("microbatches", 0) <= enough:
+        return strategy
+    return Choice(use=strategy.use, options={**strategy.options, "microbatches": enough})
+
+
+def _enough_microbatches(strategy: Choice, stages: int) -> int:
+    """So many that every phase of the schedule takes place."""
+    schedule = str(strategy.options.get("schedule", "gpipe"))
+    return next(num for num in itertools.count(stages + 1) if fits(schedule, stages, num))
+
+
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
     """The smallest batch that is cut as the run's is, with two samples in each forward."""
     slices, stages = STRATEGIES[strategy.use].batch_cut(strategy.options, num_devices)
     forwards = 1
     if stages > 1:
-        schedule = str(strategy.options.get("schedule", "gpipe"))
-        forwards = strategy.options.get("microbatches") or 2 * stages * stages_per_device[schedule]
+        forwards = strategy.options.get("microbatches") or _enough_microbatches(strategy, stages)
     cut = accumulate * slices * forwards
     for samples in (_SAMPLES_PER_FORWARD, 1):
         batch = cut * samples
