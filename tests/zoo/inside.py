@@ -55,7 +55,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
     num_devices = 1 if world_size > 1 else config.selection.count or 1
     workload = workloads.load(config)
     devices = [torch.device("cpu")] * num_devices
-    notes = None
+    notes, known = None, dict[str, Any]()
     if checks and not config.strategy_card.one_device:
         notes = verify(
             workload,
@@ -63,6 +63,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
             world_size=world_size,
             devices=devices,
             num_devices=max(world_size, num_devices),
+            known=known,
             beat=lambda: None,
             write=writer.write,
         )
@@ -72,6 +73,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
         world_size=world_size,
         devices=devices,
         notes=notes,
+        known=known,
         places=[rank] if world_size > 1 else list(range(num_devices)),
         writer=writer,
     )
