@@ -82,8 +82,7 @@ class Setup:
     how many samples one part of the global batch has over all data ranks, `accumulate` how many parts there
     are; `sample(n)` reads the first n training samples as one batch, for a strategy that must know shapes
     before the first step. `drained(microbatches under way, updates)` is called when a pipe without a flush
-    was emptied. `known` is what a strategy of the same options over the same model has found out about it
-    before, and takes long to find out again.
+    was emptied. `known` is what the same strategy over the same model has found out about it before.
     """
 
     options: Options

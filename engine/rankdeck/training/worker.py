@@ -149,6 +149,7 @@ class Worker:
         self._heart = _heart(place)
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
+        self._known: dict[str, Any] = {}  # of the model, by the check for the assembly
         self.step = 0
 
     def _phase(self, phase: str, **known: int) -> None:
@@ -178,9 +179,8 @@ class Worker:
         run_devices = environment["devices"]
         card = config.strategy_card
         # Of a run of several hosts these are this host's.
-        here = list(range(len(run_devices))) if card.one_process else [place.local_rank]
-        if card.one_device:
-            here = here[:1]
+        num_here = 1 if card.one_device else len(run_devices)
+        here = list(range(num_here)) if card.one_process else [place.local_rank]
         mine, num_devices = (here, len(run_devices)) if card.one_process else ([place.rank], place.world_size)
         pairs = zip(here, mine, strict=True)
         devices = self._start_devices([_device_info(run_devices[at], index) for at, index in pairs])
@@ -194,8 +194,7 @@ class Worker:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
         saver = self._saver(config, num_devices) if first_steps is None else None
-        known: dict[str, Any] = {}
-        notes = self._verified(workload, devices, num_devices, saver, known)
+        notes = self._verified(workload, devices, num_devices, saver)
         if first_steps == 0:
             return
         self._phase(marked("building the model"))
@@ -206,7 +205,7 @@ class Worker:
             devices=devices,
             places=mine,
             writer=self._writer,
-            known=known,
+            known=self._known,
             notes=notes,
             sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
@@ -228,15 +227,9 @@ class Worker:
             saver.require_saved()
 
     def _verified(
-        self,
-        workload: Workload,
-        devices: list[torch.device],
-        num_devices: int,
-        saver: Saver | None,
-        known: dict[str, Any],
+        self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
     ) -> list[Problem] | None:
-        """What is known to differ from one device; None where that was not checked. `known` gets what was
-        found out about the model, for its assembly."""
+        """What is known to differ from one device; None where that was not checked."""
         config, start = workload.config, None if saver is None else saver.start
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
             return []  # a resumed run under the strategy that was checked when it began
@@ -253,7 +246,7 @@ class Worker:
             world_size=place.world_size,
             devices=devices,
             num_devices=num_devices,
-            known=known,
+            known=self._known,
             beat=lambda: self._beat(0, phase),
             write=self._writer.write,
         )
