@@ -137,8 +137,9 @@ class Verified(Event, tag="verified"):
 
     `outcome`: equal | noted (it differs, for a reason that lies in the nature of the strategy) | differs (the
     run is refused) | unchecked (`why` says why). `cause`: batch-norm | samples | loss | state | forward |
-    gradient | optimizer | staleness | compress; `names` are the tensors that differ most. `largest` is the
-    largest absolute difference of any weight after the two steps, over `samples` in each, in `precision`.
+    gradient | optimizer | unknown | staleness | compress; `names` are the tensors that differ most. `largest`
+    is the largest absolute difference of any weight after `steps` of them, over `samples` in each, in
+    `precision`.
     """
 
     rank: int
@@ -148,6 +149,7 @@ class Verified(Event, tag="verified"):
     largest: float | None = None
     precision: str | None = None
     samples: int = 0
+    steps: int = 2
     seconds: float = 0.0
     why: str | None = None
 

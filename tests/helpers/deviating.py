@@ -50,6 +50,21 @@ class Normed(_Body):
         return normed
 
 
+class NormedWithoutStatistics(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(32, track_running_stats=False)
+
+
+class PausedNorm(Normed):
+    """In eval mode until training begins, and without gradients: it still normalises over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.eval().requires_grad_(False)
+        self.norm.momentum = 0.0
+
+
 class FrozenNorm(Normed):
     """Normalises by running statistics in training too, as fine-tuning does."""
 
@@ -100,7 +115,8 @@ class Unfixed(_Body):
         return hidden * torch.rrelu(torch.ones_like(hidden) - 2, training=True)
 
 
-centred, normed, frozen_norm, extremes = Centred, Normed, FrozenNorm, Extremes
+centred, extremes, normed, frozen_norm, paused_norm = Centred, Extremes, Normed, FrozenNorm, PausedNorm
+normed_without_statistics = NormedWithoutStatistics
 whole, noisy, unfixed = Whole, Noisy, Unfixed
 
 

@@ -18,25 +18,29 @@ from tests.helpers.ranks import RankSet
 MODELS = Path(__file__).with_name("deviating.py")
 
 
-def check(toml: str, full: bool = False, most_fp64_weights: int = 10**9) -> dict[str, Any]:
+def check(
+    toml: str, full: bool = False, most_fp64_weights: int = 10**9, budget_s: float = 600.0
+) -> dict[str, Any]:
     """What the check of a configuration finds, whose optimizer nothing has tried out before; all ranks of a
     set call this together. Larger models are compared in the run's own precision.
     """
     config = from_text(toml, folder=Path.cwd())
     num_devices = config.selection.count or 1
     alone = config.strategy_card.one_process
-    one = EqualityCheck(
-        workloads.load(config),
-        rank=0 if alone else dist.get_rank(),
-        world_size=1 if alone else dist.get_world_size(),
-        devices=[torch.device("cpu")] * (num_devices if alone else 1),
-        num_devices=num_devices,
-        full=full,
-    )
     with (
+        mock.patch.multiple("rankdeck.training.verify.budget", LEAST_S=budget_s, SHARE_OF_RUN=0.0),
         mock.patch("rankdeck.training.assembly.refuse_optimizer"),
         mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", most_fp64_weights),
     ):
+        one = EqualityCheck(
+            workloads.load(config),
+            rank=0 if alone else dist.get_rank(),
+            world_size=1 if alone else dist.get_world_size(),
+            devices=[torch.device("cpu")] * (num_devices if alone else 1),
+            num_devices=num_devices,
+            known={},
+            full=full,
+        )
         return as_facts(one.run())
 
 
@@ -49,8 +53,8 @@ def as_facts(result: Result) -> dict[str, Any]:
         "largest": event.largest,
         "precision": event.precision,
         "samples": event.samples,
+        "steps": event.steps,
         "why": event.why,
-        "causes": [finding.cause for finding in result.findings],
         "has_drawn": result.has_drawn,
     }
 

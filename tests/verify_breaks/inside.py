@@ -66,6 +66,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         world_size=ranks,
         devices=[torch.device("cpu")] * (1 if ranks > 1 else case.num_devices),
         num_devices=case.num_devices,
+        known={},
     )
     in_own = mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", 0)
     with in_own if case.in_own else contextlib.nullcontext():

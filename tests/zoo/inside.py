@@ -20,6 +20,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError, TrainingError
 from rankdeck.config import from_text
 from rankdeck.diagnose.exceptions import describe
+from rankdeck.parallel.collectives.replica_threads import ReplicaError
 from rankdeck.rundir import EventWriter
 from rankdeck.rundir.lines import decode_or_none
 from rankdeck.training import workload as workloads
@@ -54,7 +55,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
     num_devices = 1 if world_size > 1 else config.selection.count or 1
     workload = workloads.load(config)
     devices = [torch.device("cpu")] * num_devices
-    notes = None
+    notes, known = None, dict[str, Any]()
     if checks and not config.strategy_card.one_device:
         notes = verify(
             workload,
@@ -62,6 +63,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
             world_size=world_size,
             devices=devices,
             num_devices=max(world_size, num_devices),
+            known=known,
             beat=lambda: None,
             write=writer.write,
         )
@@ -71,6 +73,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
         world_size=world_size,
         devices=devices,
         notes=notes,
+        known=known,
         places=[rank] if world_size > 1 else list(range(num_devices)),
         writer=writer,
     )
@@ -94,7 +97,8 @@ def _broken(breaks: str) -> contextlib.AbstractContextManager[None]:
 def _told(error: Exception) -> dict[str, Any]:
     """An error as a person would read it, and whether it is a sentence of the engine's. `named` is the code
     of a rule that knows the cause of an error in other words, as a run would tell it."""
-    is_refusal = isinstance(error, RankdeckError) and not isinstance(error, TrainingError)
+    said = error.__cause__ if isinstance(error, ReplicaError) else error
+    is_refusal = isinstance(said, RankdeckError) and not isinstance(said, TrainingError)
     last = traceback.extract_tb(error.__traceback__)[-1]
     told = {
         "error": f"{type(error).__name__}: {error}",

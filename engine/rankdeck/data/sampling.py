@@ -167,10 +167,8 @@ class StepBatches:
 
 class HeldoutBatches:
     """The batch sampler of evaluation: every held-out sample exactly once over all ranks, and equally many
-    batches of one size for each.
-
-    Samples that fill up the last batches repeat the last sample; `valid_counts()` says how many of each
-    batch, from its front, count.
+    batches for each. `valid_counts()` says how many samples of each batch count: where that is none, the
+    batch is the last sample, for ranks that have to be in a forward together.
     """
 
     def __init__(
@@ -191,11 +189,12 @@ class HeldoutBatches:
 
     def __iter__(self) -> Iterator[list[Draw]]:
         last = self.num_samples - 1
-        for start in self._starts():
-            yield [Draw(0, 0, min(index, last)) for index in range(start, start + self.local_batch)]
+        for start, num_valid in zip(self._starts(), self.valid_counts(), strict=True):
+            first = min(start, last)
+            yield [Draw(0, 0, index) for index in range(first, first + max(num_valid, 1))]
 
     def valid_counts(self) -> list[int]:
-        """For each of this rank's batches, how many of its first samples are not padding."""
+        """For each of this rank's batches, how many of its samples count: all, or none of one."""
         return [max(0, min(self.local_batch, self.num_samples - start)) for start in self._starts()]
 
     def _starts(self) -> range:

@@ -162,11 +162,26 @@ class Follower(DispatchMode):
                     scalar_device = entry.device
                 elif device == _NOWHERE:
                     device = entry.device
+                elif in_backward():
+                    return self._device_but_for_zeros(func, args, kwargs)
                 else:
                     raise _mix_error(func, device, entry.device)
         if device != _NOWHERE:
             return device
         return scalar_device if scalar_device != _NOWHERE else self._state.device
+
+    def _device_but_for_zeros(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> int:
+        """As `_device_of`, without what autograd fills in for a gradient that nobody gave: one zero,
+        expanded. On GPUs it makes that on the device of the other gradients, here nothing says where.
+        """
+        given = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)]
+        entries = [self._entry_of(tensor) for tensor in given if any(tensor.stride())]
+        device, *others = dict.fromkeys(entry.device for entry in entries if entry is not None)
+        if others:
+            raise _mix_error(func, device, others[0])
+        return device
 
     def _entry_of(self, tensor: Any) -> StorageEntry | None:
         if not isinstance(tensor, Tensor):

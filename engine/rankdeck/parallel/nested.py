@@ -1,12 +1,18 @@
-"""Batches as they come: a tensor, or tuples, lists and dicts of tensors, nested as a person likes."""
+"""Batches and outputs as they come: a tensor, or tuples, lists, dicts and data classes of tensors, nested as
+a person likes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import phrase
 
 
 def call(module: Callable[..., Any], inputs: Any) -> Any:
@@ -26,15 +32,19 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {key: each_tensor(inner, change) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(each_tensor(inner, change) for inner in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: each_tensor(inner, change) for name, inner in vars(value).items()})
     return value
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Every tensor inside tuples, lists and dicts."""
+    """Every tensor inside tuples, lists, dicts and data classes."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = list(vars(value).values())
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in tensors_of(item)]
     return []
@@ -46,11 +56,35 @@ def num_samples(batch: Any) -> int:
     return len(tensors[0]) if tensors else 0
 
 
+def refuse_without_samples(batch: Any, num_samples: int, strategy: str) -> None:
+    """Before a batch is cut along its first dim.
+
+    Raises: ModelError where that of a tensor does not count the samples: graphs or sentences behind each
+    other, or a number for all samples.
+    """
+    for tensor in tensors_of(batch):
+        if tensor.shape[:1] != (num_samples,):
+            raise ModelError(
+                phrase(
+                    "A batch of {num_samples} samples holds a tensor of shape {shape}: strategy.use = "
+                    "{strategy} cuts batches along their first dim, which does not count samples there.",
+                    num_samples=num_samples,
+                    shape=tuple(tensor.shape),
+                    strategy=strategy,
+                ),
+                path="strategy.use",
+                advice=phrase('Use strategy.use = "ddp" or "fsdp", which give each rank samples of its own.'),
+            )
+
+
 def padded(value: Any, size: int) -> Any:
     """A batch of `size` samples: the last one repeated."""
-    return each_tensor(
-        value, lambda tensor: torch.cat([tensor, tensor[-1:].expand(size - len(tensor), *tensor.shape[1:])])
-    )
+
+    def fill_up(tensor: Tensor) -> Tensor:
+        missing = size - len(tensor)
+        return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
+
+    return each_tensor(value, fill_up)
 
 
 def first_samples(value: Any, num_samples: int) -> Any:

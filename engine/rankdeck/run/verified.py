@@ -29,12 +29,17 @@ OUTCOME_WORDS: Mapping[str, str] = {
 """Of events.Verified, and "failed" where the strategy refused before anything was compared."""
 
 _EQUAL = marked("Verified: equals one device (largest difference {largest} after two steps in {precision})")
+_EQUAL_IN_ONE_STEP = marked(
+    "Verified in one step: equals one device (largest difference {largest} in {precision})"
+)
 _NOTED = {
     "batch-norm": marked("Verified: equals one device but for its batch norms"),
     "staleness": marked("Verified: its stages equal one device; its weights are stale by nature"),
     "compress": marked("Verified: equals one device but for the compression of gradients"),
 }
 _DIFFERS = marked("Differs from one device: {names}")
+_COMPARED = marked("two steps of {samples} samples in {precision}, {seconds:.1f} s")
+_COMPARED_ONE_STEP = marked("one step of {samples} samples in {precision}, {seconds:.1f} s")
 _UNCHECKED = marked("Not verified: {why}")
 
 _NOTED_CELLS = {
@@ -52,7 +57,8 @@ def verified_text(verified: events.Verified) -> Phrase:
         return phrase(_DIFFERS, names=_names(verified))
     if verified.outcome == NOTED and (said := _NOTED.get(verified.cause or "")):
         return phrase(said)
-    return phrase(_EQUAL, largest=_largest(verified), precision=verified.precision or "")
+    equal = _EQUAL if verified.steps > 1 else _EQUAL_IN_ONE_STEP
+    return phrase(equal, largest=_largest(verified), precision=verified.precision or "")
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
@@ -87,7 +93,7 @@ def compared_text(verified: events.Verified) -> str:
     if verified.precision is None:
         return ""
     return phrase(
-        "two steps of {samples} samples in {precision}, {seconds:.1f} s",
+        _COMPARED if verified.steps > 1 else _COMPARED_ONE_STEP,
         samples=verified.samples,
         precision=verified.precision,
         seconds=verified.seconds,
@@ -119,6 +125,7 @@ def verified_facts(verified: events.Verified) -> dict[str, Any]:
         "largest": verified.largest,
         "precision": verified.precision,
         "samples": verified.samples,
+        "steps": verified.steps,
         "seconds": verified.seconds,
         "text": str(verified_text(verified)),
     }

@@ -28,6 +28,7 @@ from rankdeck.config.catalog import Options
 from rankdeck.memory.null_ledger import AnyLedger, NullLedger
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.backend import Backend
+from rankdeck.parallel.backward import backward
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
@@ -36,7 +37,6 @@ from rankdeck.parallel.nested import (
     cast,
     doubled,
     each_tensor,
-    first_samples,
     num_samples,
     tensors_of,
 )
@@ -82,7 +82,7 @@ class Setup:
     how many samples one part of the global batch has over all data ranks, `accumulate` how many parts there
     are; `sample(n)` reads the first n training samples as one batch, for a strategy that must know shapes
     before the first step. `drained(microbatches under way, updates)` is called when a pipe without a flush
-    was emptied.
+    was emptied. `known` is what the same strategy over the same model has found out about it before.
     """
 
     options: Options
@@ -99,6 +99,7 @@ class Setup:
     spans: SpanRecorder = field(default_factory=SpanRecorder)
     backend: Backend = field(default_factory=Backend)
     drained: Callable[[int, int], object] = lambda under_way, updates: None
+    known: dict[str, Any] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -288,11 +289,11 @@ class Strategy(ABC):
     def compute_heldout(
         self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, together: bool = False
     ) -> HeldoutSums:
-        """Forward and loss of the first `num_valid` samples in eval mode. Where ranks have to be in a forward
-        `together`, one whose share is all padding computes a sample for nothing."""
+        """Forward and loss of the batch in eval mode. Where ranks have to be in a forward `together`, one
+        whose batch does not count computes it for nothing."""
         if num_valid == 0 and not together:
             return self.no_sums()
-        inputs, targets = self.to_device(first_samples(batch, max(num_valid, 1)))
+        inputs, targets = self.to_device(batch)
         with self.evaluating():
             sums = self.heldout_sums(call(forward, inputs), targets)
         return sums if num_valid else self.no_sums()
@@ -354,11 +355,6 @@ class Strategy(ABC):
         total, count = self.loss.function(outputs, targets)
         correct = None if self.loss.correct is None else float(self.loss.correct(outputs, targets))
         return HeldoutSums(float(total), float(count), correct)
-
-
-def backward(total: Tensor, scale: float | Tensor) -> None:
-    """The backward of `total * scale`, with the scale as the total's gradient: that spares the product."""
-    total.backward(scale.to(total) if isinstance(scale, Tensor) else torch.full_like(total, scale))
 
 
 def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from rankdeck.models.losses import Loss
 from rankdeck.parallel.collectives.fan_out import data_parallel
 from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
-from rankdeck.parallel.nested import call, cast, first_samples, num_samples, tensors_of
+from rankdeck.parallel.nested import call, cast, num_samples, refuse_without_samples, tensors_of
 from rankdeck.parallel.state.forward import ReplicaState
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
@@ -122,6 +122,10 @@ class _Marked(nn.DataParallel[nn.Module]):
             return shell.filled(super().gather([tensors for tensors, _ in apart], output_device))
 
 
+_FEW = 3
+"""Samples that show what the first dim of a batch counts."""
+
+
 class DataParallel(Strategy):
     name = "dp"
     options: DpOptions
@@ -135,6 +139,9 @@ class DataParallel(Strategy):
             self.facts = FanOutFacts(self._threads)
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
+        if self.setup.sample is not None:
+            few = min(_FEW, self.setup.part_batch)
+            refuse_without_samples(self.setup.sample(few), few, self.name)
         self.module = place(model_fn(), self.setup, self.device)
         self._replica_state = ReplicaState(self.module, self._fetch, self.ledger)
         self._outputs = self._spread(_Outputs(self.module))
@@ -207,7 +214,7 @@ class DataParallel(Strategy):
             threads.end_lead_phase()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        inputs, targets = self._host_batch(first_samples(batch, num_valid))
+        inputs, targets = self._host_batch(batch)
         with self.evaluating():
             if self.options.parallel_loss:
                 sums = [float(own.sum()) for own in self._heldout(inputs, targets)]

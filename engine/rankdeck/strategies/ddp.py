@@ -121,7 +121,11 @@ class Ddp(Strategy):
         # Only the last part's backward sends: before it, gradients just add up on each rank.
         with self.one_state(batch, scale), contextlib.nullcontext() if last else self._ddp.no_sync():
             # The wrapper divides by the number of ranks; a sum must not be divided.
-            return self.compute(self._forward_of_wrapper, batch, scale * self.setup.world_size)
+            sums = self.compute(self._forward_of_wrapper, batch, scale * self.setup.world_size)
+            if last and not (self.options.find_unused_parameters or self.options.static_graph):
+                # Before this rank joins the others in anything: they may wait for its bucket, for ever.
+                require_gradients(self.module.named_parameters())
+            return sums
 
     def _forward_of_wrapper(self, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self.facts, DdpFacts)
@@ -130,12 +134,9 @@ class Ddp(Strategy):
             return self._compiled(*args, **kwargs)
 
     def sync_gradients(self) -> None:
-        """The sum over ranks of every gradient; the wrapper's backward has made it already, unless one is
-        missing: it would say so in the next step only."""
+        """The sum over ranks of every gradient; the wrapper's backward has made it already."""
         options = self.options
         if self._sync is None:
-            if not (options.find_unused_parameters or options.static_graph):
-                require_gradients(self.module.named_parameters())
             return
         gradients = gradients_of(self.module, find_unused=options.find_unused_parameters)
         num_bytes = travelling_bytes(gradients, options.compress, options.powersgd_rank)

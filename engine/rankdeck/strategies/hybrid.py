@@ -39,7 +39,7 @@ from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.apply import LayerSplit, tie_again
 from rankdeck.parallel.tensor.gradients import add_up_partial
 from rankdeck.parallel.tensor.loss import over_split_classes
-from rankdeck.parallel.tensor.plan import make_plan
+from rankdeck.parallel.tensor.plan import known_plan
 from rankdeck.parallel.tensor.split_plan import SplitPlan, names_by_weight
 from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
@@ -189,7 +189,9 @@ class _WholeModel(Strategy):
         module = self.module = blank.module
         if "tensor" in axes:
             with self.ledger.paused():
-                plan = make_plan(module, axes["tensor"].size(), options.plan, self.small_inputs())
+                plan = known_plan(
+                    setup.known, module, axes["tensor"].size(), options.plan, self.small_inputs()
+                )
             self.split = LayerSplit(module, plan, axes["tensor"], options)
         sharding = None
         if "shard" in axes:
@@ -243,7 +245,9 @@ class _Stages(PipelineParallel):
             if "tensor" in self._axes:
                 size = self._axes["tensor"].size()
                 with self.ledger.paused():
-                    self._plan = make_plan(model, size, self.options.plan, self.small_inputs())
+                    self._plan = known_plan(
+                        self.setup.known, model, size, self.options.plan, self.small_inputs()
+                    )
             return model
 
         super().build(planned)

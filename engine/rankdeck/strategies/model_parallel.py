@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from rankdeck.config.catalog import CutOptions
 from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.parallel.backward import backward
 from rankdeck.parallel.nested import cast, each_tensor, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.stages import sums_of_first
 from rankdeck.parallel.pipelining.traced import other_sizes
 from rankdeck.parallel.state.forward import ForwardState, bring_home, copies_of
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, backward, place
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import LayerSplitFacts
 
 
@@ -110,7 +111,7 @@ class ModelParallel(Strategy):
                 backward(total, scale)
         for state in self._states:
             state.finish()
-        bring_home(self._states, self._copies)
+        bring_home(self._states, self._copies, self._moved)
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:
@@ -135,9 +136,12 @@ class ModelParallel(Strategy):
         return output
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        inputs, targets = first_samples(batch, num_valid)
+        inputs, targets = batch
+        is_short = self.pads and num_valid < self.setup.part_batch
         with self.facts.running(), self.evaluating():
-            outputs = self._forward(inputs)
+            outputs = self._forward(padded(inputs, self.setup.part_batch) if is_short else inputs)
+            if is_short:
+                outputs = first_samples(outputs, num_valid)
             return self.heldout_sums(outputs, self._to(targets, len(self.stage_modules) - 1))
 
     def _to(self, value: Any, index: int) -> Any:
@@ -159,6 +163,13 @@ class ModelParallel(Strategy):
                 return tensor.clone()
         ledger.adopt((tensor,), index, "inputs")
         return tensor
+
+    def _moved(self, tensor: Tensor, index: int) -> Tensor:
+        """What another stage left in an attribute; what it keeps on the host stays there."""
+        if self._virtual is None:
+            return tensor.to(self.setup.devices[index]) if tensor.is_cuda else tensor
+        source = self.ledger.device_of(tensor)
+        return tensor if source is None else self._virtual.copy(tensor, source, index, "buffers")
 
     def _transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
         """A tensor on another device; its gradient travels back."""

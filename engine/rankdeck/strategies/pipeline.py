@@ -30,7 +30,15 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config import microbatches as rules
 from rankdeck.config.capabilities import SPLIT_BACKWARD
 from rankdeck.config.catalog import PipelineOptions
-from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded, tensors_of
+from rankdeck.parallel.nested import (
+    cast,
+    cut_batch,
+    first_samples,
+    num_samples,
+    padded,
+    refuse_without_samples,
+    tensors_of,
+)
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
@@ -146,6 +154,7 @@ class PipelineParallel(Strategy):
         with self.ledger.paused():
             model = place(model_fn(), setup, torch.device("cpu"))
             inputs, targets = cast(setup.sample(self._microbatch), setup.dtype)
+            refuse_without_samples((inputs, targets), self._microbatch, self.name)
             # Shapes are found on the host, so the host's autocast says dtypes. Its cache would hand the cast
             # weights of a run on shapes to the next one, which is on values.
             with torch.autocast(
@@ -158,6 +167,7 @@ class PipelineParallel(Strategy):
                     inputs,
                     self._microbatch,
                     device=self.device,
+                    known=setup.known,
                     read=lambda outputs: read_by(setup.loss, outputs, targets),
                 )
             self._sizes = _sizes_of(inputs)
@@ -264,8 +274,8 @@ class PipelineParallel(Strategy):
         size, any_batch = self._microbatch, self.cut.takes_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]
         inputs, targets = self.own_parts(batch)
-        fed = cut_batch(inputs, size, num_valid if any_batch else len(valid) * size)
         samples = valid if any_batch else [size] * len(valid)
+        fed = cut_batch(padded(inputs, sum(samples)), size, sum(samples))
         wanted = cut_batch(targets, size, num_valid)
         sums = self.no_sums()
 

@@ -28,7 +28,7 @@ from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.apply import LayerSplit
 from rankdeck.parallel.tensor.gradients import add_up_partial
 from rankdeck.parallel.tensor.loss import over_split_classes
-from rankdeck.parallel.tensor.plan import make_plan
+from rankdeck.parallel.tensor.plan import known_plan
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import CollectiveFacts
 
@@ -58,7 +58,7 @@ class TensorParallel(Strategy):
         blank = self.blank_model(model_fn)
         self.module = blank.module
         with self.ledger.paused():  # what is computed to find it out lies on the host
-            plan = make_plan(blank.module, setup.world_size, options.plan, self.small_inputs())
+            plan = known_plan(setup.known, blank.module, setup.world_size, options.plan, self.small_inputs())
         self._split = LayerSplit(
             blank.module,
             plan,

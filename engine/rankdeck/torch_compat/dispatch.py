@@ -67,6 +67,11 @@ class DispatchMode(TorchDispatchMode):
         # True would wrap the hot path in a call that imports torch._dynamo: seconds, and never used here.
         return False
 
+    def in_another_thread(self) -> DispatchMode | None:
+        """What sees the operations of a thread that works for this one; None where they are not this mode's,
+        or the thread enters a mode by itself."""
+        return None
+
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 """The address of a storage's own record: equal where tensors share a storage, also without memory."""

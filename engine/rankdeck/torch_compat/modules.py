@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
+from rankdeck.torch_compat.dispatch import tree_leaves
 from rankdeck.torch_compat.places import Private
+
+M = TypeVar("M", bound=nn.Module)
 
 Dropout = _DropoutNd
 """What every dropout is."""
@@ -86,18 +90,29 @@ def is_expanded(tensor: Tensor) -> bool:
     return any(size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
+    """A copy of all modules. `instead` holds what takes a tensor's place, by the tensor's identity. A result
+    of autograd that a module keeps, as old weight norms and pruning do, is copied without its history.
+    """
+    known = dict(instead)
+    for value in tree_leaves([vars(each) for each in module.modules()]):
+        if isinstance(value, Tensor) and not value.is_leaf:
+            known.setdefault(id(value), value.detach().clone())
+    return copy.deepcopy(module, known)
+
+
 def shallow_copy(module: nn.Module) -> Any:
     """The module with tables of its own, whose weights autograd need not know as leaves (for dp). Hooks that
     a forward adds, as Hugging Face's do once per model, are the copy's alone."""
-    copy: Any = module._replicate_for_data_parallel()
-    copy._former_parameters = {}
-    copy._forward_hooks = copy._forward_hooks.copy()
-    return copy
+    replica: Any = module._replicate_for_data_parallel()
+    replica._former_parameters = {}
+    replica._forward_hooks = replica._forward_hooks.copy()
+    return replica
 
 
-def note_weight(copy: Any, name: str, weight: Tensor) -> None:
+def note_weight(replica: Any, name: str, weight: Tensor) -> None:
     """Say by which name a shallow copy knew a weight; torch's own modules ask for it."""
-    copy._former_parameters[name] = weight
+    replica._former_parameters[name] = weight
 
 
 def check_batch_norm_input(norm: Any, inputs: Tensor) -> None:

@@ -51,6 +51,13 @@ class Stage(PipelineStage):
         ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
         return [op for op in ops if op.group_peer != get_rank(op.group)]
 
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        """Gradients for the stage before, which a backward in two halves leaves as autograd made them."""
+        ops: list[P2POp] = super().get_bwd_send_ops(bwd_chunk_id)
+        for op in ops:
+            op.tensor = op.tensor.contiguous()
+        return ops
+
     def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
         """Whether what was sent may go, from 2.15 on: it may if it is no subclass, and a plan's fake tensors
         stand for plain ones.

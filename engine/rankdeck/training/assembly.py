@@ -53,14 +53,15 @@ def assemble(
     writer: EventWriter,
     ledger: Ledger | None = None,
     backend: Backend | None = None,
+    known: dict[str, Any] | None = None,
     notes: Sequence[Problem] | None = None,
     **job: Any,
 ) -> Trainer:
     """A trainer over a strategy that is built: what a rank does once data is loaded and the ranks have met.
 
     `devices` are this rank's torch devices and `places` where they stand in the run; `ledger` is made here
-    for a rehearsal that brings none; `notes` are what the check before found to differ from one device, None
-    where there was none; `job` goes to Trainer.
+    for a rehearsal that brings none; `known` is as of `build`; `notes` are what the check before
+    found to differ from one device, None where there was none; `job` goes to Trainer.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
     """
@@ -71,6 +72,7 @@ def assemble(
         devices=devices,
         ledger=ledger or _ledger(workload, devices),
         backend=backend,
+        known=known,
         drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
     )
     strategy, optimizer = built.strategy, built.optimizer
@@ -98,9 +100,11 @@ def build(
     devices: list[torch.device],
     ledger: AnyLedger,
     backend: Backend | None = None,
+    known: dict[str, Any] | None = None,
     drained: Callable[[int, int], object] = lambda under_way, updates: None,
 ) -> Built:
     """The strategy of one rank with its model in place, and its optimizer. All ranks call this together.
+    `known` is what was found out about the model when it was last built, and gets more.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
     """
@@ -124,6 +128,7 @@ def build(
         spans=SpanRecorder(devices, pace),
         backend=backend,
         drained=drained,
+        known={} if known is None else known,
     )
     strategy = strategy_type(setup)
     traits, layout = Traits(), ModelWeights()

@@ -1,7 +1,7 @@
 """Held-out loss under every strategy: each held-out sample counts once.
 
-All ranks run equally many batches, the last ones padded and the padding left out; one all-reduce at the end
-makes the sums those of the whole set.
+All ranks run equally many batches, the last ones smaller or of a sample that does not count; one all-reduce
+at the end makes the sums those of the whole set.
 """
 
 from __future__ import annotations

@@ -23,15 +23,13 @@ _DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDr
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a batch norm normalises over the batch, as it does in training unless it is frozen."""
-    return any(isinstance(module, BatchNorm) and module.training for module in model.modules())
-
-
-def freeze_batch_norms(model: nn.Module) -> None:
-    """Have batch norms normalise by their running statistics, whatever the batch."""
-    for module in model.modules():
-        if isinstance(module, BatchNorm):
-            module.eval()
+    """Whether a batch norm normalises over the batch in training: one that is frozen stays in eval mode, and
+    has statistics."""
+    model.train()
+    return any(
+        isinstance(module, BatchNorm) and (module.training or module.running_mean is None)
+        for module in model.modules()
+    )
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,7 @@ class Traits:
 
 
 def traits_of(model: nn.Module) -> Traits:
-    modules = list(model.modules())
-    return Traits(
-        any(isinstance(module, BatchNorm) for module in modules), any(_drops(module) for module in modules)
-    )
+    return Traits(has_batch_norm(model), any(map(_drops, model.modules())))
 
 
 def _drops(module: nn.Module) -> bool:

@@ -149,6 +149,7 @@ class Worker:
         self._heart = _heart(place)
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
+        self._known: dict[str, Any] = {}  # of the model, by the check for the assembly
         self.step = 0
 
     def _phase(self, phase: str, **known: int) -> None:
@@ -178,9 +179,8 @@ class Worker:
         run_devices = environment["devices"]
         card = config.strategy_card
         # Of a run of several hosts these are this host's.
-        here = list(range(len(run_devices))) if card.one_process else [place.local_rank]
-        if card.one_device:
-            here = here[:1]
+        num_here = 1 if card.one_device else len(run_devices)
+        here = list(range(num_here)) if card.one_process else [place.local_rank]
         mine, num_devices = (here, len(run_devices)) if card.one_process else ([place.rank], place.world_size)
         pairs = zip(here, mine, strict=True)
         devices = self._start_devices([_device_info(run_devices[at], index) for at, index in pairs])
@@ -205,6 +205,7 @@ class Worker:
             devices=devices,
             places=mine,
             writer=self._writer,
+            known=self._known,
             notes=notes,
             sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
@@ -245,6 +246,7 @@ class Worker:
             world_size=place.world_size,
             devices=devices,
             num_devices=num_devices,
+            known=self._known,
             beat=lambda: self._beat(0, phase),
             write=self._writer.write,
         )

@@ -10,7 +10,7 @@ import pytest
 from rankdeck.config import RunConfig, from_text
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.growth import LONGEST, SUM, UNKNOWN, Growth, growth_of
-from rankdeck.planner.look import look
+from rankdeck.planner.look import BUDGET_S, look
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
@@ -18,6 +18,7 @@ from rankdeck.run.plan_lines import PlanLine, words_of
 from tests.helpers import concatenated, padded
 from tests.helpers.planning import measured
 from tests.helpers.ranks import RankSet
+from tests.helpers.waiting import with_load
 
 OWN, PADDED = Path(concatenated.__file__), Path(padded.__file__)
 DATA = {
@@ -55,6 +56,8 @@ def config(data: str, strategy: str = "single", num_devices: int = 1) -> RunConf
 def planned(base: RunConfig, samples: Samples | None = None) -> PlanLine:
     num_devices = base.selection.count or 1
     target = Target("rehearsal", (TargetDevice(None, None),) * num_devices, like_cuda=False)
+    if samples is None:
+        samples = look(base, with_load(BUDGET_S))
     (line,) = plan_lines_of(base, [Candidate(base.strategy.use)], target, samples=samples)
     assert line.devices, line.reason
     return line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankdeck.strategies.base import backward
+from rankdeck.parallel.backward import backward
 
 
 def gradient(dtype: torch.dtype, scale: float | torch.Tensor | None) -> torch.Tensor:

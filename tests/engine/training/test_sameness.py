@@ -15,7 +15,12 @@ from rankdeck.planner.targets import Target, TargetDevice
 from tests.helpers.parity import BARS, WORKLOADS, configuration, of_one_device
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
+from tests.helpers.verifying import MODELS
 
+FROZEN, PAUSED = (
+    f'model = {{ use = "{MODELS}:{norm}_norm" }}\ndata = {{ use = "digits" }}'
+    for norm in ("frozen", "paused")
+)
 DROPPING = 'model = { use = "mlp", args = { hidden = [32], dropout = 0.5 } }\ndata = { use = "digits" }'
 NORMS, DRAWS = "batch-norm-differs", "dropout-differs"
 
@@ -29,6 +34,11 @@ NORMS, DRAWS = "batch-norm-differs", "dropout-differs"
         ("batch-norm", "ddp", [NORMS], "Set strategy.sync_batchnorm = true"),
         ("batch-norm", "ddp, sync_batchnorm = true", [], ""),
         ("batch-norm", "hybrid, stage = 2, microbatches = 4", [NORMS], "over 4 samples"),
+        ("frozen", "ddp", [], ""),
+        ("frozen", "dp", [], ""),
+        ("frozen", "pipeline", [], ""),
+        ("paused", "ddp", [NORMS], "over 8 samples"),
+        ("paused", "pipeline", [NORMS], "over 4 samples"),
         ("dropping", "dp", [DRAWS], "numbers of its own on each device"),
         ("dropping", "model", [], ""),
         ("mlp", "ddp", [], ""),
@@ -43,7 +53,8 @@ def test_what_ends_elsewhere_says_so_in_run_and_plan(
     codes: list[str],
     words: str,
 ) -> None:
-    monkeypatch.setitem(WORKLOADS, "dropping", DROPPING)
+    for name, tables in (("dropping", DROPPING), ("frozen", FROZEN), ("paused", PAUSED)):
+        monkeypatch.setitem(WORKLOADS, name, tables)
     use, _, options = strategy.partition(", ")
     chosen = f'{{ use = "{use}"{", " if options else ""}{options} }}'
     toml = configuration(workload, chosen, 2)

@@ -1,4 +1,5 @@
-"""What all ranks take from the first one: initial weights, and buffers that each rank's own data changed.
+"""What all ranks take from the first one: initial weights, buffers that each rank's own data changed, and
+what it finds out about a model.
 
 Batch norm's running statistics follow each rank's own slice of the batch. As DistributedDataParallel does,
 replicas go on with those of rank 0, which are also what is saved.
@@ -6,7 +7,8 @@ replicas go on with those of rank 0, which are also what is saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from rankdeck.parallel.collectives.buckets import in_buckets
 from rankdeck.torch_compat.dtensors import local_part
+
+T = TypeVar("T")
 
 
 @torch.no_grad()
@@ -24,3 +28,12 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | 
     first = dist.get_process_group_ranks(group)[0]
     own = [local_part(tensor.detach()) for tensor in tensors]
     in_buckets(own, lambda flat: dist.broadcast(flat, first, group=group))
+
+
+def from_rank_0(look: Callable[[], T]) -> T | None:
+    """What rank 0 finds out, for all ranks of a run; they call this together."""
+    looks = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
+    shared = [look() if looks else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(shared, src=0)
+    return shared[0]

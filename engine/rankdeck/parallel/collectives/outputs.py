@@ -1,7 +1,8 @@
 """What replicas return, taken apart into tensors and put together again.
 
 Tensors may stand in tuples, named tuples, lists, dicts of any class (Hugging Face's ModelOutput) and
-dataclasses, with numbers and None between them. All else has no first dim along which it could be joined.
+dataclasses, with numbers, text and None between them. All else has no first dim along which it could be
+joined.
 
 Read parallel_apply.py and fan_out.py next.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 
-_CONSTANTS = (bool, int, float, type(None))
+_CONSTANTS = (bool, int, float, str, type(None))
 _LONGEST = 80
 
 
@@ -46,7 +47,7 @@ class Shell:
 
 def taken_apart(output: Any) -> tuple[list[Tensor], Shell]:
     """
-    Raises: ModelError where something in it is neither a tensor nor a number.
+    Raises: ModelError where something in it is neither a tensor nor a constant, or no tensor is.
     """
     tensors: list[Tensor] = []
     leaves: list[tuple[str, Any]] = []
@@ -61,6 +62,8 @@ def taken_apart(output: Any) -> tuple[list[Tensor], Shell]:
         return leaf
 
     structure = _mapped(output, take, "")
+    if not tensors:
+        raise _cannot_be_gathered(output, "")
     return tensors, Shell(structure, tuple(leaves))
 
 

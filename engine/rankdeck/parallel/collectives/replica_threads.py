@@ -1,6 +1,7 @@
 """One thread per virtual device, as GPUs work side by side: parallel_apply and its backward run here.
 
-Each thread takes over the caller's grad mode and autocast, and a ledger that follows the caller follows it.
+Each thread takes over the caller's grad mode, autocast and fixed draws, and a ledger that follows the caller
+follows it.
 It measures its own CPU time, which is what a virtual device's utilisation means. The threads live until
 `close`.
 
@@ -27,6 +28,7 @@ from rankdeck.base.errors import Problem, RankdeckError, TrainingError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.profiling.spans import PhaseSpan, SpanRecorder
+from rankdeck.torch_compat.dispatch import DispatchMode, top_mode
 
 T = TypeVar("T")
 
@@ -216,8 +218,12 @@ def _settings_of_this_thread() -> Callable[[ExitStack], None]:
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     cache = torch.is_autocast_cache_enabled()
+    mode = top_mode()
 
     def enter(stack: ExitStack) -> None:
+        following = mode.in_another_thread() if isinstance(mode, DispatchMode) else None
+        if following is not None:
+            stack.enter_context(following)
         stack.enter_context(torch.inference_mode(inference))
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=cache))

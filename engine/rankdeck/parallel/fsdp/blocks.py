@@ -152,8 +152,8 @@ def _num_uses(model: nn.Module) -> Counter[nn.Parameter]:
 
 
 def _uncut_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Those of a group that cannot be cut: scalars, complex ones, and what is trained in another dtype than
-    most of the group, which travels in one."""
+    """Those of a group that cannot be cut: scalars, empty and complex ones, and what is trained in another
+    dtype than most of the group, which travels in one."""
     sizes: Counter[torch.dtype] = Counter()
     for weight in weights:
         if weight.requires_grad and weight.ndim and not weight.is_complex():
@@ -162,7 +162,10 @@ def _uncut_weights(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     return [
         weight
         for weight in weights
-        if not weight.ndim or weight.is_complex() or (weight.requires_grad and weight.dtype != most)
+        if not weight.ndim
+        or not weight.numel()
+        or weight.is_complex()
+        or (weight.requires_grad and weight.dtype != most)
     ]
 
 

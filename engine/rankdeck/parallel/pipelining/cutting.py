@@ -125,17 +125,18 @@ def cut_model(
     num_samples: int,
     *,
     device: torch.device,
+    known: dict[str, Any] | None = None,
     read: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
     """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
 
     `inputs` is a batch of `num_samples` as each stage will see it; `read` gives what the loss reads of
-    what the model returns for it, where gradients travel from stage to stage. All ranks of the run call this
-    together.
+    what the model returns for it, where gradients travel from stage to stage. `known` is as of equality.py.
+    All ranks of the run call this together.
 
     Raises: ModelError, ConfigError.
     """
-    chain = find_chain(model, inputs, num_samples)
+    chain = find_chain(model, inputs, num_samples, known)
     holds_weights = chain.holds_weights()
     if options.cuts:
         cuts = given_cuts(options.cuts, chain.names, num_stages, holds_weights)

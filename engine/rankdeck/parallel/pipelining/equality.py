@@ -15,7 +15,6 @@ Read find.py next: what is done where they differ.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, first_samples, num_samples
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.origins import Origins
@@ -39,7 +39,7 @@ from rankdeck.parallel.pipelining.probing import (
     without_effects,
 )
 from rankdeck.torch_compat.fake_tensors import FakeTensor
-from rankdeck.torch_compat.modules import own_buffers
+from rankdeck.torch_compat.modules import deep_copy, own_buffers
 
 _NUM_SAMPLES = 2
 _NUM_STEPS = 2
@@ -69,13 +69,18 @@ class _ModelError(Exception):
 class Equality:
     """The model's own results, with which those of chains are compared."""
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, known: dict[str, Any] | None = None) -> None:
+        """`known` has what was found on shapes for another model of the same kind, and gets more."""
         self._model = model
         self._inputs = inputs
-        self._few = first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs)))
-        is_planned = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
-        self._has_values = not is_planned and is_cheap(model, self._few)
-        self._known: dict[int, _Results] = {}
+        self._on_shapes: dict[Any, Phrase | None] = {} if known is None else known.setdefault("cuts", {})
+        self._compare_on(first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs))))
+
+    def _compare_on(self, few: Any) -> None:
+        is_planned = any(isinstance(parameter, FakeTensor) for parameter in self._model.parameters())
+        self._few = few
+        self._has_values = not is_planned and is_cheap(self._model, few)
+        self._of_model: dict[int, _Results] = {}
 
     def difference(self, chain: Chain) -> Phrase | None:
         """What the chain computes in another way than the model, None if nothing.
@@ -86,24 +91,44 @@ class Equality:
         try:
             if self._has_values:
                 return _difference_by(lambda: self._compare_values(chain, inputs))
+            cuts = (type(chain), tuple(chain.names))
+            if cuts not in self._on_shapes:
+                self._on_shapes[cuts] = self._difference_on_shapes(chain, inputs)
+            return self._on_shapes[cuts]
+        except _ModelError as error:
+            if inputs is not self._inputs:  # graphs or sentences behind each other cannot be cut like samples
+                self._compare_on(self._inputs)
+                return self.difference(chain)
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+
+    def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
+        """Rank 0 looks for all, but where the model itself fails: that every rank says."""
+
+        def look() -> Phrase | None:
             with without_effects(self._model), all_trainable(self._model):
                 return on_shapes(
                     lambda shapes: _difference_by(lambda: self._compare_histories(chain, shapes)),
                     inputs,
                     self._model,
                 )
-        except _ModelError as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+
+        def look_for_all() -> tuple[Phrase | None] | None:
+            with contextlib.suppress(_ModelError):
+                return (look(),)
+            return None
+
+        found = from_rank_0(look_for_all)
+        return found[0] if found else look()
 
     def _compare_values(self, chain: Chain, inputs: Any) -> None:
         as_written = torch.autocast("cpu", enabled=False)
         with unchanged(self._model) as move_weights, as_written, torch.enable_grad(), repeatable():
-            wanted = self._known.get(id(inputs))
+            wanted = self._of_model.get(id(inputs))
             if wanted is None:
                 move_weights()
                 with _errors_of_the_model():
-                    wanted = self._known[id(inputs)] = _of_model(self._model, inputs)
+                    wanted = self._of_model[id(inputs)] = _of_model(self._model, inputs)
             move_weights()
             found = _of_chain(chain, inputs, wanted)
         _compare(wanted, found)
@@ -251,7 +276,7 @@ def _apart(chain: Chain) -> Iterator[tuple[list[nn.Module], list[dict[int, Tenso
     units, owned, replaced = [], [], []
     for unit in chain.units():
         if chain.runs_own_modules:
-            unit = copy.deepcopy(unit, {**shared, **buffers})
+            unit = deep_copy(unit, {**shared, **buffers})
         own: dict[int, Tensor] = {}
         for table in [own_buffers(module) for module in unit.modules()]:
             for name, buffer in table.items():

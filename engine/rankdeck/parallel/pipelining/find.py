@@ -25,12 +25,13 @@ from rankdeck.parallel.pipelining.traced import trace
 from rankdeck.torch_compat.modules import own_children
 
 
-def find_chain(model: nn.Module, inputs: Any, num_samples: int) -> Chain:
-    """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it.
+def find_chain(model: nn.Module, inputs: Any, num_samples: int, known: dict[str, Any] | None = None) -> Chain:
+    """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it; `known` is
+    as of equality.py.
 
     Raises: ModelError when the model cannot be cut.
     """
-    equality = Equality(model, inputs)
+    equality = Equality(model, inputs, known)
     own = getattr(model, "pipeline_units", None)
     if callable(own):
         chain = UnitChain(model, _checked(own(), model))

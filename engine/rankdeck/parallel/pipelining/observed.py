@@ -30,10 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.base.errors import ModelError
+from rankdeck.base.errors import ModelError, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import call, tensors_of
-from rankdeck.parallel.pipelining.chain import Chain, Received
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, results_of, same_weights, weights_behind
 from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing
 from rankdeck.torch_compat.dispatch import tree_leaves, tree_map
@@ -155,6 +155,7 @@ class _ObservedStage(nn.Module):
         self._enters, self._leaves = crossing(seen, start), crossing(seen, end)
         self._shape = seen[start].arguments[0].shape if start else None
         self._received: dict[int, Tensor] = {}
+        self._is_guessed = False
         self._to_hand_on: dict[int, Tensor] = {}
         self._units = [unit.name for unit in seen[start:end]]
         self._elsewhere = [unit.name for unit in (*seen[:start], *seen[end:])]
@@ -204,8 +205,12 @@ class _ObservedStage(nn.Module):
             if not self._to_hand_on.keys() >= set(self._leaves):
                 raise _another_path() from None
             return tuple(self._to_hand_on[value] for value in self._leaves)
+        except (IndexError, ValueError, RuntimeError) as error:
+            if not self._is_guessed or isinstance(error, RankdeckError):
+                raise
+            raise _other_shapes(error) from error
         finally:
-            self._received, self._to_hand_on = {}, {}
+            self._received, self._to_hand_on, self._is_guessed = {}, {}, False
 
     def _hollow(self, name: str, forward: Callable[..., Any]) -> None:
         """A unit of another stage: it keeps its structure, but neither a forward of its own nor hooks."""
@@ -245,12 +250,23 @@ class _ObservedStage(nn.Module):
     def _make(self, name: str, returned: Returned | None) -> Tensor | None:
         if returned is None or returned.value in self._received:
             return None if returned is None else self._received[returned.value]
-        first, shape = self._received[self._enters[0]], returned.shape
+        first = self._received[self._enters[0]]
+        return self._blank(name, self._as_now(returned.shape, first.shape), returned.dtype, first.device)
+
+    def _as_now(self, shape: torch.Size, now: torch.Size) -> torch.Size:
+        """A shape of the watched batch in this one, from what the first tensor received was and is `now`."""
+        assert self._shape is not None
         if shape == self._shape:
-            shape = first.shape  # of the size that this batch has, whatever the one that was watched had
-        elif shape and shape[0] == self._num_samples:
-            shape = torch.Size((len(first), *shape[1:]))
-        return self._blank(name, shape, returned.dtype, first.device)
+            return now
+        sizes: dict[int, set[int]] = {}
+        for was, size in zip(self._shape, now, strict=True):
+            sizes.setdefault(was, set()).add(size)
+        by_sample = shape[:1] == (self._num_samples,)
+        self._is_guessed |= not by_sample
+        return torch.Size(
+            now[0] if by_sample and not place else min(sizes[was]) if len(sizes.get(was, ())) == 1 else was
+            for place, was in enumerate(shape)
+        )
 
     def _blank(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros that take no memory. What is computed with them is dropped; should the model's code come to
@@ -292,6 +308,18 @@ def _another_path() -> ModelError:
         phrase("The model runs other modules in this batch than in the one for which it was cut."),
         path="strategy.use",
         advice=phrase('Let all batches run the same modules, or use strategy.use = "ddp" or "fsdp".'),
+    )
+
+
+def _other_shapes(error: Exception) -> ModelError:
+    return ModelError(
+        phrase(
+            "A stage cannot know the shapes of another one in a batch of other sizes than the one for which "
+            "the model was cut ({reason}).",
+            reason=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        ),
+        path="strategy.use",
+        advice=UNITS_ADVICE,
     )
 
 

@@ -5,7 +5,6 @@ random number, and under fake tensors no time either.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.state.slots import keep_state
 from rankdeck.torch_compat.dispatch import DispatchMode, OpOverload, computed, tree_map
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
+from rankdeck.torch_compat.modules import deep_copy
 
 T = TypeVar("T")
 _AT_ONCE = 100_000_000
@@ -118,7 +118,7 @@ def same_weights(model: nn.Module) -> nn.Module:
     """A copy of all modules that shares every parameter and buffer."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared.update((id(tensor), tensor) for tensor in model.buffers())
-    return copy.deepcopy(model, shared)
+    return deep_copy(model, shared)
 
 
 def same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

@@ -25,12 +25,14 @@ from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary, TensorShape
 from rankdeck.parallel.pipelining.cutting import CutModel
+from rankdeck.parallel.pipelining.probing import results_of
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.parallel.state.forward import ForwardState
 from rankdeck.parallel.state.over_ranks import Groups
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.torch_compat.pipelining import Stage, raised_in_a_stage, receive_buffers, without_views
 
+_GRAPH_IS_GONE = "backward through the graph a second time"
 _NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
 """What torch's first stage gets for a microbatch: its number."""
 
@@ -156,7 +158,7 @@ def read_by(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
     if loss.inside:
         return tensors_of(outputs["loss"] if isinstance(outputs, dict) else outputs.loss)
     return (
-        tensors_of(outputs)
+        results_of(outputs)
         if loss.correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
     )
@@ -217,6 +219,18 @@ class TorchSchedule:
         return [tensor for stage in self._stages for tensor in receive_buffers(stage)]
 
 
+def _cannot_split_backward() -> ModelError:
+    return ModelError(
+        phrase(
+            "The schedule goes back in two halves, first to the inputs of a stage and later to its weights, "
+            "and torch cannot where layers of a stage share a weight."
+        ),
+        path="strategy.schedule",
+        advice=phrase('Set strategy.schedule = "1f1b".'),
+        cure={"strategy.schedule": "1f1b"},
+    )
+
+
 class _Stage(Stage):
     """torch's stage, which tells its runner the number of the microbatch and counts what it does."""
 
@@ -242,7 +256,12 @@ class _Stage(Stage):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         with self._running(bwd_chunk_id), self._phase("backward-weight", bwd_chunk_id):
-            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            try:
+                super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            except RuntimeError as error:
+                if _GRAPH_IS_GONE not in str(error):
+                    raise
+                raise _cannot_split_backward() from error
         self._traffic.backwarded()
 
     def _running(self, microbatch: int, *, counts: bool = True) -> contextlib.AbstractContextManager[None]:

@@ -278,8 +278,13 @@ def copies_of(model: nn.Module, stages: Sequence[nn.Module]) -> dict[nn.Module, 
     return {module: row for row in rows for module in row}
 
 
-def bring_home(states: Sequence[ForwardState], copies: Mapping[nn.Module, Sequence[nn.Module]]) -> None:
+def bring_home(
+    states: Sequence[ForwardState],
+    copies: Mapping[nn.Module, Sequence[nn.Module]],
+    move: Callable[[Tensor, int], Tensor] = lambda tensor, _stage: tensor,
+) -> None:
     """Give attributes that stages have changed to the model and to the other stages' `copies` of its modules.
+    `move(tensor, stage)` brings a copy to the device of a stage.
 
     Where several stages have changed one, the first of them counts: later ones run what is before them on
     zeros.
@@ -290,6 +295,7 @@ def bring_home(states: Sequence[ForwardState], copies: Mapping[nn.Module, Sequen
             if module in copies:
                 found.setdefault((copies[module][0], key), value)
     for (home, key), value in found.items():
-        for module in copies[home]:
+        for place, module in enumerate(copies[home]):
             if key in vars(module) and vars(module)[key] is not value:
-                vars(module)[key] = copied(value)
+                own = copied(value)
+                vars(module)[key] = move(own, max(place - 1, 0)) if isinstance(own, Tensor) else own

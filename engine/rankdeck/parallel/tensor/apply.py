@@ -29,7 +29,7 @@ from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
 from rankdeck.parallel.tensor.hooks import require_hooks_take_slices
-from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
+from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, require_stream, with_hidden
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.torch_compat.marks import marks_by_name, put_marks
 
@@ -97,9 +97,10 @@ class LayerSplit:
             setattr(self._model.get_submodule(count.module), count.attribute, count.count)
         for name in self._plan.entries:
             in_sequence = self._in_sequence(f"{name}.")
-            _enter(
-                self._model.get_submodule(name), self.mesh, Shard(SEQUENCE) if in_sequence else Replicate()
-            )
+            module = self._model.get_submodule(name)
+            _enter(module, self.mesh, Shard(SEQUENCE) if in_sequence else Replicate())
+            if in_sequence:
+                require_stream(module, name)
         for row in self._rows_of_blocks:
             if row and self._options.sequence_parallel:
                 bound_sequence(self._model, row, self.mesh)
@@ -131,6 +132,8 @@ class LayerSplit:
             return ColwiseParallel(output_layouts=Replicate())
         # Behind an entry the input arrives whole already.
         has_entry = layer.name.rpartition(".")[0] in self._plan.entries
+        if isinstance(stream, Shard) and not has_entry:
+            require_stream(module, layer.name)
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
     def _whole_weights(self, block: str) -> list[str]:

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.parallel.pipelining.probing import all_trainable, on_shapes, without_effects
 from rankdeck.parallel.tensor.attention import AttentionLayers
 from rankdeck.parallel.tensor.pairs import Pair
 
-T = TypeVar("T")
 Group = AttentionLayers | Pair
 _VALUES = (torch.Tensor, int, float, str, tuple, list, dict)
 _OVER_FEATURES = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
@@ -66,15 +65,6 @@ def look_between(
     names to None, and gets the arguments of these modules where a forward was watched here."""
     between = from_rank_0(lambda: None if inputs is None else _watched(model, groups, inputs, blocks))
     return between or Between({group.row: tuple(_declared(model, group)) for group in groups})
-
-
-def from_rank_0(look: Callable[[], T]) -> T | None:
-    """What rank 0 finds, which has the weights, for all ranks of a run; they call this together."""
-    looks = not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
-    shared = [look() if looks else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 def _watched(

@@ -24,14 +24,29 @@ from torch import nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.tensor.attention import AttentionLayers, find_attentions, is_plain
-from rankdeck.parallel.tensor.between import Between, from_rank_0, look_between, operation_between
+from rankdeck.parallel.tensor.between import Between, look_between, operation_between
 from rankdeck.parallel.tensor.checked import Unit, find_differences, units_of
 from rankdeck.parallel.tensor.given import given_plan
 from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs
 from rankdeck.parallel.tensor.refused import differs, does_not_take_slices, nothing_to_split
 from rankdeck.parallel.tensor.split_plan import Kind, SplitLayer, SplitPlan, loose_tie
 from rankdeck.parallel.tensor.trial import SplitDifference
+
+
+def known_plan(
+    known: dict[str, Any],
+    model: nn.Module,
+    num_ranks: int,
+    given: Mapping[str, Kind] | None,
+    inputs: Any = None,
+) -> SplitPlan:
+    """The plan that was made for another model of the same kind, else a new one, which is then known."""
+    if "split" not in known:
+        known["split"] = make_plan(model, num_ranks, given, inputs)
+    plan: SplitPlan = known["split"]
+    return plan
 
 
 def make_plan(

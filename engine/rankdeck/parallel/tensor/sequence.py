@@ -55,6 +55,31 @@ def bound_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
     )
 
 
+def require_stream(module: nn.Module, name: str) -> None:
+    """A split module inside a block takes the stream (B, T, C) itself, from its first forward on.
+
+    Raises: ModelError, later, where it is given tokens that were chosen one by one: each rank has others.
+    """
+
+    def require(hidden: Tensor) -> Tensor:
+        if hidden.ndim != 3:
+            raise ModelError(
+                phrase(
+                    "strategy.sequence_parallel gives each rank a part of the tokens, and {name} takes a "
+                    "tensor of shape {shape}, no part of the stream (tokens that a router chose?).",
+                    name=name,
+                    shape=tuple(hidden.shape),
+                ),
+                path="strategy.sequence_parallel",
+                advice=phrase("Leave it out."),
+            )
+        return hidden
+
+    module.register_forward_pre_hook(
+        lambda _, args, kwargs: with_hidden(args, kwargs, require), with_kwargs=True, prepend=True
+    )
+
+
 def with_hidden(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

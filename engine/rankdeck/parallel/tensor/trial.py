@@ -13,7 +13,6 @@ it, else evaluation. Read checked.py next.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from rankdeck.parallel.tensor.sliced import OutsideItsLayerError, put_slices
 from rankdeck.parallel.tensor.split_plan import SplitLayer
 from rankdeck.torch_compat.dispatch import in_backward, without_modes
 from rankdeck.torch_compat.fake_tensors import FakeTensor
-from rankdeck.torch_compat.modules import Dropout
+from rankdeck.torch_compat.modules import Dropout, deep_copy
 
 Call = Callable[[nn.Module, Any], Any]
 _MOST_RANKS = 4
@@ -129,6 +128,8 @@ class Trial:
                 gradients = _gradients(self._base, by_rank[0])
             except _AgainInBackwardError:
                 gradients, whole = [], _Outcome(whole.outputs, [])
+            except Exception as error:  # a forward that writes to weights, which ranks share here
+                return SplitDifference(complaint_of(error))
             outcomes = [_Outcome([one.detach() for one in outputs], gradients) for outputs in by_rank]
             share = max(_share(whole, outcome) for outcome in outcomes)
         return SplitDifference(share=share) if share > self._bar else None
@@ -226,10 +227,7 @@ def _copy_with_values(model: nn.Module, way: _Way) -> nn.Module:
         copies[id(weight)] = nn.Parameter(values, requires_grad=weight.requires_grad)
     for buffer in model.buffers():
         copies[id(buffer)] = _buffer_values(buffer, way)
-    for value in [value for module in model.modules() for value in vars(module).values()]:
-        if isinstance(value, Tensor) and value.grad_fn is not None:  # torch copies leaves only
-            copies.setdefault(id(value), _buffer_values(value, way))
-    copied = copy.deepcopy(model, copies).train(way.trains)
+    copied = deep_copy(model, copies).train(way.trains)
     keep_activations(copied)
     for module in copied.modules():
         if isinstance(module, Dropout):
@@ -280,7 +278,7 @@ def _generator() -> torch.Generator:
 
 def _same_leaves(base: nn.Module) -> nn.Module:
     """A copy with the same weights and with buffers and attributes of its own."""
-    return copy.deepcopy(base, {id(weight): weight for weight in base.parameters()})
+    return deep_copy(base, {id(weight): weight for weight in base.parameters()})
 
 
 def _clones(inputs: Any) -> Any:

@@ -1,17 +1,20 @@
 """The check of equality before the first step, as every rank runs it.
 
     rank 0    two steps on one device: how long do they take, is there time for whole batches?
-    all       two steps under the strategy
+    all       build the strategy
+    all       two steps under it
     rank 0    compares, and looks for the cause of what differs
     all       get the result
 
-It costs at most 3 s or 5 % of the run, whichever is more, by what rank 0's own steps took; where that is too
-little, nothing is compared and the result says so. Read verdict.py next: what becomes of the result.
+Between these rank 0 looks at the clock (budget.py) and decides for all: where time runs out only one step is
+compared, or nothing, and the result says so. Read verdict.py next: what becomes of the result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,20 +28,24 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.data.randomness import kept
 from rankdeck.diagnose.exceptions import words_of
 from rankdeck.parallel.fsdp.blank import model_on_meta
-from rankdeck.training.verify.causes import Discrepancy, Experiments, explain
-from rankdeck.training.verify.compare import is_finite
+from rankdeck.training.sameness import has_batch_norm
+from rankdeck.training.verify.budget import Budget
+from rankdeck.training.verify.causes import Discrepancy, explain
+from rankdeck.training.verify.compare import decisive_step, is_finite
 from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
-from rankdeck.training.verify.one_device import OneDevice
+from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, scope_of
 from rankdeck.training.verify.trial import StrategyTrial
 from rankdeck.training.workload import Workload
 
-LEAST_BUDGET_S, SHARE_OF_RUN = 3.0, 0.05
 _WHOLE_BATCH_S = 0.3
 """Two steps over whole batches that take no longer are taken."""
-_TIMES_REFERENCE = 4.0
-"""What the check takes, in times of one device's two steps."""
+_TIMES_SHARE = 1.5
+"""What a step under the strategy takes, in times of a device's share of one device's."""
+_TO_BEGIN_S = 0.3
+"""What the first step of a process takes more, at most."""
+_COMPARED_WEIGHTS_PER_S = 5e7
 _SHARE_OF_MEMORY = 0.5
 _COPIES = 6
 """Of the weights: gradients, optimizer state, and what is kept to compare."""
@@ -49,17 +56,18 @@ _HALF = ("bf16", "fp16")
 
 @dataclass(frozen=True)
 class Result:
-    """What the check found. `unchecked` says why nothing was compared; else `findings` are what differs from
-    one device, and `largest` is the largest difference of any weight after two steps.
+    """What the check found. `unchecked` says why nothing was compared; else `finding` is what differs from
+    one device, and `largest` is the largest difference of any weight after `num_steps` steps.
 
     `has_drawn`: the model or the optimizer draws random numbers, which were fixed for the comparison.
     """
 
-    findings: tuple[Discrepancy, ...] = ()
+    finding: Discrepancy | None = None
     unchecked: Phrase | None = None
     largest: float | None = None
     precision: str | None = None
     num_samples: int = 0
+    num_steps: int = NUM_STEPS
     left_out: tuple[str, ...] = ()
     has_drawn: bool = False
     seconds: float = 0.0
@@ -67,13 +75,17 @@ class Result:
 
 @dataclass(frozen=True)
 class _Chosen:
+    """As scope.py takes it."""
+
     precision: str
     whole_batch: bool
+    has_batch_norm: bool
+    own_norms: bool = False
 
 
 class EqualityCheck:
     """The check of one rank. `num_devices` are those of the run; a `full` one compares whole batches, however
-    long that takes."""
+    long that takes. `known` is what was found out about the model, as of assembly.py."""
 
     def __init__(
         self,
@@ -83,17 +95,21 @@ class EqualityCheck:
         world_size: int,
         devices: list[torch.device],
         num_devices: int,
+        known: dict[str, Any],
         full: bool = False,
         beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._workload = workload
         self._rank, self._world_size = rank, world_size
         self._devices, self._num_devices = devices, num_devices
+        self._known = known
         self._full = full
         self._beat = beat
         self._draws = FixedDraws()
         self._one_device: dict[_Chosen, OneDevice] = {}
-        self._started_s = time.perf_counter()
+        self._compare_s = 0.0
+        self._budget = Budget(has_limit=not full)
+        self._began_s = time.perf_counter()
 
     def run(self) -> Result:
         """Check, with all ranks together. Raises: RankdeckError where the strategy refuses."""
@@ -102,26 +118,30 @@ class EqualityCheck:
             chosen = self._agree(self._choose)
             if isinstance(chosen, Phrase):
                 return Result(unchecked=chosen, seconds=self._seconds())
+            self._draws.idle = not self._agree(lambda: self._draws.has_drawn)
             result = self._check(chosen)
-            if own in _HALF and chosen.precision != own and not result.findings and result.unchecked is None:
-                in_own = self._check(_Chosen(own, chosen.whole_batch))
-                result = in_own if in_own.findings else result
+            others = [replace(chosen, own_norms=True)] if "batch-norm" in result.left_out else []
+            if own in _HALF and chosen.precision != own:
+                others.append(replace(chosen, precision=own))
+            for other in others:
+                is_equal = result.finding is None and result.unchecked is None
+                if is_equal and self._agree(self._has_time_for_another):
+                    again = self._check(other)
+                    result = again if again.finding else result
             return replace(result, seconds=self._seconds())
 
-    def _check(self, chosen: _Chosen) -> Result:
-        computed = self._try(self._scope(chosen))
-        result: Result = self._agree(lambda: self._judge(chosen, computed))
-        return result
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def _has_time_for_another(self) -> bool:
+        return self._budget.has(self._budget.spent_s)
 
     @property
     def cut(self) -> tuple[int, int]:
         """(samples of a part of the run's batch, samples that one forward sees of them)."""
-        scope = scope_of(self._workload, self._num_devices, precision="fp64", whole_batch=True)
+        scope = self._scope(_Chosen("fp64", whole_batch=True, has_batch_norm=False))
         part = scope.batch_samples // self._workload.config.train.accumulate
         return part, part // (scope.shards * scope.pieces)
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._started_s
 
     def _agree(self, decide: Callable[[], Any]) -> Any:
         """What rank 0 decides, on every rank."""
@@ -131,9 +151,7 @@ class EqualityCheck:
         return decided[0]
 
     def _scope(self, chosen: _Chosen) -> CheckedScope:
-        return scope_of(
-            self._workload, self._num_devices, precision=chosen.precision, whole_batch=chosen.whole_batch
-        )
+        return scope_of(self._workload, self._num_devices, **vars(chosen))
 
     def _choose(self) -> _Chosen | Phrase:
         """What is compared, or why nothing is."""
@@ -143,6 +161,8 @@ class EqualityCheck:
         except Exception as error:  # every rank is about to say it
             return _untrained(error)
         num_weights = sum(weight.numel() for weight in model.parameters())
+        self._compare_s = num_weights / _COMPARED_WEIGHTS_PER_S
+        with_norms = has_batch_norm(model)
         del model
         if not self._has_room(num_weights * 4):
             return phrase("Two steps of the model on one device do not fit in memory beside the run.")
@@ -151,9 +171,9 @@ class EqualityCheck:
         precisions = ("fp64", own) if is_small else (own,)
         for precision in dict.fromkeys(precisions):
             for whole_batch in (True,) if self._full else (False, True):
-                chosen = _Chosen(precision, whole_batch)
+                chosen = _Chosen(precision, whole_batch, with_norms)
                 try:
-                    return self._within_budget(chosen, self._timed(chosen))
+                    return self._within_budget(chosen)
                 except Exception as error:  # a person's model may raise anything for few samples, or in fp64
                     failure = error
         assert failure is not None
@@ -171,79 +191,147 @@ class EqualityCheck:
     def _on_one_device(self, chosen: _Chosen) -> OneDevice:
         if chosen not in self._one_device:
             scope = self._scope(chosen)
-            self._one_device[chosen] = OneDevice(scope, self._devices[0], self._draws, self._beat)
+            self._one_device[chosen] = OneDevice(
+                scope, self._devices[0], self._draws, self._budget, self._beat
+            )
         return self._one_device[chosen]
 
-    def _timed(self, chosen: _Chosen) -> float:
-        """Seconds of one device's two steps."""
+    def _within_budget(self, chosen: _Chosen) -> _Chosen | Phrase:
+        """The choice, or whole batches where there is time for them; why not, where there is not even time
+        for it. Raises: whatever the model raises."""
         one_device = self._on_one_device(chosen)
-        one_device.whole()
         one_device.try_slice()
-        return NUM_STEPS * one_device.step_s
+        scope = one_device.scope
+        times = scope.batch_samples / scope.num_samples
+        share = self._share_of_device
 
-    def _within_budget(self, chosen: _Chosen, took_s: float) -> _Chosen | Phrase:
-        """What was tried, or whole batches where there is time for them; why not, where there is not even
-        time for what was tried."""
-        scope, num_steps = self._scope(chosen), self._workload.steps
-        whole_s = took_s * scope.batch_samples / scope.num_samples
-        budget_s = max(LEAST_BUDGET_S, SHARE_OF_RUN * num_steps * whole_s / NUM_STEPS)
-        if not self._full and _TIMES_REFERENCE * took_s > budget_s:
+        def has_time_for_another(computed: Computed) -> bool:
+            step_s = computed.seconds[0]
+            self._allow_for_steps(chosen, max(0.0, step_s - _TO_BEGIN_S) * times)
+            return self._budget.has(step_s * (1 + NUM_STEPS * share) + self._compare_s)
+
+        steps_s = one_device.whole(has_time_for_another).seconds
+        self._allow_for_steps(chosen, steps_s[-1] * times)
+        if not self._budget.has(share * sum(steps_s) + self._compare_s):
             return phrase(
-                "Two steps on one device take {seconds} s: a check would take more than 5 % of this run.",
-                seconds=f"{took_s:.1f}",
+                "A step on one device takes {seconds} s: a check would take more than 5 % of this run.",
+                seconds=f"{steps_s[-1]:.1f}",
             )
-        if scope.is_whole or whole_s > _WHOLE_BATCH_S:
+        whole_s = NUM_STEPS * steps_s[-1] * times
+        if scope.is_whole or whole_s > _WHOLE_BATCH_S or not self._budget.has((1 + share) * whole_s):
             return chosen
-        chosen = _Chosen(chosen.precision, whole_batch=True)
-        self._timed(chosen)
+        chosen = replace(chosen, whole_batch=True)
+        self._on_one_device(chosen).whole()
         return chosen
 
-    def _try(self, scope: CheckedScope) -> Computed | None:
-        """What two steps under the strategy compute; on rank 0."""
+    @property
+    def _share_of_device(self) -> float:
+        """What a step under the strategy takes, in times of one device's."""
+        return _TIMES_SHARE / self._num_at_once
+
+    @property
+    def _num_at_once(self) -> int:
+        """How many devices compute side by side."""
+        if self._devices[0].type == "cpu":
+            return min(self._num_devices, len(os.sched_getaffinity(0)))
+        return self._num_devices
+
+    def _allow_for_steps(self, chosen: _Chosen, step_s: float) -> None:
+        """Count in how long the run takes at least, by one device's step over a whole batch."""
+        is_doubled = chosen.precision != self._workload.config.train.precision
+        self._budget.allow_for(self._workload.steps * step_s / self._num_at_once / (2 if is_doubled else 1))
+
+    def _check(self, chosen: _Chosen) -> Result:
+        scope = self._scope(chosen)
         trial = StrategyTrial(
-            scope.workload, rank=self._rank, world_size=self._world_size, devices=self._devices
+            scope.workload,
+            rank=self._rank,
+            world_size=self._world_size,
+            devices=self._devices,
+            # Blocks with other classes than the run's prove nothing about those.
+            known={} if "batch-norm" in scope.left_out else self._known,
         )
         try:
-            trial.run(self._draws)
-            return trial.computed
+            return self._result(chosen, trial)
         finally:
             trial.close()
             del trial
             gc.collect()  # the run builds its own: what this one held has to be gone by then
 
-    def _judge(self, chosen: _Chosen, computed: Computed | None) -> Result:
-        one_device = self._on_one_device(chosen)
-        assert computed is not None
+    def _result(self, chosen: _Chosen, trial: StrategyTrial) -> Result:
+        too_long: Phrase | None = self._agree(lambda: self._too_long(chosen))
+        if too_long is not None:
+            return Result(unchecked=too_long)
+        trial.run(self._draws, lambda: bool(self._agree(lambda: self._has_time_for_second(chosen))))
+        computed, scope = trial.computed, self._scope(chosen)
+        trial.gather(decisive_step(chosen.precision, len(computed.losses)))
+        result: Result | None = self._agree(lambda: self._compared(chosen, computed))
+        if result is None:
+            trial.gather_rest()
+            result = self._agree(lambda: self._explained(chosen, computed))
+        assert result is not None
         return replace(
-            self._compared(one_device, computed),
+            result,
             precision=chosen.precision,
-            num_samples=one_device.scope.num_samples,
-            left_out=one_device.scope.left_out,
-            has_drawn=self._draws.has_drawn,
+            num_samples=scope.num_samples,
+            num_steps=len(computed.losses),
+            left_out=scope.left_out,
         )
 
-    def _compared(self, one_device: OneDevice, computed: Computed) -> Result:
-        if not is_finite(one_device.whole()):
-            return Result(unchecked=phrase("On one device the loss or a weight is not finite in two steps."))
-        has_norms = one_device.has_batch_norm
-        experiments = Experiments(
-            one_device.compare,
-            one_device.sliced,
-            one_device.whole,
-            one_device.forgetful,
-            has_batch_norm=has_norms,
-            norms_see_slices=has_norms and one_device.scope.is_cut and not self._joins_norms(),
+    def _too_long(self, chosen: _Chosen) -> Phrase | None:
+        """Why there is no time for a step, once the strategy is built."""
+        self._built_s = self._budget.spent_s
+        if self._budget.has(self._step_s(chosen) + self._compare_s):
+            return None
+        return phrase(
+            "It took {seconds} s to build the strategy: a check would take more than 5 % of this run.",
+            seconds=f"{self._built_s:.1f}",
         )
-        findings = explain(computed, experiments)
-        if findings and self._draws.missed:
+
+    def _step_s(self, chosen: _Chosen) -> float:
+        return self._share_of_device * self._plain(chosen).seconds[-1]
+
+    def _plain(self, chosen: _Chosen) -> Computed:
+        """One device's steps, with batch norms as they are compared first."""
+        return self._on_one_device(replace(chosen, own_norms=False)).whole()
+
+    def _has_time_for_second(self, chosen: _Chosen) -> bool:
+        """Whether there is time for a second step under the strategy, and one device has taken it too."""
+        has_both = len(self._plain(chosen).losses) == NUM_STEPS
+        took_s = self._budget.spent_s - self._built_s
+        return has_both and self._budget.has(min(took_s, self._step_s(chosen)) + self._compare_s)
+
+    def _compared(self, chosen: _Chosen, computed: Computed) -> Result | None:
+        """None where something differs."""
+        one_device = self._on_one_device(chosen)
+        one_device.num_steps = len(computed.losses)
+        if not is_finite(self._plain(chosen)):
+            return Result(unchecked=phrase("On one device the loss or a weight is not finite in two steps."))
+        expected = self._expected(one_device)
+        if expected is None:
+            return Result(unchecked=phrase("Batch norms see slices that one device cannot take."))
+        comparison = one_device.compare(expected, computed)
+        if comparison.is_equal:
+            return Result(largest=comparison.largest, has_drawn=self._draws.has_drawn)
+        if self._draws.missed:
             return Result(
                 unchecked=phrase("The model draws random numbers that cannot be fixed for a comparison.")
             )
-        return Result(tuple(findings), largest=one_device.compare(one_device.whole(), computed).largest)
+        return None
 
-    def _joins_norms(self) -> bool:
-        """Whether batch norms see all ranks' samples."""
-        return bool(self._workload.config.strategy.options.get("sync_batchnorm", False))
+    def _explained(self, chosen: _Chosen, computed: Computed) -> Result:
+        one_device = self._on_one_device(chosen)
+        expected = self._expected(one_device)
+        assert expected is not None
+        finding = explain(expected, computed, one_device)
+        largest = one_device.compare(expected, computed).largest
+        return Result(finding, largest=largest, has_drawn=self._draws.has_drawn)
+
+    def _expected(self, one_device: OneDevice) -> Computed | None:
+        """What the strategy should compute; None where that cannot be had."""
+        with contextlib.suppress(OutOfTimeError):
+            return one_device.expected()
+        return None
 
 
 def _untrained(error: Exception) -> Phrase:

@@ -3,7 +3,7 @@
 Two orders of one sum differ by rounding, and an optimizer may make much of little: Adam turns a gradient that
 is zero but for rounding into a step of full length. How much, the model itself tells: the reference is
 computed once more from weights that are changed by one rounding, and a tensor may differ by some multiples of
-what that changes. Without such a measurement only the narrow bounds of fp64 hold.
+what that changes. That is measured where the narrow bounds of fp64 do not hold.
 
 In fp32 and below single numbers prove nothing: a tensor also has to differ as a whole. In 16 bits the second
 step follows from the noise of the first one, so losses and gradients of the first step are compared alone.
@@ -13,7 +13,7 @@ Read causes.py next.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -85,11 +85,6 @@ class Noise:
     second: Computed
     precision: str
 
-    @property
-    def num_steps(self) -> int:
-        """How many steps can be compared."""
-        return 1 if self.precision in _HALF else len(self.first.losses)
-
     def of_loss(self, index: int) -> float:
         first, second = self.first.losses[index], self.second.losses[index]
         return _TIMES_NOISE * abs(first - second) + 16 * ROUNDING[self.precision] * abs(first)
@@ -113,118 +108,176 @@ class Noise:
         return share > 0 and _norm(wanted - got) <= share * _norm(change)
 
 
+def decisive_step(precision: str, num_steps: int) -> int:
+    """The index of the step whose gradients are compared first: what is wrong before shows there too."""
+    return 0 if precision in _HALF else num_steps - 1
+
+
 def compare(
-    expected: Computed, computed: Computed, parameters: frozenset[str], noise: Noise | None = None
-) -> ComputedComparison:
-    """What of `computed` is not as expected. `parameters` are names of weights; all else is state."""
-    num_steps = len(expected.losses) if noise is None else noise.num_steps
-    found: list[TensorDifference] = []
-    for index in range(num_steps):
-        found += _losses(expected, computed, noise, index)
-        found += _gradients(expected, computed, noise, index)
-        if noise is None or noise.precision not in _HALF:
-            found += _tensors(expected, computed, noise, index, parameters)
-    pairs = [
-        (wanted[name], got[name])
-        for wanted, got in zip(expected.after, computed.after, strict=True)
-        for name in parameters & wanted.keys() & got.keys()
-    ]
-    largest = max((_distance(*pair) for pair in pairs if pair[0].shape == pair[1].shape), default=0.0)
-    one_sided = frozenset(
-        (index + 1, name)
-        for index, (wanted, got) in enumerate(zip(expected.gradients, computed.gradients, strict=False))
-        for name, gradient in wanted.items()
-        if (gradient is None) != (got.get(name) is None)
-    )
-    return ComputedComparison(tuple(found), largest, _lossy(expected, computed, noise), one_sided)
-
-
-def _lossy(expected: Computed, computed: Computed, noise: Noise | None) -> frozenset[int]:
-    distances = [abs(got - wanted) for wanted, got in zip(expected.losses, computed.losses, strict=True)]
-    return frozenset(
-        index + 1
-        for index, (distance, wanted) in enumerate(zip(distances, expected.losses, strict=True))
-        if not distance <= _OF_CHANGE * max(abs(wanted), 1e-6)
-        and (noise is None or not noise.hides_loss(index, distance))
-    )
-
-
-def _losses(
-    expected: Computed, computed: Computed, noise: Noise | None, index: int
-) -> Iterator[TensorDifference]:
-    wanted = expected.losses[index]
-    difference = abs(computed.losses[index] - wanted)
-    bound = _OF_CHANGE * max(abs(wanted), 1e-6) + (0.0 if noise is None else noise.of_loss(index))
-    if not difference <= bound:
-        yield TensorDifference("loss", index + 1, "loss", difference, _ratio(difference, wanted))
-
-
-def _gradients(
-    expected: Computed, computed: Computed, noise: Noise | None, index: int
-) -> Iterator[TensorDifference]:
-    """A gradient that is not there counts as zeros: whether that matters, weights tell."""
-    gradients = expected.gradients[index]
-    largest = max((_size(gradient) for gradient in gradients.values() if gradient is not None), default=0.0)
-    yield from _between_ranks(computed, noise, index, "gradient")
-    for name, gradient in gradients.items():
-        other = computed.gradients[index].get(name)
-        if gradient is None and other is None:
-            continue
-        like = other if gradient is None else gradient
-        assert like is not None
-        wanted, got = (torch.zeros_like(like) if one is None else one for one in (gradient, other))
-        if wanted.shape != got.shape:
-            yield TensorDifference("gradient", index + 1, name, math.inf, math.inf)
-            continue
-        difference = _distance(wanted, got)
-        bound = _OF_CHANGE * _size(wanted) + 16 * torch.finfo(like.dtype).eps * largest
-        bound += 0.0 if noise is None else noise.of_gradient(index, name)
-        if not difference <= bound and (noise is None or not noise.hides(wanted, got, wanted)):
-            is_missing = gradient is None or other is None
-            relative = _ratio(difference, _size(wanted))
-            yield TensorDifference("gradient", index + 1, name, difference, relative, is_missing)
-
-
-def _between_ranks(
-    computed: Computed, noise: Noise | None, index: int, kind: Kind
-) -> Iterator[TensorDifference]:
-    """What ranks that hold the same do not have alike."""
-    bound = _APART[noise.precision if noise is not None else "fp64"]
-    for name, apart in (computed.apart[index][kind] if computed.apart else {}).items():
-        if not apart <= bound:
-            yield TensorDifference(kind, index + 1, name, math.inf, apart)
-
-
-def _tensors(
     expected: Computed,
     computed: Computed,
-    noise: Noise | None,
-    index: int,
     parameters: frozenset[str],
-) -> Iterator[TensorDifference]:
-    """Weights, and after the last step state: before, it is put in order when it is saved or evaluated."""
-    yield from _between_ranks(computed, noise, index, "weight")
-    for name, wanted in expected.after[index].items():
-        kind: Kind = "weight" if name in parameters else "state"
-        got = computed.after[index].get(name)
-        if got is None or got.shape != wanted.shape:
-            yield TensorDifference(kind, index + 1, name, math.inf, math.inf, is_missing=True)
+    precision: str,
+    measure: Callable[[], Noise],
+) -> ComputedComparison:
+    """What of `computed` is not as expected, of the tensors that it holds. `parameters` are names of weights;
+    all else is state. `measure` is called where the narrow bounds do not hold."""
+    comparing = _Comparing(expected, computed, parameters, precision, measure)
+    num_steps = min(len(expected.losses), len(computed.losses))
+    for index in range(1 if precision in _HALF else num_steps):
+        comparing.losses(index)
+        comparing.ranks("gradient", index)
+        if index in computed.gradients:
+            comparing.gradients(index)
+        if precision in _HALF:
             continue
-        if kind == "state" and index + 1 < len(expected.losses):
-            continue
-        before = expected.before[name]
-        difference, change = _distance(wanted, got), _distance(before, wanted)
-        bound = _bound(wanted, change) + (0.0 if noise is None else noise.of_tensor(index, name))
-        if not difference <= bound and (noise is None or not noise.hides(wanted, got, wanted - before)):
-            yield TensorDifference(kind, index + 1, name, difference, _ratio(difference, change))
+        comparing.ranks("weight", index)
+        if index in computed.after:
+            comparing.tensors(index)
+    if precision in _HALF:
+        comparing.see_weights()
+    return ComputedComparison(
+        tuple(comparing.found),
+        comparing.largest,
+        frozenset(comparing.lossy),
+        frozenset(comparing.one_sided),
+    )
 
 
-def _bound(tensor: Tensor, change: float) -> float:
-    """Without noise: what two orders of one sum may differ by."""
+class _Comparing:
+    """Collects what differs, and the largest difference of a weight."""
+
+    def __init__(
+        self,
+        expected: Computed,
+        computed: Computed,
+        parameters: frozenset[str],
+        precision: str,
+        measure: Callable[[], Noise],
+    ) -> None:
+        self.found: list[TensorDifference] = []
+        self.largest = 0.0
+        self.lossy: set[int] = set()
+        self.one_sided: set[tuple[int, str]] = set()
+        self._apart = _APART[precision]
+        self._expected, self._computed = expected, computed
+        self._parameters, self._measure = parameters, measure
+        self._zeros = [_zero_but_for_rounding(gradients) for gradients in expected.gradients.values()]
+
+    def losses(self, index: int) -> None:
+        wanted = self._expected.losses[index]
+        difference = abs(self._computed.losses[index] - wanted)
+        bound = _OF_CHANGE * max(abs(wanted), 1e-6)
+        if difference <= bound:
+            return
+        noise = self._measure()
+        if not noise.hides_loss(index, difference):
+            self.lossy.add(index + 1)
+        if not difference <= bound + noise.of_loss(index):
+            self._add("loss", index, "loss", difference, abs(wanted))
+
+    def ranks(self, kind: Kind, index: int) -> None:
+        """What ranks that hold the same do not have alike."""
+        if index < len(self._computed.apart):
+            for name, apart in self._computed.apart[index][kind].items():
+                if not apart <= self._apart:
+                    self.found.append(TensorDifference(kind, index + 1, name, math.inf, apart))
+
+    def gradients(self, index: int) -> None:
+        """A gradient that is not there counts as zeros: whether that matters, weights tell."""
+        for name, gradient in self._expected.gradients[index].items():
+            other = self._computed.gradients[index].get(name)
+            like = other if gradient is None else gradient
+            if like is None:
+                continue
+            if gradient is None or other is None:
+                self.one_sided.add((index + 1, name))
+            wanted, got = (torch.zeros_like(like) if one is None else one for one in (gradient, other))
+            if wanted.shape != got.shape:
+                self._add("gradient", index, name, math.inf, 0.0)
+                continue
+            difference, size = _distance(wanted, got), _size(wanted)
+            bound = _OF_CHANGE * size + self._zeros[index]
+            if difference <= bound:
+                continue
+            noise = self._measure()
+            if not difference <= bound + noise.of_gradient(index, name) and not noise.hides(
+                wanted, got, wanted
+            ):
+                self._add("gradient", index, name, difference, size, gradient is None or other is None)
+
+    def tensors(self, index: int) -> None:
+        """Weights, and after the last step state: that is put in order when it is saved or evaluated."""
+        is_last = index + 1 == len(self._computed.losses)
+        for name, wanted in self._expected.after[index].items():
+            kind: Kind = "weight" if name in self._parameters else "state"
+            got = self._computed.after[index].get(name)
+            if got is None or got.shape != wanted.shape:
+                self._add(kind, index, name, math.inf, 0.0, is_missing=True)
+            elif kind == "weight" or is_last:
+                self._tensor(kind, index, name, wanted, got)
+
+    def see_weights(self) -> None:
+        """The largest difference of weights that are not compared."""
+        for index, after in self._computed.after.items():
+            for name in self._parameters & after.keys():
+                self.largest = max(self.largest, _distance(self._expected.after[index][name], after[name]))
+
+    def _tensor(self, kind: Kind, index: int, name: str, wanted: Tensor, got: Tensor) -> None:
+        difference = _distance(wanted, got)
+        rounding = _rounding(wanted)
+        if not difference <= rounding and kind == "weight":
+            by_chance = self._by_chance(index, name)
+            got = got if by_chance is None else torch.where(by_chance, wanted, got)
+            difference = _distance(wanted, got)
+        if kind == "weight":
+            self.largest = max(self.largest, difference)
+        if difference <= rounding:
+            return
+        before = self._expected.before[name]
+        change = _distance(before, wanted)
+        bound = rounding + _OF_CHANGE * change
+        if difference <= bound:
+            return
+        noise = self._measure()
+        if not difference <= bound + noise.of_tensor(index, name) and not noise.hides(
+            wanted, got, wanted - before
+        ):
+            self._add(kind, index, name, difference, change)
+
+    def _by_chance(self, index: int, name: str) -> Tensor | None:
+        """Which numbers of a weight had a gradient that is zero but for rounding: what an optimizer makes of
+        that is chance."""
+        found: Tensor | None = None
+        for step in range(index + 1):
+            gradients = [one.gradients.get(step, {}).get(name) for one in (self._expected, self._computed)]
+            sizes = [gradient.abs() for gradient in gradients if gradient is not None]
+            if sizes:
+                largest = torch.stack(sizes).amax(0)
+                some = (largest <= self._zeros[step]) & (largest > 0)
+                found = some if found is None else found | some
+        return found
+
+    def _add(
+        self, kind: Kind, index: int, name: str, largest: float, of: float, is_missing: bool = False
+    ) -> None:
+        relative = largest / of if of else math.inf
+        self.found.append(TensorDifference(kind, index + 1, name, largest, relative, is_missing))
+
+
+def _zero_but_for_rounding(gradients: Mapping[str, Tensor | None]) -> float:
+    """What a gradient of a model may be where it should be zero."""
+    present = [gradient for gradient in gradients.values() if gradient is not None]
+    if not present:
+        return 0.0
+    return 16 * torch.finfo(present[0].dtype).eps * max(map(_size, present))
+
+
+def _rounding(tensor: Tensor) -> float:
+    """What two orders of one sum may differ by."""
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return 0.0
-    rounding = _ROUNDINGS * torch.finfo(tensor.dtype).eps * _size(tensor)
-    return _OF_CHANGE * change + rounding
+    return float(_ROUNDINGS * torch.finfo(tensor.dtype).eps * _size(tensor))
 
 
 def _distance(tensor: Tensor, other: Tensor) -> float:
@@ -234,6 +287,9 @@ def _distance(tensor: Tensor, other: Tensor) -> float:
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return float((tensor.long() - other.long()).abs().max())
     difference = (tensor - other).abs()
+    largest = float(difference.max())
+    if math.isfinite(largest):
+        return largest
     difference[tensor == other] = 0.0  # infinities that are the same
     if bool((torch.isnan(tensor) ^ torch.isnan(other)).any()):
         return math.inf
@@ -241,7 +297,11 @@ def _distance(tensor: Tensor, other: Tensor) -> float:
 
 
 def _size(tensor: Tensor) -> float:
-    return float(torch.nan_to_num(tensor.abs()).max()) if tensor.numel() else 0.0
+    """The largest absolute value."""
+    if not tensor.numel():
+        return 0.0
+    largest = float(tensor.abs().max())
+    return largest if math.isfinite(largest) else float(torch.nan_to_num(tensor.abs()).max())
 
 
 def _norm(tensor: Tensor) -> float:
@@ -249,10 +309,6 @@ def _norm(tensor: Tensor) -> float:
     if not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
         return math.nan
     return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float64)))
-
-
-def _ratio(difference: float, scale: float) -> float:
-    return difference / abs(scale) if scale else math.inf
 
 
 def rounded_once(precision: str) -> Callable[[nn.Module], None]:
@@ -273,7 +329,7 @@ def rounded_once(precision: str) -> Callable[[nn.Module], None]:
 
 def is_finite(computed: Computed) -> bool:
     """Whether losses and weights are numbers that can be compared."""
-    weights = [tensor for after in computed.after for tensor in after.values()]
+    weights = [tensor for after in computed.after.values() for tensor in after.values()]
     return all(map(math.isfinite, computed.losses)) and all(
         bool(torch.isfinite(tensor).all()) for tensor in weights if tensor.dtype.is_floating_point
     )

@@ -16,15 +16,15 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass
 class Computed:
-    """Two steps: a loss per step, gradients by parameter as the optimizer got them (None: no gradient), and
-    the weights and persistent buffers after each step. `before` are those that the steps began
-    with, and `seconds` what one device took. `apart` says per step and kind by how much, relative
-    to its norm, a gradient or a weight differs between ranks that hold the same."""
+    """Some steps: a loss for each, by step (from 0) gradients by parameter as the optimizer got them (None:
+    no gradient), and the weights and persistent buffers after it. `before` are those that the steps began
+    with, and `seconds` what one device took for each. `apart` says by kind how far, relative to its norm, a
+    gradient or a weight of a step is apart on ranks that hold the same."""
 
-    before: Tensors
+    before: Tensors = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-    gradients: list[Mapping[str, Tensor | None]] = field(default_factory=list)
-    after: list[Tensors] = field(default_factory=list)
+    gradients: dict[int, Mapping[str, Tensor | None]] = field(default_factory=dict)
+    after: dict[int, Tensors] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
     apart: list[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
 

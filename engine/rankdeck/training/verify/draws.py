@@ -22,21 +22,25 @@ _UNIFORM, _NORMAL = 0.37, 0.6
 
 class FixedDraws(DispatchMode):
     """While it is entered, operations that draw give fixed numbers. `has_drawn`: whether any did. `missed`:
-    whether a generator was used all the same, by an operation that is not in the table below."""
+    whether a generator was used all the same, by an operation that is not in the table below. One that is
+    `idle` only looks at generators: each operation that it sees costs some microseconds."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.idle = False
         self.has_drawn = False
         self.missed = False
         self._states: list[Any] = []
 
     def __enter__(self) -> Self:
         self._states = _generator_states()
-        super().__enter__()
+        if not self.idle:
+            super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        if not self.idle:
+            super().__exit__(*error)
         self.missed = self.missed or self._states != _generator_states()
 
     def __torch_dispatch__(
@@ -47,6 +51,22 @@ class FixedDraws(DispatchMode):
             return computed(func, args, kwargs)
         self.has_drawn = True
         return draw(func, args, kwargs or {})
+
+    def in_another_thread(self) -> DispatchMode:
+        return _InAnotherThread(self)
+
+
+class _InAnotherThread(DispatchMode):
+    """Fixes draws as `draws` does, in a thread that works for the one that has entered those."""
+
+    def __init__(self, draws: FixedDraws) -> None:
+        super().__init__()
+        self._draws = draws
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._draws.__torch_dispatch__(func, types, args, kwargs)
 
 
 def _generator_states() -> list[Any]:

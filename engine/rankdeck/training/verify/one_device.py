@@ -14,67 +14,73 @@ from torch import nn
 
 from rankdeck.parallel.nested import cut_batch, num_samples
 from rankdeck.training.batches import training_loader, training_samples
-from rankdeck.training.sameness import freeze_batch_norms, has_batch_norm
+from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.compare import ComputedComparison, Noise, compare, rounded_once
 from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
-from rankdeck.training.verify.scope import CheckedScope
+from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope
+
+
+class OutOfTimeError(Exception):
+    """There is no time left to compute the steps once more."""
 
 
 class OneDevice:
     """The steps of `scope` on `device`, with random numbers of `draws`; `beat` is called before each
-    computation."""
+    computation, and none to find a cause is begun that `budget` does not allow."""
 
     def __init__(
-        self, scope: CheckedScope, device: torch.device, draws: FixedDraws, beat: Callable[[], object]
+        self,
+        scope: CheckedScope,
+        device: torch.device,
+        draws: FixedDraws,
+        budget: Budget,
+        beat: Callable[[], object],
     ) -> None:
-        self._beat = beat
         self.scope, self._device, self._draws = scope, device, draws
-        self._computed: dict[tuple[Any, ...], Computed | None] = {}
-        self.parameters: frozenset[str] = frozenset()
-        self.has_batch_norm = False
+        self._budget, self._beat = budget, beat
+        self.num_steps = NUM_STEPS
+        """How many steps are computed from now on."""
+        self._computed: dict[Any, Computed | None] = {}
+        self._parameters: frozenset[str] = frozenset()
 
-    @property
-    def step_s(self) -> float:
-        """Seconds of the last step over whole parts; the first one also pays for what torch imports."""
-        return self.whole().seconds[-1]
-
-    def whole(self, norms_frozen: bool = False) -> Computed:
+    def whole(self, goes_on: Callable[[Computed], bool] = lambda computed: True) -> Computed:
         """Over whole parts, as one device takes them."""
-        computed = self._once(("whole", norms_frozen), lambda: self._steps(self._whole_parts(), norms_frozen))
+        computed = self._once("whole", lambda: self._steps(self._whole_parts(), goes_on=goes_on))
         assert computed is not None
         return computed
 
-    def sliced(
-        self, loss_by_slice: bool, norms_frozen: bool = False, whole_state: bool = False
-    ) -> Computed | None:
+    def expected(self) -> Computed | None:
+        """What the strategy should compute: what one device does, but where batch norms see slices."""
+        return self.sliced(loss_by_slice=True, whole_state=True) if self.sees_slices else self.whole()
+
+    @property
+    def sees_slices(self) -> bool:
+        """Whether batch norms normalise slices of a batch, by nature."""
+        return self.scope.norms == "slices"
+
+    def sliced(self, loss_by_slice: bool, whole_state: bool) -> Computed | None:
         """Over the slices that the strategy's forwards see, whose state goes from slice to slice or is that
         of whole parts; None where nothing is cut, or where outputs of slices cannot be put together for one
-        loss."""
+        loss.
+
+        Raises: OutOfTimeError.
+        """
         if not (self.scope.is_cut and self._is_covered()):
             return None
 
         def compute() -> Computed | None:
             try:
-                return self._steps(
-                    self._slices(), norms_frozen, loss_by_slice=loss_by_slice, whole_state=whole_state
-                )
+                return self._steps(self._slices(), loss_by_slice=loss_by_slice, whole_state=whole_state)
             except Exception:  # a loss inside the model, graphs, other lengths: whatever a slice may raise
                 return None
 
-        return self._once(("sliced", loss_by_slice, norms_frozen, whole_state), compute)
+        return self._once_more(("sliced", loss_by_slice, whole_state), compute)
 
     def forgetful(self) -> Computed:
-        """Over whole parts, each step from the state that the first one begins with."""
-        computed = self._once(("forgetful",), lambda: self._steps(self._whole_parts(), False, forgets=True))
-        assert computed is not None
-        return computed
-
-    def noisy(self) -> Computed:
-        """Over whole parts, from weights that are changed by one rounding."""
-        perturb = rounded_once(self.scope.precision)
-        computed = self._once(("noisy",), lambda: self._steps(self._whole_parts(), False, prepare=perturb))
+        """Over whole parts, each step from the state that the first one began with. Raises: OutOfTimeError."""
+        computed = self._once_more("forgetful", lambda: self._steps(self._whole_parts(), forgets=True))
         assert computed is not None
         return computed
 
@@ -85,13 +91,23 @@ class OneDevice:
 
     def compare(self, expected: Computed, computed: Computed) -> ComputedComparison:
         """What differs by more than the rounding of this model; that is measured only where it matters."""
-        comparison = compare(expected, computed, self.parameters)
-        if comparison.is_equal:
-            return comparison
-        noise = Noise(self.whole(), self.noisy(), self.scope.precision)
-        return compare(expected, computed, self.parameters, noise)
+        return compare(expected, computed, self._parameters, self.scope.precision, self._noise)
 
-    def _once(self, key: tuple[Any, ...], compute: Callable[[], Computed | None]) -> Computed | None:
+    def _noise(self) -> Noise:
+        perturb = rounded_once(self.scope.precision)
+        noisy = self._once("noisy", lambda: self._steps(self._whole_parts(), prepare=perturb))
+        assert noisy is not None
+        return Noise(self.whole(), noisy, self.scope.precision)
+
+    def _once_more(self, key: Any, compute: Callable[[], Computed | None]) -> Computed | None:
+        """As `_once`, where there is time for it. Raises: OutOfTimeError."""
+        plain = self._computed.get("whole")
+        took_s = 0.0 if plain is None else sum(plain.seconds[: self.num_steps])
+        if key not in self._computed and not self._budget.has(took_s):
+            raise OutOfTimeError
+        return self._once(key, compute)
+
+    def _once(self, key: Any, compute: Callable[[], Computed | None]) -> Computed | None:
         if key not in self._computed:
             self._beat()
             self._computed[key] = compute()
@@ -100,29 +116,27 @@ class OneDevice:
     def _steps(
         self,
         steps: Sequence[Sequence[Part]],
-        norms_frozen: bool,
         *,
         loss_by_slice: bool = True,
         whole_state: bool = False,
         forgets: bool = False,
         prepare: Callable[[nn.Module], None] = lambda model: None,
+        goes_on: Callable[[Computed], bool] = lambda computed: True,
     ) -> Computed:
         def prepared(model: nn.Module) -> None:
-            self.parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-            self.has_batch_norm = has_batch_norm(model)
-            if norms_frozen:
-                freeze_batch_norms(model)
+            self._parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
             prepare(model)
 
         return steps_on_one_device(
             self.scope.workload,
-            steps,
+            steps[: self.num_steps],
             self._device,
             loss_by_slice=loss_by_slice,
             whole_state=self._read((0, 1)) if whole_state else None,
             num_normed=self.scope.num_normed,
             forgets=forgets,
             prepare=prepared,
+            goes_on=goes_on,
             draws=self._draws,
         )
 

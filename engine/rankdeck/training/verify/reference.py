@@ -9,7 +9,6 @@ difference comes of the cut. Read trial.py next.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import split_state
+from rankdeck.training.verify.budget import clock_s
 from rankdeck.training.verify.computed import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.norms import NormsOfSlices
@@ -41,11 +41,12 @@ def steps_on_one_device(
     num_normed: int = 1,
     forgets: bool = False,
     prepare: Callable[[nn.Module], None] = lambda model: None,
+    goes_on: Callable[[Computed], bool] = lambda computed: True,
     draws: FixedDraws,
 ) -> Computed:
-    """Take one optimizer step over each of `steps`, each a sequence of parts. Where a part is in
-    slices, the loss is computed for each of them, or once for their outputs together. `prepare(model)` may
-    change the model first.
+    """Take one optimizer step over each of `steps`, each a sequence of parts, while it `goes_on`. Where a
+    part is in slices, the loss is computed for each of them, or once for their outputs together.
+    `prepare(model)` may change the model first.
 
     State that forwards change goes from slice to slice. With `whole_state`, the parts of each step in one
     piece, each slice begins with what its part begins with, and the part leaves what its whole leaves.
@@ -63,25 +64,23 @@ def steps_on_one_device(
         turn()
     computed = Computed(before=snapshot(split_state(model)[0]))
     first_state = keep_state(model) if forgets else _as_it_is
-    for number, parts in enumerate(steps):
-        wholes = None if whole_state is None else whole_state[number]
-        began_s, cpu_began_s = time.perf_counter(), time.process_time()
+    for index, parts in enumerate(steps):
+        if index and not goes_on(computed):
+            break
+        began_s = clock_s()
         optimizer.zero_grad(set_to_none=True)
         first_state()
         with draws:
             passes = _Passes(model, workload, device, loss_by_slice, num_normed)
-            total, count = passes.forward_backward(parts, wholes)
+            total, count = passes.forward_backward(parts, None if whole_state is None else whole_state[index])
             _divide(model, train.global_batch / count if count > 0 else 1.0)
             if train.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), train.clip_norm)
-            computed.gradients.append(_gradients(model))
+            computed.gradients[index] = _gradients(model)
             optimizer.step()
         computed.losses.append(total / count if count > 0 else total)
-        # On a busy machine a step takes longer than it needs.
-        spent_s = time.process_time() - cpu_began_s
-        took_s = time.perf_counter() - began_s
-        computed.seconds.append(min(took_s, spent_s) if device.type == "cpu" else took_s)
-        computed.after.append(snapshot(split_state(model)[0]))
+        computed.seconds.append(clock_s() - began_s)
+        computed.after[index] = snapshot(split_state(model)[0])
     return computed
 
 

@@ -1,23 +1,25 @@
 """What the check compares: the run's own model, loss, optimizer and data, on few samples and in a precision
 that leaves no room for doubt.
 
-Samples: two for each forward that the strategy makes, where the batch has as many. Precision: fp64, in which
-rounding is far below any fault; in the run's own where fp64 is out of reach. The learning rate is the
-schedule's peak, because a warm-up that starts at 0 would hide what the optimizer does. Read reference.py
-next.
+Samples: two for each forward that the strategy makes, where the batch has as many, and no more microbatches
+than keep all stages busy. Precision: fp64, in which rounding is far below any fault; in the run's own where
+fp64 is out of reach. The learning rate is the schedule's peak, because a warm-up that starts at 0 would hide
+what the optimizer does. Read reference.py next.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.microbatches import default as default_microbatches
-from rankdeck.config.microbatches import stages_per_device
+from rankdeck.config.microbatches import fits
 from rankdeck.config.rules import batch_problems
 from rankdeck.config.schema import Choice
+from rankdeck.training.verify.frozen_norms import WithFrozenNorms
 from rankdeck.training.workload import Workload, loss_of
 
 NUM_STEPS = 2
@@ -26,13 +28,15 @@ _SAMPLES_PER_FORWARD = 2
 _MAX_PARTS = 2
 """Of an accumulated batch."""
 _ASYNC = "pipeline-async"
+Norms = Literal["none", "whole", "slices"]
 
 
 @dataclass(frozen=True)
 class CheckedScope:
     """A workload to compare. `num_samples` of a batch are compared, of the `batch_samples` that the run's
     have. `shards` ranks read a part of a batch each, and each forward sees one of `pieces` of what was read.
-    Running statistics of batch norms are those of the first `num_normed` forwards.
+    Running statistics of batch norms are those of the first `num_normed` forwards. `norms` says whether the
+    model has batch norms that are not frozen: that normalise by whole parts, or by the slices of forwards.
     `left_out` are options of the strategy that change results by nature."""
 
     workload: Workload
@@ -42,6 +46,7 @@ class CheckedScope:
     shards: int = 1
     pieces: int = 1
     num_normed: int = 1
+    norms: Norms = "none"
     left_out: tuple[str, ...] = ()
 
     @property
@@ -54,10 +59,21 @@ class CheckedScope:
         return self.num_samples == self.batch_samples
 
 
-def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batch: bool) -> CheckedScope:
-    """The workload as it is compared on so many devices."""
+def scope_of(
+    workload: Workload,
+    num_devices: int,
+    *,
+    precision: str,
+    whole_batch: bool,
+    has_batch_norm: bool,
+    own_norms: bool = False,
+) -> CheckedScope:
+    """The workload as it is compared on so many devices. Batch norms that would see slices of a batch are
+    frozen, unless they are compared as their `own_norms`."""
     config = workload.config
     strategy, left_out = _comparable(config.strategy)
+    if not whole_batch:
+        strategy = _with_fewer_microbatches(strategy, num_devices)
     train = config.train
     has_all_parts = whole_batch or strategy.use == _ASYNC  # of which an update needs as many as stages
     accumulate = train.accumulate if has_all_parts else min(train.accumulate, _MAX_PARTS)
@@ -89,7 +105,14 @@ def scope_of(workload: Workload, num_devices: int, *, precision: str, whole_batc
     )
     shards, pieces = _cut(checked, num_devices)
     num_normed = 1 if config.strategy_card.one_process else pieces
-    return CheckedScope(variant, precision, batch, train.global_batch, shards, pieces, num_normed, left_out)
+    norms: Norms = "whole" if has_batch_norm else "none"
+    if has_batch_norm and shards * pieces > 1 and not strategy.options.get("sync_batchnorm"):
+        left_out = (*left_out, "batch-norm")
+        norms = "slices" if own_norms else "none"
+        variant = variant if own_norms else WithFrozenNorms(**vars(variant))
+    return CheckedScope(
+        variant, precision, batch, train.global_batch, shards, pieces, num_normed, norms, left_out
+    )
 
 
 def _cut(config: RunConfig, num_devices: int) -> tuple[int, int]:
@@ -117,13 +140,26 @@ def _comparable(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
     return Choice(use=strategy.use, options=options), left_out
 
 
+def _with_fewer_microbatches(strategy: Choice, num_devices: int) -> Choice:
+    _, stages = STRATEGIES[strategy.use].batch_cut(strategy.options, num_devices)
+    enough = _enough_microbatches(strategy, stages)
+    if stages == 1 or strategy.options.get("microbatches", 0) <= enough:
+        return strategy
+    return Choice(use=strategy.use, options={**strategy.options, "microbatches": enough})
+
+
+def _enough_microbatches(strategy: Choice, stages: int) -> int:
+    """So many that every phase of the schedule takes place."""
+    schedule = str(strategy.options.get("schedule", "gpipe"))
+    return next(num for num in itertools.count(stages + 1) if fits(schedule, stages, num))
+
+
 def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_devices: int) -> int:
     """The smallest batch that is cut as the run's is, with two samples in each forward."""
     slices, stages = STRATEGIES[strategy.use].batch_cut(strategy.options, num_devices)
     forwards = 1
     if stages > 1:
-        schedule = str(strategy.options.get("schedule", "gpipe"))
-        forwards = strategy.options.get("microbatches") or 2 * stages * stages_per_device[schedule]
+        forwards = strategy.options.get("microbatches") or _enough_microbatches(strategy, stages)
     cut = accumulate * slices * forwards
     for samples in (_SAMPLES_PER_FORWARD, 1):
         batch = cut * samples

@@ -1,14 +1,15 @@
 """Two steps under the strategy, over all ranks, and what they computed in whole tensors on rank 0.
 
 The trial is built as the run will be (assembly.py) and steps as the run will (step.py). Gradients are taken
-when the optimizer is about to use them, and put together by the strategy's own `weights`: for that moment
-each weight holds its gradient, and NaN where it has none. Read compare.py next.
+when the optimizer is about to use them, and put together afterwards by the strategy's own `weights`: for that
+moment each weight holds its gradient, and NaN where it has none. That takes long where weights lie in slices,
+so what decides comes first, and the rest where something differs. Read compare.py next.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,27 +33,36 @@ from rankdeck.training.workload import Workload
 
 class StrategyTrial:
     """A strategy of its own over a workload. Every rank makes one and calls its methods together; `close` it.
+    `known` is what was found out about the model, as of assembly.py.
 
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
     """
 
     def __init__(
-        self, workload: Workload, *, rank: int, world_size: int, devices: list[torch.device]
+        self,
+        workload: Workload,
+        *,
+        rank: int,
+        world_size: int,
+        devices: list[torch.device],
+        known: dict[str, Any],
     ) -> None:
         self._workload = workload
         self._rank, self._world_size = rank, world_size
         self._built: Built = build(
-            workload, rank=rank, world_size=world_size, devices=devices, ledger=NullLedger()
+            workload, rank=rank, world_size=world_size, devices=devices, ledger=NullLedger(), known=known
         )
-        self.computed: Computed | None = None
-        """On rank 0, once `run` has returned."""
+        self.computed = Computed()
+        """Losses on every rank, and on rank 0 what was gathered."""
+        self._gradients: list[list[Tensor | None]] = []
+        self._weights: list[list[Tensor]] = []
 
     @property
     def strategy(self) -> Strategy:
         return self._built.strategy
 
-    def run(self, draws: FixedDraws) -> None:
-        """Take the steps. Raises: whatever a step of the run would raise."""
+    def run(self, draws: FixedDraws, goes_on: Callable[[], bool]) -> None:
+        """Take a step, and the others while it `goes_on`. Raises: whatever a step of the run would raise."""
         strategy, optimizer = self._built.strategy, self._built.optimizer
         turn: Any = getattr(optimizer, "train", None)
         if callable(turn):
@@ -64,40 +74,73 @@ class StrategyTrial:
             check_loss=lambda step, total: None,
             on_batch=lambda batch: None,
         )
-        computed = Computed(before=self._whole())
         with contextlib.closing(training_loader(self._workload, strategy.data_shard())) as loader:
             batches = iter(list(loader))  # before draws are fixed: samples and their order are the data's
-        with draws, self._taking_gradients(computed):
+        with draws, self._taking_gradients():
             for step in range(1, NUM_STEPS + 1):
+                if step > 1 and not goes_on():
+                    break
                 facts = steps.take(step, batches)
-                if step == NUM_STEPS or strategy.steps_itself:
+                if strategy.steps_itself:
                     strategy.settle()  # stages that step by themselves meet here
-                computed.losses.append(self._loss(facts))
-                computed.after.append(self._whole())
-        self.computed = computed if self._rank == 0 else None
+                self.computed.losses.append(self._loss(facts))
+                self._weights.append([_copy(local_part(weight)) for weight in self._parameters()])
+            strategy.settle()
+
+    def gather(self, gradients_of: int) -> None:
+        """Put together the weights and state after the last step, and the gradients of one (from 0). All
+        ranks call this together, once, before `gather_rest`."""
+        self.computed.after[len(self.computed.losses) - 1] = self._whole()
+        self._gather_gradients(gradients_of)
+
+    def gather_rest(self) -> None:
+        """Put together all that was not yet. All ranks call this together."""
+        for step in range(len(self._gradients)):
+            if step not in self.computed.gradients:
+                self._gather_gradients(step)
+        for step, weights in enumerate(self._weights[:-1]):
+            self._put(weights)
+            self.computed.after[step] = self._whole()
 
     def close(self) -> None:
         self._built.strategy.close()
 
+    def _gather_gradients(self, step: int) -> None:
+        self._put(self._gradients[step])
+        whole = self._whole()
+        self.computed.gradients[step] = {
+            name: None if _is_missing(gradient) else gradient for name, gradient in whole.items()
+        }
+
+    @torch.no_grad()
+    def _put(self, values: Sequence[Tensor | None]) -> None:
+        """Give this rank's weights other values, NaN where there is none."""
+        for parameter, value in zip(self._parameters(), values, strict=True):
+            part = local_part(parameter)
+            part.fill_(float("nan")) if value is None else part.copy_(value)
+
     def _whole(self) -> dict[str, Tensor]:
-        """Weights and persistent buffers, on rank 0."""
+        """Weights and persistent buffers, on rank 0; nothing on the others."""
         weights = self.strategy.weights()
         return snapshot(weights) if self._rank == 0 else {}
 
+    def _parameters(self) -> list[nn.Parameter]:
+        """This rank's weights that may have gradients: whole numbers have none, and no NaN."""
+        weights = self.strategy.module.parameters()
+        return [p for p in weights if p.dtype.is_floating_point or p.dtype.is_complex]
+
     @contextlib.contextmanager
-    def _taking_gradients(self, computed: Computed) -> Iterator[None]:
+    def _taking_gradients(self) -> Iterator[None]:
         """Whenever the optimizer is about to step, by whatever class it is of."""
         optimizer: Any = self._built.optimizer
-        strategy, own_step = self.strategy, optimizer.step
+        module, own_step = self.strategy.module, optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            gradients = self._gradients()
-            in_gradients = apart(strategy.module, self._world_size, in_gradients=True)
+            self._gradients.append([_gradient(parameter) for parameter in self._parameters()])
+            in_gradients = apart(module, self._world_size, in_gradients=True)
             result = own_step(*args, **kwargs)
-            in_weights = apart(strategy.module, self._world_size, in_gradients=False)
-            if self._rank == 0:
-                computed.gradients.append(gradients)
-                computed.apart.append({"gradient": in_gradients, "weight": in_weights})
+            in_weights = apart(module, self._world_size, in_gradients=False)
+            self.computed.apart.append({"gradient": in_gradients, "weight": in_weights})
             return result
 
         optimizer.step = step
@@ -105,20 +148,6 @@ class StrategyTrial:
             yield
         finally:
             del optimizer.step
-
-    @torch.no_grad()
-    def _gradients(self) -> dict[str, Tensor | None]:
-        """Whole gradients by parameter, on rank 0; what stands there for buffers means nothing."""
-        # A Parameter may hold whole numbers, which have no gradient and no NaN.
-        weights = self.strategy.module.parameters()
-        parameters = [p for p in weights if p.dtype.is_floating_point or p.dtype.is_complex]
-        kept = [local_part(parameter).to("cpu", copy=True) for parameter in parameters]
-        for parameter in parameters:
-            _hold_gradient(parameter)
-        whole = self._whole()
-        for parameter, values in zip(parameters, kept, strict=True):
-            local_part(parameter).copy_(values)
-        return {name: None if _is_missing(gradient) else gradient for name, gradient in whole.items()}
 
     def _loss(self, facts: StepFacts) -> float:
         """The mean loss of a step over all ranks."""
@@ -130,13 +159,16 @@ class StrategyTrial:
         return total / count if count > 0 else total
 
 
-def _hold_gradient(parameter: nn.Parameter) -> None:
-    """Put a weight's gradient in its place, NaN where it has none."""
+def _gradient(parameter: nn.Parameter) -> Tensor | None:
+    """This rank's part of a gradient."""
     gradient = parameter.grad
     if gradient is None:
-        local_part(parameter).fill_(float("nan"))
-    else:
-        local_part(parameter).copy_(gradient.to_dense() if gradient.is_sparse else local_part(gradient))
+        return None
+    return _copy(gradient.to_dense() if gradient.is_sparse else local_part(gradient))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _is_missing(gradient: Tensor) -> bool:

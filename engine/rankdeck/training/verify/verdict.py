@@ -45,10 +45,15 @@ _MESSAGES: dict[Cause, str] = {
         "train.optimizer.use = {optimizer} makes other weights under strategy.use = {strategy} than on one "
         "device, of the same gradients: {names}."
     ),
+    "unknown": marked(
+        "strategy.use = {strategy} computes something else than one device, and there was no time to find "
+        "out why; what differs most: {names}."
+    ),
 }
 _WHOLE_BATCHES = marked('Use strategy.use = "model" or "tensor", which take whole batches.')
 _WHOLE_MODEL = marked('Use strategy.use = "ddp", where every rank runs the model as it is.')
 _ONE_DEVICE = marked('Use strategy.use = "single".')
+_FIND_OUT = marked('Set train.verify = "full" to find out why.')
 _FIXES: dict[Cause, str] = {
     "samples": _WHOLE_BATCHES,
     "loss": _WHOLE_BATCHES,
@@ -56,18 +61,23 @@ _FIXES: dict[Cause, str] = {
     "forward": _WHOLE_MODEL,
     "gradient": _WHOLE_MODEL,
     "optimizer": _WHOLE_MODEL,
+    "unknown": _FIND_OUT,
 }
-_USES = {_WHOLE_BATCHES: "model", _WHOLE_MODEL: "ddp", _ONE_DEVICE: "single"}
+_CURES = {
+    _WHOLE_BATCHES: {"strategy.use": "model"},
+    _WHOLE_MODEL: {"strategy.use": "ddp"},
+    _ONE_DEVICE: {"strategy.use": "single"},
+    _FIND_OUT: {"train.verify": "full"},
+}
 _OVERRIDE = marked('train.verify = "off" trains all the same.')
 
 
 def event_of(result: Result) -> events.Verified:
     """The result as rank 0 writes it."""
-    refused = refused_finding(result)
-    finding = refused or next(iter(result.findings), None)
+    finding = result.finding
     outcome = "unchecked" if result.unchecked is not None else "equal"
     if result.unchecked is None and (finding is not None or result.left_out):
-        outcome = "differs" if refused is not None else "noted"
+        outcome = "differs" if finding is not None else "noted"
     cause = finding.cause if finding is not None else next(iter(result.left_out), None)
     return events.Verified(
         rank=0,
@@ -77,14 +87,10 @@ def event_of(result: Result) -> events.Verified:
         largest=result.largest,
         precision=result.precision,
         samples=result.num_samples,
+        steps=result.num_steps,
         seconds=result.seconds,
         why=None if result.unchecked is None else str(result.unchecked),
     )
-
-
-def refused_finding(result: Result) -> Discrepancy | None:
-    """The first finding that no nature of a strategy explains."""
-    return next((finding for finding in result.findings if finding.cause != "batch-norm"), None)
 
 
 def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> ModelError:
@@ -102,9 +108,7 @@ def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> Mo
     if fix == _WHOLE_MODEL and config.strategy.use == "ddp":
         fix = _ONE_DEVICE
     advice = sentences((phrase(fix), phrase(_OVERRIDE)))
-    return ModelError(
-        message, code=REFUSED, path="strategy.use", advice=advice, cure={"strategy.use": _USES[fix]}
-    )
+    return ModelError(message, code=REFUSED, path="strategy.use", advice=advice, cure=_CURES[fix])
 
 
 def _listed(finding: Discrepancy) -> str:
@@ -114,11 +118,15 @@ def _listed(finding: Discrepancy) -> str:
         if math.isfinite(difference.relative):
             relative[difference.name] = max(relative.get(difference.name, 0.0), difference.relative)
     shown = [
-        f"{name} ({relative[name]:.1%} of its change)" if name in relative else name
+        f"{name} ({_share(relative[name])} of its change)" if name in relative else name
         for name in finding.names[:_NAMES_SHOWN]
     ]
     more = len(finding.names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _share(relative: float) -> str:
+    return f"{relative:.1%}" if relative >= 5e-4 else f"{relative:.0e}"
 
 
 def notes_of(result: Result, config: RunConfig, cut: tuple[int, int]) -> list[Problem]:
@@ -127,7 +135,7 @@ def notes_of(result: Result, config: RunConfig, cut: tuple[int, int]) -> list[Pr
 
 
 def _notes(result: Result, config: RunConfig, cut: tuple[int, int]) -> Iterator[Problem]:
-    if any(finding.cause == "batch-norm" for finding in result.findings):
+    if "batch-norm" in result.left_out:
         yield batch_norms_differ(config, cut[1], cut[0])
     if result.has_drawn:
         yield draws_differ()

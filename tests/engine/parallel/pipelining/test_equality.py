@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import CutOptions
-from rankdeck.parallel.pipelining import cutting, find, observed
+from rankdeck.parallel.pipelining import cutting, equality, find, observed
 from rankdeck.parallel.pipelining.equality import Equality
 from rankdeck.parallel.pipelining.observed import ObservedChain
 from rankdeck.parallel.pipelining.stages import leaving
@@ -184,6 +184,19 @@ def test_a_weight_that_a_function_uses_is_one_weight_on_both_stages() -> None:
     assert [(id(weight), stages) for weight, stages in made.shared_parameters()] == [
         (id(model.enter.weight), (0, 1))
     ]
+
+
+def test_what_was_found_on_shapes_holds_for_the_next_model_of_the_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: False)
+    known: dict[str, Any] = {}
+    found = find.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
+    monkeypatch.setattr(Equality, "_compare_histories", lambda *_: 1 / 0)
+    again = find.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
+    assert again.names == found.names and len(found) > 1
+    with pytest.raises(ModelError, match="cannot be cut"):
+        find.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, {})
 
 
 def test_units_that_leave_something_out_are_refused() -> None:

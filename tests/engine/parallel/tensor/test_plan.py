@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
 from rankdeck.parallel.tensor.apply import LayerSplit
 from rankdeck.parallel.tensor.given import given_plan
-from rankdeck.parallel.tensor.plan import find_plan, make_plan
+from rankdeck.parallel.tensor.plan import find_plan, known_plan, make_plan
 from rankdeck.parallel.tensor.split_plan import SplitLayer
 from tests.helpers.own_models import BareBlocks
 
@@ -99,6 +99,13 @@ def test_a_gpt_is_split_in_pairs_and_by_its_vocabulary() -> None:
     }
     assert plan.entries == ("blocks.0.attention",)
     assert (plan.blocks, plan.output) == (("blocks.0",), "head.output")
+
+
+def test_a_plan_is_made_once_for_models_of_one_kind() -> None:
+    known: dict[str, Any] = {}
+    made = known_plan(known, gpt(layers=1), 4, None)
+    assert known_plan(known, gpt(layers=1), 4, None) is made
+    assert known_plan({}, gpt(layers=1), 4, None) is not made
 
 
 def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
