@@ -79,7 +79,7 @@ class OneDevice:
         return self._once_more(("sliced", loss_by_slice, whole_state), compute)
 
     def forgetful(self) -> Computed:
-        """Over whole parts, each step from the state that the first one began with. Raises: OutOfTimeError."""
+        """Over whole parts, each step from the first one's state. Raises: OutOfTimeError."""
         computed = self._once_more("forgetful", lambda: self._steps(self._whole_parts(), forgets=True))
         assert computed is not None
         return computed

@@ -194,9 +194,9 @@ def test_no_steps_over_slices_are_begun_that_the_budget_does_not_allow() -> None
     scope = scope_of(workload, 2, precision="fp64", whole_batch=True, has_batch_norm=False)
     budget = Budget(has_limit=True)
     one_device = OneDevice(scope, torch.device("cpu"), FixedDraws(), budget, lambda: None)
-    assert one_device.sliced(True) is not None
+    assert one_device.sliced(True, whole_state=True) is not None
     with mock.patch.object(budget, "has", return_value=False), pytest.raises(OutOfTimeError):
-        one_device.sliced(False)
+        one_device.sliced(False, whole_state=True)
 
 
 def test_time_of_other_processes_is_not_counted(tmp_path: Path) -> None:
