@@ -57,6 +57,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/observer/heartbeats.py": "memory that it shares with the supervisor",
     "engine/rankdeck/observer/stacks.py": "writes a log",
     "engine/rankdeck/observer/title.py": "/proc",
+    "engine/rankdeck/training/verify/budget.py": "/proc",
     "engine/rankdeck/observer/writer.py": "the end of what it appends to",
     "engine/rankdeck/rundir/directory.py": "writes",
     "engine/rankdeck/rundir/listing.py": "writes",

@@ -193,6 +193,13 @@ def measured_by(case: Case, ranks: RankSet | None, *, lowest_of: int = 1) -> lis
 def measured(toml: str, lowest_of: int = 1, steps_per_round: int = 1) -> list[int]:
     """Peak bytes of the devices that this process drives: the highest of a round of followed steps, and of
     the last few rounds the lowest."""
+    peaks = zip(*peaks_by_step(toml, lowest_of * steps_per_round), strict=True)
+    return [_lowest_of_rounds(found, lowest_of, steps_per_round) for found in peaks]
+
+
+def peaks_by_step(toml: str, num_steps: int) -> list[list[int]]:
+    """Peak bytes of the devices that this process drives, in the first followed steps, which are more where
+    a pipeline fills up first, and `num_steps` others."""
     config = from_text(toml, folder=Path.cwd())
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
@@ -212,11 +219,11 @@ def measured(toml: str, lowest_of: int = 1, steps_per_round: int = 1) -> list[in
         peaks = []
         assert isinstance(trainer.ledger, Ledger)
         # Ranks fill an asynchronous pipeline one after another, and all have to take as many steps.
-        num_steps = NUM_FOLLOWED + (2 * world_size if trainer.strategy.steps_itself else 0)
-        for step in range(1, num_steps + lowest_of * steps_per_round):
+        num_first = NUM_FOLLOWED + (2 * world_size if trainer.strategy.steps_itself else 0)
+        for step in range(1, num_first + num_steps):
             trainer.step(step, batches, followed=True)
             peaks.append([device.peak_bytes for device in trainer.ledger.devices()])
-        return [_lowest_of_rounds(found, lowest_of, steps_per_round) for found in zip(*peaks, strict=True)]
+        return peaks
     finally:
         loader.close()
         trainer.strategy.close()

@@ -16,7 +16,7 @@ from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine, words_of
 from tests.helpers import concatenated, padded
-from tests.helpers.planning import measured
+from tests.helpers.planning import peaks_by_step
 from tests.helpers.ranks import RankSet
 from tests.helpers.waiting import with_load
 
@@ -64,12 +64,16 @@ def planned(base: RunConfig, samples: Samples | None = None) -> PlanLine:
 
 
 def peak_of(text: str, ranks: RankSet | None = None) -> int:
-    """The most that a device held in a run's steps."""
-    per_round = NUM_STEPS - FIRST
+    """The most that a device held in a run's steps: of each step the lowest of three runs, which leaves out
+    what gloo's own thread now and then holds for longer than it must."""
+    num_steps = NUM_STEPS - FIRST
     if ranks is None:
-        return max(measured(text, 1, per_round))
-    answers = ranks.call("tests.helpers.planning:measured", toml=text, lowest_of=1, steps_per_round=per_round)
-    return max(num_bytes for answer in answers for num_bytes in answer)
+        return max(map(max, peaks_by_step(text, num_steps)[-num_steps:]))
+    runs = [
+        ranks.call("tests.helpers.planning:peaks_by_step", toml=text, num_steps=num_steps) for _ in range(3)
+    ]
+    highest = [[max(map(max, step)) for step in zip(*answers, strict=True)] for answers in runs]
+    return max(map(min, list(zip(*highest, strict=True))[-num_steps:]))
 
 
 def peak(line: PlanLine) -> int:
@@ -86,7 +90,8 @@ def peak(line: PlanLine) -> int:
 )
 def test_the_largest_batch_of_the_run_is_planned(two_ranks: RankSet, strategy: str, data: str) -> None:
     num_devices = 1 if strategy == "single" else 2
-    found = peak_of(toml(data, strategy, num_devices), two_ranks if num_devices > 1 else None)
+    text, ranks = toml(data, strategy, num_devices), two_ranks if num_devices > 1 else None
+    found = peak_of(text, ranks)
     line = planned(config(data, strategy, num_devices))
     assert line.verdict == "fits" and not line.is_bound, line.reason
     assert -1e-4 <= peak(line) / found - 1 <= 0.05
