@@ -133,10 +133,6 @@ def _with_all(candidate: Candidate, base: RunConfig, target: Target) -> Candidat
     return replace(candidate, changes={key: changes[key] for key in ordered})
 
 
-def _changes_optimizer(changes: dict[str, Any]) -> bool:
-    return any(key.startswith("train.optimizer.") for key in changes)
-
-
 def _divisor(number: int, most: int) -> int:
     """The largest divisor that is at most so large."""
     return next(count for count in range(max(1, most), 0, -1) if number % count == 0)

@@ -23,8 +23,8 @@ _DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDr
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a batch norm normalises over the batch in training: one that is frozen stays in eval mode, and
-    has statistics."""
+    """Put the model in training mode, and say whether a batch norm normalises over the batch then: one that
+    is frozen stays in eval mode, and has statistics."""
     model.train()
     return any(
         isinstance(module, BatchNorm) and (module.training or module.running_mean is None)

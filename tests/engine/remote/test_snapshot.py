@@ -106,7 +106,9 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"no archive", gzip.compress(b"no archive either"), gzip.compress(b"x" * 999)[:20]]
+    "data",
+    [b"", b"no archive", gzip.compress(b"no archive either"), gzip.compress(b"x" * 999)[:20]],
+    ids=["empty", "no gzip", "no tar", "cut off"],  # gzip holds the second at which it was made
 )
 def test_what_is_no_archive_is_told(data: bytes) -> None:
     with pytest.raises((OSError, EOFError, tarfile.TarError)):

@@ -129,7 +129,9 @@ class ObservedChain(Chain):
 
     def _stage(self, start: int, end: int, used: set[int] | None) -> _ObservedStage:
         ends = [*self._starts, len(self._observed.units)]
-        stage = _ObservedStage(self.model, self._observed.units, ends[start], ends[end], self._num_samples)
+        stage = _ObservedStage(
+            self.model, self._observed.units, ends[start], ends[end], self._num_samples, self._inputs
+        )
         stage.mark_blank = self.mark_blank
         if used is not None:
             stage.refuse(self._observed.idle, used)
@@ -147,15 +149,16 @@ class _ObservedStage(nn.Module):
     mark_blank: Callable[[Tensor, Iterable[str]], None] | None = None
 
     def __init__(
-        self, model: nn.Module, seen: Sequence[Seen], start: int, end: int, num_samples: int
+        self, model: nn.Module, seen: Sequence[Seen], start: int, end: int, num_samples: int, inputs: Any
     ) -> None:
+        """`inputs` is the batch of `num_samples` with which the model was watched."""
         super().__init__()
         self.model = same_weights(model)
         self._num_samples = num_samples
         self._enters, self._leaves = crossing(seen, start), crossing(seen, end)
         self._shape = seen[start].arguments[0].shape if start else None
         self._received: dict[int, Tensor] = {}
-        self._is_guessed = False
+        self._watched_sizes = [tensor.shape for tensor in tensors_of(inputs)]
         self._to_hand_on: dict[int, Tensor] = {}
         self._units = [unit.name for unit in seen[start:end]]
         self._elsewhere = [unit.name for unit in (*seen[:start], *seen[end:])]
@@ -206,11 +209,12 @@ class _ObservedStage(nn.Module):
                 raise _another_path() from None
             return tuple(self._to_hand_on[value] for value in self._leaves)
         except (IndexError, ValueError, RuntimeError) as error:
-            if not self._is_guessed or isinstance(error, RankdeckError):
+            is_of_shapes = not isinstance(error, RankdeckError | torch.OutOfMemoryError)
+            if not (is_of_shapes and self._has_other_sizes(inputs)):
                 raise
             raise _other_shapes(error) from error
         finally:
-            self._received, self._to_hand_on, self._is_guessed = {}, {}, False
+            self._received, self._to_hand_on = {}, {}
 
     def _hollow(self, name: str, forward: Callable[..., Any]) -> None:
         """A unit of another stage: it keeps its structure, but neither a forward of its own nor hooks."""
@@ -262,10 +266,16 @@ class _ObservedStage(nn.Module):
         for was, size in zip(self._shape, now, strict=True):
             sizes.setdefault(was, set()).add(size)
         by_sample = shape[:1] == (self._num_samples,)
-        self._is_guessed |= not by_sample
         return torch.Size(
             now[0] if by_sample and not place else min(sizes[was]) if len(sizes.get(was, ())) == 1 else was
             for place, was in enumerate(shape)
+        )
+
+    def _has_other_sizes(self, inputs: Any) -> bool:
+        """Whether a batch has other sizes than the watched one, in more than its number of samples."""
+        return any(
+            was[1:] != tensor.shape[1:] or (was[:1] != tensor.shape[:1] and was[0] != self._num_samples)
+            for was, tensor in zip(self._watched_sizes, tensors_of(inputs), strict=False)
         )
 
     def _blank(self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

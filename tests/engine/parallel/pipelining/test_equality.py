@@ -219,3 +219,26 @@ def test_a_traced_stage_takes_no_other_sizes() -> None:
     made = cut(built(past_cuts.DetachedSkip), 2, ["layers.1"])
     with pytest.raises(ModelError, match="Samples differ in their sizes"):
         made.stages[0](None, torch.ones(4, 1, 4, 16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("error", "sizes", "told"),
+    [
+        (RuntimeError("own"), (4, 1, 8, 8), RuntimeError),
+        (RuntimeError("own"), (3, 1, 8, 8), RuntimeError),
+        (RuntimeError("own"), (4, 1, 4, 16), ModelError),
+        (torch.OutOfMemoryError("own"), (4, 1, 4, 16), torch.OutOfMemoryError),
+    ],
+)
+def test_shapes_are_blamed_for_an_error_in_a_stage_only_where_a_batch_has_others(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, sizes: tuple[int, ...], told: type[Exception]
+) -> None:
+    made = cut(built(past_cuts.Row), 2, ["layers.1"])
+
+    def fails(_self: nn.Module, hidden: Tensor, _index: int) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(past_cuts.Row, "between", fails)
+    with pytest.raises(told, match="own") as caught:
+        made.stages[0](None, torch.ones(sizes, dtype=torch.float64))
+    assert type(caught.value) is told
