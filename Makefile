@@ -88,7 +88,7 @@ mutants: setup ## break one line of the engine at a time, and see which breaks n
 	@[ $(DRAWN) -eq 0 ] || .venv-mutants/bin/python tests/mutants/draw.py $(DRAWN) $(SEED) .make/mutants/drawn.json
 	@$(BIN)/python -m tests.mutants.run $(ARGS)
 
-verify-breaks: setup ## breaks that the check before the first step finds, and right runs (an hour); ARGS="--only ring"
+verify-breaks: setup ## breaks that the check before the first step finds, and right runs (ten minutes); ARGS="--only ring"
 	@$(BIN)/python -m tests.verify_breaks $(ARGS)
 	@$(BIN)/python -m tests.verify_breaks --right $(ARGS)
 
