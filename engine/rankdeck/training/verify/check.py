@@ -51,7 +51,7 @@ _COPIES = 6
 """Of the weights: gradients, optimizer state, and what is kept to compare."""
 _FP64_WEIGHTS = 50_000_000
 _HALF = ("bf16", "fp16")
-"""Compared in fp64 first: rounding hides little there."""
+"""Compared in a wider precision first: rounding hides little there."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class EqualityCheck:
             return phrase("Two steps of the model on one device do not fit in memory beside the run.")
         failure: Exception | None = None
         is_small = num_weights <= _FP64_WEIGHTS and self._has_room(num_weights * 8)
-        precisions = ("fp64", own) if is_small else (own,)
-        for precision in dict.fromkeys(precisions):
+        wide = "fp64" if is_small else "fp32" if own in _HALF else own
+        for precision in dict.fromkeys((wide, own)):
             for whole_batch in (True,) if self._full else (False, True):
                 chosen = _Chosen(precision, whole_batch, with_norms)
                 try:
