@@ -2,9 +2,9 @@
 that leaves no room for doubt.
 
 Samples: two for each forward that the strategy makes, where the batch has as many, and no more microbatches
-than keep all stages busy. Precision: fp64, in which rounding is far below any fault; in fp32, then in
-the run's own, where fp64 is out of reach. The learning rate is the schedule's peak, because a warm-up that starts at 0 would hide
-what the optimizer does. Read reference.py next.
+than keep all stages busy. Precision: fp64, in which rounding is far below any fault; where fp64 is
+out of reach in fp32, then in the run's own. The learning rate is the schedule's peak, because a warm-up that
+starts at 0 would hide what the optimizer does. Read reference.py next.
 """
 
 from __future__ import annotations
