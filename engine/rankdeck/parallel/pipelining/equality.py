@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.parallel.collectives.broadcast import from_rank_0
-from rankdeck.parallel.nested import call, first_samples, num_samples
+from rankdeck.parallel.nested import call, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.origins import Origins
 from rankdeck.parallel.pipelining.probing import (
@@ -100,7 +101,15 @@ class Equality:
                 self._compare_on(self._inputs)
                 return self.difference(chain)
             assert error.__cause__ is not None
+            if num_samples(inputs) == 1 and self._runs_on(padded(inputs, 2)):
+                raise _no_single_sample(self._model, error.__cause__) from error.__cause__
             raise error.__cause__ from None
+
+    def _runs_on(self, inputs: Any) -> bool:
+        with contextlib.suppress(Exception), without_effects(self._model), torch.no_grad():
+            call(same_weights(self._model).train(), inputs)
+            return True
+        return False
 
     def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
         """Rank 0 looks for all, but where the model itself fails: that every rank says."""
@@ -159,6 +168,18 @@ def _difference_by(compare: Callable[[], None]) -> Phrase | None:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         return phrase("a stage fails where the model does not ({reason})", reason=reason[0])
     return None
+
+
+def _no_single_sample(model: nn.Module, error: BaseException) -> ModelError:
+    return ModelError(
+        phrase(
+            "{model} does not run on a single sample, and each forward of a stage gets one ({reason}).",
+            model=type(model).__name__,
+            reason=(str(error).strip().splitlines() or [type(error).__name__])[0].rstrip("."),
+        ),
+        path="train.global_batch",
+        advice=phrase("Use larger batches, or cut them less (train.accumulate, strategy.microbatches)."),
+    )
 
 
 @contextlib.contextmanager

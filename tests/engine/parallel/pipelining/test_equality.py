@@ -242,3 +242,13 @@ def test_shapes_are_blamed_for_an_error_in_a_stage_only_where_a_batch_has_others
     with pytest.raises(told, match="own") as caught:
         made.stages[0](None, torch.ones(sizes, dtype=torch.float64))
     assert type(caught.value) is told
+
+
+def test_a_model_that_needs_more_than_one_sample_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    assert len(find.find_chain(model, torch.ones(2, 4), 2)) == 3
+    with pytest.raises(ModelError, match=r"does not run on a single sample.*more than 1 value"):
+        find.find_chain(model, torch.ones(1, 4), 1)
+    broken = nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 2))  # with any number of samples
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        find.find_chain(broken, torch.ones(1, 4), 1)
