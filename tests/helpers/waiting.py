@@ -9,6 +9,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+CHECK_S = 60.0
+"""For the check before the first step where what it finds is looked at, on a machine that does other things
+beside."""
+
 
 def with_load(seconds: float) -> float:
     """How long may take, on this machine as busy as it is, what takes so many seconds on an idle one."""

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.helpers.waiting import CHECK_S
 from tests.verify_breaks.rows import Case
 
-_LEAST_S = 60.0
-"""What is looked for here is whether a break is found, on a machine that does other things beside."""
 _ROOMS = ("training.worker", "training.verify.before_run", "training.workload")
 
 
@@ -63,7 +62,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     config = from_text(case.toml, folder=Path.cwd())
-    budget.LEAST_S = _LEAST_S
+    budget.LEAST_S = CHECK_S
     one = EqualityCheck(
         workloads.load(config),
         rank=rank,
