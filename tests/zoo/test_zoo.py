@@ -44,6 +44,8 @@ ONCE_WRONG = [
     ("data/packed_sentences", "pipeline 1f1b x2", "refused"),
     ("models/used_by_some_samples", "ddp x2", "refused"),
     ("models/gradient_penalty", "fsdp x2", "refused"),
+    ("models/own_loss_over_pairs_of_the_batch", "pipeline 1f1b-by-hand x2", "refused"),
+    ("models/batch_norms_in_parts", "hybrid data x stage", "refused"),
 ]
 """Runs that were different or failed until the engine was mended."""
 ADVISED = [

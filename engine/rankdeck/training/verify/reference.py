@@ -151,9 +151,11 @@ class _Passes:
         yield function(outputs, joined([targets for _, targets in slices]))
 
 
-@torch.no_grad()
 def try_slice(workload: Workload, part: Part, device: torch.device, draws: FixedDraws) -> None:
-    """The loss of one slice. Raises: whatever the model and the loss raise for so few samples."""
+    """The loss of one slice, with its graph, by which the targets of some are counted.
+
+    Raises: whatever the model and the loss raise for so few samples.
+    """
     precision = workload.config.train.precision
     model = _placed(workload, device)
     slices = [_on_device(piece, device, precision) for piece in part]
