@@ -139,7 +139,7 @@ class Verified(Event, tag="verified"):
     run is refused) | unchecked (`why` says why). `cause`: batch-norm | samples | loss | state | forward |
     gradient | optimizer | unknown | staleness | compress; `names` are the tensors that differ most. `largest`
     is the largest absolute difference of any weight after `steps` of them, over `samples` in each, in
-    `precision`.
+    `precision`. `layers`: of each kind at most so many were compared, None: all.
     """
 
     rank: int
@@ -152,6 +152,7 @@ class Verified(Event, tag="verified"):
     steps: int = 2
     seconds: float = 0.0
     why: str | None = None
+    layers: int | None = None
 
 
 class Restored(Event, tag="restored"):

@@ -18,6 +18,23 @@ def plain() -> nn.Module:
     )
 
 
+class Deep(nn.Module):
+    """Layers of two kinds in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 10)
+        wide, narrow = (lambda: nn.Linear(32, 32)), (lambda: nn.Linear(32, 32, bias=False))
+        self.blocks = nn.ModuleList(make() for _ in range(12) for make in (wide, narrow))
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(images.flatten(1)))
+        for block in self.blocks:
+            hidden = torch.tanh(block(hidden))
+        logits: Tensor = self.last(hidden)
+        return logits
+
+
 class _Body(nn.Module):
     """Two layers; subclasses change what lies between them."""
 
@@ -117,7 +134,7 @@ class Unfixed(_Body):
 
 centred, extremes, normed, frozen_norm, paused_norm = Centred, Extremes, Normed, FrozenNorm, PausedNorm
 normed_without_statistics = NormedWithoutStatistics
-whole, noisy, unfixed = Whole, Noisy, Unfixed
+whole, noisy, unfixed, deep = Whole, Noisy, Unfixed, Deep
 
 
 def contrast(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:

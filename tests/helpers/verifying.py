@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,10 +20,15 @@ MODELS = Path(__file__).with_name("deviating.py")
 
 
 def check(
-    toml: str, full: bool = False, most_fp64_weights: int = 10**9, budget_s: float = 600.0
+    toml: str,
+    full: bool = False,
+    most_fp64_weights: int = 10**9,
+    budget_s: float = 600.0,
+    memory_bytes: int = 10**12,
 ) -> dict[str, Any]:
     """What the check of a configuration finds, whose optimizer nothing has tried out before; all ranks of a
     set call this together. Larger models are compared in the run's own precision.
+    `memory_bytes` is what the machine seems to have.
     """
     config = from_text(toml, folder=Path.cwd())
     num_devices = config.selection.count or 1
@@ -31,6 +37,7 @@ def check(
         mock.patch.multiple("rankdeck.training.verify.budget", LEAST_S=budget_s, SHARE_OF_RUN=0.0),
         mock.patch("rankdeck.training.assembly.refuse_optimizer"),
         mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", most_fp64_weights),
+        mock.patch("psutil.virtual_memory", lambda: SimpleNamespace(available=memory_bytes)),
     ):
         one = EqualityCheck(
             workloads.load(config),
@@ -55,6 +62,7 @@ def as_facts(result: Result) -> dict[str, Any]:
         "samples": event.samples,
         "steps": event.steps,
         "why": event.why,
+        "layers": event.layers,
         "has_drawn": result.has_drawn,
     }
 

@@ -32,6 +32,10 @@ _EQUAL = marked("Verified: equals one device (largest difference {largest} after
 _EQUAL_IN_ONE_STEP = marked(
     "Verified in one step: equals one device (largest difference {largest} in {precision})"
 )
+_EQUAL_IN_A_FEW_LAYERS = marked(
+    "Verified with {layers} layers of each kind: equals one device "
+    "(largest difference {largest} in {precision})"
+)
 _NOTED = {
     "batch-norm": marked("Verified: equals one device but for its batch norms"),
     "staleness": marked("Verified: its stages equal one device; its weights are stale by nature"),
@@ -39,6 +43,7 @@ _NOTED = {
 }
 _DIFFERS = marked("Differs from one device: {names}")
 _COMPARED = marked("two steps of {samples} samples in {precision}, {seconds:.1f} s")
+_COMPARED_LAYERS = marked("{how}, {layers} layers of each kind")
 _COMPARED_ONE_STEP = marked("one step of {samples} samples in {precision}, {seconds:.1f} s")
 _UNCHECKED = marked("Not verified: {why}")
 
@@ -57,8 +62,10 @@ def verified_text(verified: events.Verified) -> Phrase:
         return phrase(_DIFFERS, names=_names(verified))
     if verified.outcome == NOTED and (said := _NOTED.get(verified.cause or "")):
         return phrase(said)
-    equal = _EQUAL if verified.steps > 1 else _EQUAL_IN_ONE_STEP
-    return phrase(equal, largest=_largest(verified), precision=verified.precision or "")
+    found = {"largest": _largest(verified), "precision": verified.precision or ""}
+    if verified.layers is not None:
+        return phrase(_EQUAL_IN_A_FEW_LAYERS, layers=verified.layers, **found)
+    return phrase(_EQUAL if verified.steps > 1 else _EQUAL_IN_ONE_STEP, **found)
 
 
 def verified_cell(verified: events.Verified) -> Phrase:
@@ -92,12 +99,13 @@ def compared_text(verified: events.Verified) -> str:
     """'two steps of 32 samples in fp64, 0.4 s'; "" where nothing was compared."""
     if verified.precision is None:
         return ""
-    return phrase(
+    how = phrase(
         _COMPARED if verified.steps > 1 else _COMPARED_ONE_STEP,
         samples=verified.samples,
         precision=verified.precision,
         seconds=verified.seconds,
     )
+    return how if verified.layers is None else phrase(_COMPARED_LAYERS, how=how, layers=verified.layers)
 
 
 def newest_verified(
@@ -126,6 +134,7 @@ def verified_facts(verified: events.Verified) -> dict[str, Any]:
         "precision": verified.precision,
         "samples": verified.samples,
         "steps": verified.steps,
+        "layers": verified.layers,
         "seconds": verified.seconds,
         "text": str(verified_text(verified)),
     }

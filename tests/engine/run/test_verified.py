@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rankdeck import events
@@ -54,6 +55,14 @@ def test_each_outcome_has_a_line_a_cell_and_what_stands_behind_it(
     found = VERIFIED[outcome]
     assert (verified_text(found), verified_cell(found), verified_more(found)) == (text, cell, more)
     assert verified_facts(found)["text"] == text and verified_facts(found)["outcome"] == outcome
+
+
+def test_a_few_layers_are_said() -> None:
+    found = msgspec.structs.replace(VERIFIED["equal"], layers=4)
+    assert verified_text(found) == (
+        "Verified with 4 layers of each kind: equals one device (largest difference 6e-16 in fp64)"
+    )
+    assert compared_text(found) == "two steps of 32 samples in fp64, 0.4 s, 4 layers of each kind"
 
 
 def test_how_much_was_compared_is_said_where_anything_was() -> None:

@@ -1,7 +1,7 @@
 """The check before the first step: the strategy and one plain device take the same two steps, and what they
 compute is compared.
 
-    scope.py       what is compared: fewer samples, the precision, what is switched off
+    scope.py       what is compared: fewer samples or layers, the precision, what is switched off
     reference.py   two steps of the plain module on one device, without any strategy (norms.py, state.py)
     trial.py       the same two steps under the strategy, over all ranks (replicas.py)
     compare.py     what differs by more than rounding

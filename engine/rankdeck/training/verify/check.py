@@ -24,6 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from rankdeck.base.errors import RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.data.randomness import kept
 from rankdeck.diagnose.exceptions import words_of
@@ -35,7 +36,7 @@ from rankdeck.training.verify.compare import decisive_step, is_finite
 from rankdeck.training.verify.computed import Computed
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
-from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, scope_of
+from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, fewest_layers, scope_of
 from rankdeck.training.verify.trial import StrategyTrial
 from rankdeck.training.workload import Workload
 
@@ -57,7 +58,8 @@ _HALF = ("bf16", "fp16")
 @dataclass(frozen=True)
 class Result:
     """What the check found. `unchecked` says why nothing was compared; else `finding` is what differs from
-    one device, and `largest` is the largest difference of any weight after `num_steps` steps.
+    one device, and `largest` is the largest difference of any weight after `num_steps` steps, of models with
+    at most `most_layers` layers of a kind.
 
     `has_drawn`: the model or the optimizer draws random numbers, which were fixed for the comparison.
     """
@@ -68,6 +70,7 @@ class Result:
     precision: str | None = None
     num_samples: int = 0
     num_steps: int = NUM_STEPS
+    most_layers: int | None = None
     left_out: tuple[str, ...] = ()
     has_drawn: bool = False
     seconds: float = 0.0
@@ -81,6 +84,15 @@ class _Chosen:
     whole_batch: bool
     has_batch_norm: bool
     own_norms: bool = False
+    most_layers: int | None = None
+
+
+class _TooLargeError(Exception):
+    """The model does not fit, or takes too long."""
+
+    def __init__(self, reason: Phrase) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class EqualityCheck:
@@ -108,6 +120,8 @@ class EqualityCheck:
         self._draws = FixedDraws()
         self._one_device: dict[_Chosen, OneDevice] = {}
         self._compare_s = 0.0
+        self._num_weights = 0
+        """Of the model that was built last."""
         self._budget = Budget(has_limit=not full)
         self._began_s = time.perf_counter()
 
@@ -155,28 +169,48 @@ class EqualityCheck:
 
     def _choose(self) -> _Chosen | Phrase:
         """What is compared, or why nothing is."""
-        own = self._workload.config.train.precision
         try:
-            model = model_on_meta(self._workload.build_model)
+            return self._choose_among(None)
+        except _TooLargeError as error:
+            self._one_device.clear()
+            with contextlib.suppress(_TooLargeError):
+                if self._budget.has(_TO_BEGIN_S):
+                    fewer = self._choose_among(fewest_layers(self._workload.config, self._num_devices))
+                    return fewer if isinstance(fewer, _Chosen) else error.reason
+            return error.reason
+
+    def _choose_among(self, most_layers: int | None) -> _Chosen | Phrase:
+        """With at most so many layers of a kind. Raises: _TooLargeError."""
+        own = self._workload.config.train.precision
+        chosen = _Chosen(own, whole_batch=False, has_batch_norm=False, most_layers=most_layers)
+        try:
+            model = model_on_meta(self._scope(chosen).workload.build_model)
         except Exception as error:  # every rank is about to say it
             return _untrained(error)
         num_weights = sum(weight.numel() for weight in model.parameters())
         self._compare_s = num_weights / _COMPARED_WEIGHTS_PER_S
-        with_norms = has_batch_norm(model)
+        chosen = replace(chosen, has_batch_norm=has_batch_norm(model))
         del model
-        if not self._has_room(num_weights * 4):
-            return phrase("Two steps of the model on one device do not fit in memory beside the run.")
+        is_smaller = num_weights != self._num_weights
+        self._num_weights = num_weights
+        if not (is_smaller and self._has_room(num_weights * 4)):
+            raise _TooLargeError(
+                phrase("Two steps of the model on one device do not fit in memory beside the run.")
+            )
         failure: Exception | None = None
         is_small = num_weights <= _FP64_WEIGHTS and self._has_room(num_weights * 8)
         wide = "fp64" if is_small else "fp32" if own in _HALF else own
         for precision in dict.fromkeys((wide, own)):
             for whole_batch in (True,) if self._full else (False, True):
-                chosen = _Chosen(precision, whole_batch, with_norms)
                 try:
-                    return self._within_budget(chosen)
+                    return self._within_budget(replace(chosen, precision=precision, whole_batch=whole_batch))
+                except _TooLargeError:
+                    raise
                 except Exception as error:  # a person's model may raise anything for few samples, or in fp64
                     failure = error
         assert failure is not None
+        if isinstance(failure, torch.OutOfMemoryError):
+            raise _TooLargeError(_untrained(failure))
         return _untrained(failure)
 
     def _has_room(self, weight_bytes: int) -> bool:
@@ -196,9 +230,11 @@ class EqualityCheck:
             )
         return self._one_device[chosen]
 
-    def _within_budget(self, chosen: _Chosen) -> _Chosen | Phrase:
-        """The choice, or whole batches where there is time for them; why not, where there is not even time
-        for it. Raises: whatever the model raises."""
+    def _within_budget(self, chosen: _Chosen) -> _Chosen:
+        """The choice, or whole batches where there is time for them.
+
+        Raises: _TooLargeError where there is not even time for it; whatever the model raises.
+        """
         one_device = self._on_one_device(chosen)
         one_device.try_slice()
         scope = one_device.scope
@@ -213,9 +249,11 @@ class EqualityCheck:
         steps_s = one_device.whole(has_time_for_another).seconds
         self._allow_for_steps(chosen, steps_s[-1] * times)
         if not self._budget.has(share * sum(steps_s) + self._compare_s):
-            return phrase(
-                "A step on one device takes {seconds} s: a check would take more than 5 % of this run.",
-                seconds=f"{steps_s[-1]:.1f}",
+            raise _TooLargeError(
+                phrase(
+                    "A step on one device takes {seconds} s: a check would take more than 5 % of this run.",
+                    seconds=f"{steps_s[-1]:.1f}",
+                )
             )
         whole_s = NUM_STEPS * steps_s[-1] * times
         if scope.is_whole or whole_s > _WHOLE_BATCH_S or not self._budget.has((1 + share) * whole_s):
@@ -243,14 +281,22 @@ class EqualityCheck:
 
     def _check(self, chosen: _Chosen) -> Result:
         scope = self._scope(chosen)
-        trial = StrategyTrial(
-            scope.workload,
-            rank=self._rank,
-            world_size=self._world_size,
-            devices=self._devices,
-            # Blocks with other classes than the run's prove nothing about those.
-            known={} if "batch-norm" in scope.left_out else self._known,
-        )
+        # Other blocks or classes than the run's prove nothing about those.
+        is_changed = chosen.most_layers is not None or "batch-norm" in scope.left_out
+        try:
+            trial = StrategyTrial(
+                scope.workload,
+                rank=self._rank,
+                world_size=self._world_size,
+                devices=self._devices,
+                known={} if is_changed else self._known,
+            )
+        except RankdeckError as error:
+            if chosen.most_layers is None:
+                raise
+            # Options may name layers that are left out, on every rank.
+            why = phrase("It cannot be compared with fewer layers: {why}", why=error.message)
+            return Result(unchecked=why)
         try:
             return self._result(chosen, trial)
         finally:
@@ -275,6 +321,7 @@ class EqualityCheck:
             precision=chosen.precision,
             num_samples=scope.num_samples,
             num_steps=len(computed.losses),
+            most_layers=chosen.most_layers,
             left_out=scope.left_out,
         )
 

@@ -12,19 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankdeck.torch_compat.modules import BatchNorm
-from rankdeck.training.workload import Workload
 
 
-class WithFrozenNorms(Workload):
-    """A workload whose model's batch norms are frozen."""
-
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        for module in model.modules():
-            if isinstance(module, BatchNorm):
-                module.__class__ = _frozen(type(module))
-                module.eval()
-        return model
+def freeze_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.__class__ = _frozen(type(module))
+            module.eval()
 
 
 class _Frozen(BatchNorm):

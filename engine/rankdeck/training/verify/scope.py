@@ -2,16 +2,19 @@
 that leaves no room for doubt.
 
 Samples: two for each forward that the strategy makes, where the batch has as many, and no more microbatches
-than keep all stages busy. Precision: fp64, in which rounding is far below any fault; where fp64 is
-out of reach in fp32, then in the run's own. The learning rate is the schedule's peak, because a warm-up that
-starts at 0 would hide what the optimizer does. Read reference.py next.
+than keep all stages busy. Layers: a few of each kind where the whole model is too large. Precision: fp64, in
+which rounding is far below any fault; where fp64 is out of reach in fp32, then in the run's own. The learning
+rate is the schedule's peak, because a warm-up that starts at 0 would hide what the optimizer does. Read
+reference.py next.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from torch import nn
 
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
@@ -19,7 +22,8 @@ from rankdeck.config.microbatches import default as default_microbatches
 from rankdeck.config.microbatches import fits
 from rankdeck.config.rules import batch_problems
 from rankdeck.config.schema import Choice
-from rankdeck.training.verify.frozen_norms import WithFrozenNorms
+from rankdeck.training.verify.fewer_layers import leave_out_layers
+from rankdeck.training.verify.frozen_norms import freeze_norms
 from rankdeck.training.workload import Workload, loss_of
 
 NUM_STEPS = 2
@@ -27,7 +31,8 @@ NUM_STEPS = 2
 _SAMPLES_PER_FORWARD = 2
 _MAX_PARTS = 2
 """Of an accumulated batch."""
-_ASYNC = "pipeline-async"
+_LAYERS_PER_STAGE = 2
+_ASYNC, _LAYERS_ALONE = "pipeline-async", "model"
 Norms = Literal["none", "whole", "slices"]
 
 
@@ -59,6 +64,22 @@ class CheckedScope:
         return self.num_samples == self.batch_samples
 
 
+@dataclass
+class CheckedWorkload(Workload):
+    """Has a model with at most so many layers of a kind, or all, and with batch norms that may be frozen."""
+
+    most_layers: int | None = None
+    freezes_norms: bool = False
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        if self.most_layers is not None:
+            leave_out_layers(model, self.most_layers)
+        if self.freezes_norms:
+            freeze_norms(model)
+        return model
+
+
 def scope_of(
     workload: Workload,
     num_devices: int,
@@ -67,9 +88,10 @@ def scope_of(
     whole_batch: bool,
     has_batch_norm: bool,
     own_norms: bool = False,
+    most_layers: int | None = None,
 ) -> CheckedScope:
-    """The workload as it is compared on so many devices. Batch norms that would see slices of a batch are
-    frozen, unless they are compared as their `own_norms`."""
+    """The workload as it is compared on so many devices, with at most so many layers of a kind. Batch norms
+    that would see slices of a batch are frozen, unless they are compared as their `own_norms`."""
     config = workload.config
     strategy, left_out = _comparable(config.strategy)
     if not whole_batch:
@@ -95,13 +117,15 @@ def scope_of(
             "rehearsal": config.rehearsal.model_copy(update={"pace": "real"}),
         }
     )
-    variant = replace(
-        workload,
+    variant = CheckedWorkload(
         config=checked,
+        card=workload.card,
+        train=workload.train,
         heldout=None,
         loss=loss_of(checked, workload.card),
         steps=NUM_STEPS,
         schedule=lambda step: 1.0,
+        most_layers=most_layers,
     )
     shards, pieces = _cut(checked, num_devices)
     num_normed = 1 if config.strategy_card.one_process else pieces
@@ -109,7 +133,7 @@ def scope_of(
     if has_batch_norm and shards * pieces > 1 and not strategy.options.get("sync_batchnorm"):
         left_out = (*left_out, "batch-norm")
         norms = "slices" if own_norms else "none"
-        variant = variant if own_norms else WithFrozenNorms(**vars(variant))
+        variant.freezes_norms = not own_norms
     return CheckedScope(
         variant, precision, batch, train.global_batch, shards, pieces, num_normed, norms, left_out
     )
@@ -126,6 +150,12 @@ def _cut(config: RunConfig, num_devices: int) -> tuple[int, int]:
     part = config.train.global_batch // config.train.accumulate // slices
     pieces = options.get("microbatches") or default_microbatches(str(options["schedule"]), stages, part)
     return slices, int(pieces or 1)
+
+
+def fewest_layers(config: RunConfig, num_devices: int) -> int:
+    """How many layers of a kind every stage needs together."""
+    _, stages = config.strategy_card.batch_cut(config.strategy.options, num_devices)
+    return _LAYERS_PER_STAGE * (num_devices if config.strategy.use == _LAYERS_ALONE else stages)
 
 
 def _comparable(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:

@@ -90,6 +90,7 @@ def event_of(result: Result) -> events.Verified:
         steps=result.num_steps,
         seconds=result.seconds,
         why=None if result.unchecked is None else str(result.unchecked),
+        layers=result.most_layers,
     )
 
 

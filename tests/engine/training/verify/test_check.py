@@ -20,10 +20,12 @@ from rankdeck.training.verify.causes import Discrepancy
 from rankdeck.training.verify.check import EqualityCheck, Result
 from rankdeck.training.verify.compare import TensorDifference
 from rankdeck.training.verify.draws import FixedDraws
+from rankdeck.training.verify.fewer_layers import leave_out_layers
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 from rankdeck.training.verify.scope import scope_of
 from rankdeck.training.verify.verdict import event_of, refusal
 from tests.helpers import parity
+from tests.helpers.deviating import Deep
 from tests.helpers.ranks import RankSet
 from tests.helpers.verifying import MODELS, check, checked, configuration
 
@@ -258,3 +260,61 @@ def test_every_result_can_be_written_as_an_event() -> None:
     read = events.decode(written)
     assert isinstance(read, events.Verified)
     assert (read.outcome, read.why) == ("unchecked", "Two steps on one device take 4.0 s.")
+
+
+_A_FEW_LAYERS_BYTES = 3_500_000
+"""Half of it is enough for a few layers of each kind."""
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("strategy", "layers"),
+    [
+        ('{ use = "ddp" }', 2),
+        ('{ use = "fsdp" }', 2),
+        ('{ use = "dp" }', 2),
+        ('{ use = "model" }', 4),
+        ('{ use = "pipeline", schedule = "1f1b" }', 4),
+    ],
+)
+def test_a_model_that_does_not_fit_is_compared_with_fewer_layers(
+    ranks: tuple[int, RankSet], strategy: str, layers: int
+) -> None:
+    memory_bytes = _A_FEW_LAYERS_BYTES
+    found = checked(ranks[1], configuration(strategy, model="deep"), memory_bytes=memory_bytes)
+    assert (found["outcome"], found["layers"]) == ("equal", layers)
+    assert found["largest"] < 1e-14
+    if "model" not in strategy:
+        toml = configuration(strategy, model="deep", loss="contrast")
+        if strategy == '{ use = "dp" }':
+            toml = configuration('{ use = "dp", parallel_loss = true }', model="deep", loss="contrast")
+        found = checked(ranks[1], toml, memory_bytes=memory_bytes)
+        assert (found["outcome"], found["cause"], found["layers"]) == ("differs", "loss", layers)
+    whole = checked(ranks[1], configuration(strategy, model="deep"))
+    assert (whole["outcome"], whole["layers"]) == ("equal", None)
+
+
+@two_ranks
+def test_what_does_not_fit_with_fewer_layers_either_is_not_checked(ranks: tuple[int, RankSet]) -> None:
+    few = checked(ranks[1], configuration('{ use = "ddp" }', model="deep"), memory_bytes=100_000)
+    one = checked(ranks[1], configuration('{ use = "ddp" }'), memory_bytes=100_000)
+    for found in (few, one):
+        assert found["outcome"] == "unchecked" and "do not fit in memory" in found["why"]
+
+
+@two_ranks
+def test_a_strategy_that_needs_the_layers_left_out_is_not_refused(ranks: tuple[int, RankSet]) -> None:
+    plan = '{ "blocks.20" = "column", "blocks.21" = "row" }'
+    toml = configuration(f'{{ use = "tensor", plan = {plan} }}', model="deep")
+    assert checked(ranks[1], toml)["outcome"] in ("equal", "differs")
+    found = checked(ranks[1], toml, memory_bytes=_A_FEW_LAYERS_BYTES)
+    assert found["outcome"] == "unchecked" and "fewer layers" in found["why"]
+
+
+def test_layers_of_each_kind_stay() -> None:
+    torch.manual_seed(0)
+    model = Deep()
+    kept = list(model.blocks[:6])
+    leave_out_layers(model, 3)
+    assert list(model.blocks) == kept and list(dict(model.blocks.named_children())) == list("012345")
+    assert model(torch.ones(2, 64)).shape == (2, 10)
