@@ -7,6 +7,7 @@ replicas go on with those of rank 0, which are also what is saved.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -37,3 +38,19 @@ def from_rank_0(look: Callable[[], T]) -> T | None:
     if dist.is_initialized():
         dist.broadcast_object_list(shared, src=0)
     return shared[0]
+
+
+def found_once(look: Callable[[], T]) -> T:
+    """What rank 0 finds out, for all ranks of a run; they call this together. Where it fails, every rank
+    looks for itself, and fails like it.
+
+    Raises: whatever `look` raises.
+    """
+
+    def look_for_all() -> tuple[T] | None:
+        with contextlib.suppress(Exception):
+            return (look(),)
+        return None
+
+    found = from_rank_0(look_for_all)
+    return look() if found is None else found[0]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.config.catalog import CutOptions
+from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.pipelining import costs
 from rankdeck.parallel.pipelining.chain import Chain
 from rankdeck.parallel.pipelining.costs import Boundary
@@ -141,15 +141,15 @@ def cut_model(
     if options.cuts:
         cuts = given_cuts(options.cuts, chain.names, num_stages, holds_weights)
     else:
-        shared = [costs.unit_costs(chain, options.balance, inputs, device)]
-        if dist.is_initialized():
-            # Rank 0's measured times for all: every pipeline of a mesh must cut alike.
-            dist.broadcast_object_list(shared, src=0)
-        cuts = balanced_cuts(shared[0], num_stages, holds_weights)
-    boundaries = costs.boundaries(chain, inputs, num_samples)
-    if read is not None:
-        boundaries = costs.with_gradients(boundaries, chain, inputs, read)
-    return CutModel(chain, cuts, boundaries)
+        # Times measured on one rank: every pipeline of a mesh must cut alike.
+        measured = found_once(lambda: costs.unit_costs(chain, options.balance, inputs, device))
+        cuts = balanced_cuts(measured, num_stages, holds_weights)
+
+    def boundaries() -> list[Boundary]:
+        found = costs.boundaries(chain, inputs, num_samples)
+        return found if read is None else costs.with_gradients(found, chain, inputs, read)
+
+    return CutModel(chain, cuts, found_once(boundaries))
 
 
 def weights_and_buffers(module: nn.Module) -> list[Tensor]:

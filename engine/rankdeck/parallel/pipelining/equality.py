@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.parallel.collectives.broadcast import from_rank_0
+from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.nested import call, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.origins import Origins
@@ -112,7 +112,7 @@ class Equality:
         return False
 
     def _difference_on_shapes(self, chain: Chain, inputs: Any) -> Phrase | None:
-        """Rank 0 looks for all, but where the model itself fails: that every rank says."""
+        """Raises: _ModelError."""
 
         def look() -> Phrase | None:
             with without_effects(self._model), all_trainable(self._model):
@@ -122,13 +122,7 @@ class Equality:
                     self._model,
                 )
 
-        def look_for_all() -> tuple[Phrase | None] | None:
-            with contextlib.suppress(_ModelError):
-                return (look(),)
-            return None
-
-        found = from_rank_0(look_for_all)
-        return found[0] if found else look()
+        return found_once(look)
 
     def _compare_values(self, chain: Chain, inputs: Any) -> None:
         as_written = torch.autocast("cpu", enabled=False)
