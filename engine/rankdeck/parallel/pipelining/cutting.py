@@ -46,7 +46,8 @@ class CutModel:
         self.reads_inputs = chain.reads_inputs
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
         self.boundaries = [*(boundaries[start] for start in starts), ()]
-        self.stages = [chain.stage(start, end) for start, end in zip(starts, ends, strict=True)]
+        # What tracing made of the model's modules has modes of its own, which begin as in evaluation.
+        self.stages = [chain.stage(start, end).train() for start, end in zip(starts, ends, strict=True)]
         self._copies: list[tuple[Any, Tensor]] = []
         self._holders = self._find_holders(chain.owners, ends)
         self.weights = [
