@@ -47,9 +47,10 @@ def _numbers(module: nn.Module, *, in_gradients: bool) -> Iterator[tuple[str, Ha
             continue
         part = local_part(tensor)
         wide = torch.view_as_real(part) if part.is_complex() else part
-        flat = wide.reshape(-1).double()
-        signs = torch.arange(flat.numel(), device=flat.device).remainder(3).sub(1).to(flat)
-        yield name, _place(weight), (float(flat.norm()), float((flat * signs).sum()))
+        flat = (wide if wide.is_floating_point() else wide.double()).reshape(-1)
+        signed = flat[2::3].sum(dtype=torch.float64) - flat[::3].sum(dtype=torch.float64)
+        norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+        yield name, _place(weight), (float(norm), float(signed))
 
 
 def _place(weight: Tensor) -> Hashable:
