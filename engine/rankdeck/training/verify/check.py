@@ -44,6 +44,8 @@ _WHOLE_BATCH_S = 0.3
 """Two steps over whole batches that take no longer are taken."""
 _TIMES_SHARE = 1.5
 """What a step under the strategy takes, in times of a device's share of one device's."""
+_TIMES_AGAIN = 1.25
+"""What another comparison takes, in times of the first: one device may have to go slice by slice."""
 _TO_BEGIN_S = 0.3
 """What the first step of a process takes more, at most."""
 _COMPARED_WEIGHTS_PER_S = 5e7
@@ -148,7 +150,7 @@ class EqualityCheck:
         return time.perf_counter() - self._began_s
 
     def _has_time_for_another(self) -> bool:
-        return self._budget.has(self._budget.spent_s)
+        return self._budget.has(_TIMES_AGAIN * self._budget.spent_s)
 
     @property
     def cut(self) -> tuple[int, int]:
