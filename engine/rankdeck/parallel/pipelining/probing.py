@@ -57,7 +57,7 @@ class _Repeatable(DispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # torch.manual_seed takes milliseconds to note it for GPUs
         return computed(func, args, kwargs)
 
 
