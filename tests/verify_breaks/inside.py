@@ -55,7 +55,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     from rankdeck.training import workload as workloads
     from rankdeck.training.verify import budget
     from rankdeck.training.verify.check import EqualityCheck
-    from rankdeck.training.verify.verdict import event_of
+    from tests.helpers.verifying import as_facts
 
     torch.set_num_threads(1)
     ranks = case.num_ranks
@@ -74,14 +74,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         if case.in_own:
             stack.enter_context(mock.patch("rankdeck.training.verify.check._FP64_WEIGHTS", 0))
-        event = event_of(one.run())
+        facts = as_facts(one.run())
     if ranks > 1:
         dist.barrier()  # a rank that ends takes its connections with it
-    return {
-        "outcome": event.outcome,
-        "cause": event.cause,
-        "names": event.names,
-        "largest": event.largest,
-        "precision": event.precision,
-        "why": event.why,
-    }
+    return facts
