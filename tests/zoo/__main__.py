@@ -21,7 +21,7 @@ def main() -> int:
     asked = _asked()
     torch.set_num_threads(1)
     wanted = Wanted(asked.only, tuple((kind, getattr(asked, kind)) for kind in KINDS if getattr(asked, kind)))
-    cache = Cache(asked.cache)
+    cache = Cache(asked.cache, asked.page)
     runs = wanted.runs()
     if asked.seed is not None:
         todo = drawn(asked.seed, runs)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers.tree import CHECKOUT
 from tests.zoo.oracle import Trained
 from tests.zoo.strategies import Setting
 
@@ -137,4 +138,5 @@ def _notes(ranks: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:600]
+    """Without the folder of this clone."""
+    return " ".join(text.replace(f"{CHECKOUT}/", "").split())[:600]

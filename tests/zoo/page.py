@@ -1,4 +1,4 @@
-"""docs/equality.md: counts per strategy, each run that a person has to look at, and why others stopped."""
+"""docs/equality.md: counts per strategy, what a person has to look at, why others stopped, and all runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from tests.zoo.cache import Result
+from tests.zoo import grid
+from tests.zoo.cache import Result, files_digest
 from tests.zoo.compare import BAR, OUTCOMES
+from tests.zoo.registry import entries
 from tests.zoo.strategies import SETTINGS
 
-_MOST_NAMES = 8
 _INTRODUCTION = """# Equality
 
 Small models, losses, optimizers and data sets of many kinds, each trained for a few steps under every
@@ -33,23 +34,22 @@ this page. What that check finds of deliberate breaks, `make verify-breaks` says
 def write(results: Sequence[Result], num_wanted: int | None = None) -> str:
     """The whole page. `num_wanted` is how many runs there would be if all had been done."""
     kinds = Counter(result.entry.partition("/")[0] for result in {one.entry: one for one in results}.values())
-    entries = ", ".join(
+    numbers = ", ".join(
         f"{number} {kind if kind != 'data' else 'data sets'}" for kind, number in kinds.items()
     )
-    older = sum(not result.is_current for result in results)
-    counts = f"{entries}; {len(results)} runs"
+    current = sum(result.is_current for result in results)
+    counts = f"{numbers}; {len(results)} runs"
     counts += f" of {num_wanted}" if num_wanted not in (None, len(results)) else ""
-    counts += f", {older} of them of an older engine." if older else "."
+    counts += "." if current == len(results) else f", {current} of them by the engine as it is now."
     parts = [
         _INTRODUCTION.format(bar=BAR, counts=counts, torch=torch.__version__.partition("+")[0]),
         _table(results),
         _different(_of(results, "different")),
         _failed(_of(results, "failed")),
-        _reasons("Noted, by reason", _of(results, "noted")),
-        _reasons("Refused, by reason", _of(results, "refused")),
-        _needless(_of(results, "equal")),
+        *_reasons(results),
+        _every_run(results),
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(parts)
 
 
 def _of(results: Iterable[Result], kind: str) -> list[Result]:
@@ -105,42 +105,24 @@ def _settings(results: Sequence[Result]) -> str:
     return ", ".join(result.setting for result in results)
 
 
-def _reasons(title: str, results: Sequence[Result]) -> str:
-    if not results:
-        return f"## {title}\n\nNone.\n"
-    groups = _grouped(results, lambda result: result.outcome.template or result.outcome.reason)
-    lines = [f"## {title}\n"]
-    lines += [
-        f"- {own[0].outcome.reason} ({_times(len(own))}: {_some(own)})"
-        for own in sorted(groups.values(), key=len, reverse=True)
-    ]
-    return "\n".join(lines) + "\n"
+def _reasons(results: Sequence[Result]) -> list[str]:
+    """A section for each kind of outcome that has reasons."""
+    outcomes = [result.outcome for result in results]
+    counts = Counter(map(grid.reason, outcomes))
+    letters = grid.letters(outcomes)
+    sections = []
+    for kind, title in grid.TITLES.items():
+        own = [(letter, of) for of, letter in letters.items() if of[0] == kind]
+        lines = [grid.reason_line(letter, counts[of], of[1]) for letter, of in own]
+        sections.append(f"## {title}\n\n" + ("\n".join(lines) or "None.") + "\n")
+    return sections
 
 
-def _needless(results: Sequence[Result]) -> str:
-    """Notes of runs that were equal all the same."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        for code, _, _ in result.outcome.notes:
-            groups[code].append(result)
-    if not groups:
-        return ""
-    lines = ["## Notes of runs that were equal\n"]
-    lines += [f"- {code} ({_times(len(own))}: {_some(own)})" for code, own in sorted(groups.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
-def _some(results: Sequence[Result]) -> str:
-    """Whom it is about, without the whole product."""
-    entries = list(dict.fromkeys(result.entry.partition("/")[2] for result in results))
-    settings = list(dict.fromkeys(result.setting for result in results))
-    return f"{_first(entries)}; under {_first(settings)}"
-
-
-def _first(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _every_run(results: Sequence[Result]) -> str:
+    outcomes = {(result.entry, result.setting): result.outcome for result in results}
+    digests = {key: files_digest(entry) for key, entry in entries().items()}
+    lines = grid.rows(outcomes, digests)
+    told = "= equal, ! different or failed, . not run, letters as above; columns in the order of the table"
+    return f"## Every run\n\nAn entry, a digest of its files, and its runs: {told}.\n\n```text\n" + "\n".join(
+        [*lines, "```\n"]
+    )

@@ -66,6 +66,8 @@ class Runner:
         self._nursery = Nursery(self._log)
         self._sets: dict[int, Ranks] = {}
         self._trained: dict[str, oracle.Trained] = {}
+        self._refused: set[int] = set()
+        """Sets of which all ranks once refused: one may have left a message that a later run takes."""
 
     def run(self, entry: Entry, setting: Setting, *, breaks: str = "") -> Outcome:
         """One run beside the oracle. `breaks` as in inside.py."""
@@ -73,17 +75,29 @@ class Runner:
             expected = self._expected(entry)
         except Exception:
             return Outcome("failed", reason="the oracle itself failed", detail=traceback.format_exc()[-2000:])
+        outcome = self._run(entry, setting, expected, breaks)
+        if outcome.kind in ("different", "failed") and setting.num_ranks in self._refused:
+            self._drop(setting.num_ranks)
+            outcome = self._run(entry, setting, expected, breaks)
+        return outcome
+
+    def _run(self, entry: Entry, setting: Setting, expected: oracle.Trained, breaks: str) -> Outcome:
         self._log.write_bytes(b"")
         with self._emptied("run") as folder:
             arguments = {"toml": entry.toml(setting.table, setting.num_devices), "folder": str(folder)}
             request = {"call": "tests.zoo.inside:train", "arguments": {**arguments, "breaks": breaks}}
-            self._ask(setting.num_ranks, request)
+            has_answered = self._ask(setting.num_ranks, request)
             left = [folder / f"rank-{number}.json" for number in range(setting.num_ranks)]
             ranks = [json.loads(file.read_text()) if file.exists() else {} for file in left]
             weights = folder / "weights.pt"
             outcome = judge(setting, expected, torch.load(weights) if weights.exists() else None, ranks)
         if not all(ranks):  # one died: what torch wrote then is nowhere else
             outcome.detail += self._log.read_text(errors="replace")[-2000:]
+        if all(rank.get("is_refusal") for rank in ranks):
+            self._refused.add(setting.num_ranks)
+        elif not has_answered:
+            # Some may still wait for the others, or have messages of theirs that the next run would take.
+            self._drop(setting.num_ranks)
         return outcome
 
     def _expected(self, entry: Entry) -> oracle.Trained:
@@ -91,14 +105,13 @@ class Runner:
             self._trained[entry.key] = oracle.train(entry)
         return self._trained[entry.key]
 
-    def _ask(self, num_ranks: int, request: dict[str, Any]) -> None:
-        """What the ranks raised is in the files that they left."""
-        ranks = self._set_of(num_ranks)
+    def _ask(self, num_ranks: int, request: dict[str, Any]) -> bool:
+        """Whether all went well. What the ranks raised is in the files that they left."""
         try:
-            ranks.ask(request, with_load(self.deadline_s))
+            self._set_of(num_ranks).ask(request, with_load(self.deadline_s))
         except AssertionError:
-            # Some may still wait for the others, or have messages of theirs that the next run would take.
-            self._drop(num_ranks)
+            return False
+        return True
 
     def _set_of(self, num_ranks: int) -> Ranks:
         if num_ranks in self._sets and self._sets[num_ranks].num_asked >= RUNS_PER_SET:
@@ -109,6 +122,7 @@ class Runner:
         return self._sets[num_ranks]
 
     def _drop(self, num_ranks: int) -> None:
+        self._refused.discard(num_ranks)
         self._sets.pop(num_ranks).close()
 
     @contextmanager

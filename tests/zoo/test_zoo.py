@@ -16,7 +16,7 @@ import torch
 from tests.helpers import rank_main
 from tests.zoo import check as checks
 from tests.zoo import compare, oracle
-from tests.zoo.cache import Cache, Result
+from tests.zoo.cache import Cache, Result, files_digest
 from tests.zoo.compare import Outcome, judge
 from tests.zoo.page import write
 from tests.zoo.registry import Entry, entries
@@ -221,17 +221,42 @@ def test_a_share_is_drawn_by_its_seed_from_all_kinds(told: None) -> None:
 
 
 def test_the_page_names_what_is_wrong_and_groups_why_others_stopped() -> None:
-    results = [
+    page = write(_some_results())
+    assert "- models/unet: 5.0e-01 at `out.weight` under ddp x2\n" in page
+    assert "- models/mlp: TypeError: no; under dp x2" in page
+    assert "- `A` (2) No {x}\n" in page
+    assert "| ddp x2 | 1 | 0 | 0 | 1 | 0 |" in page
+
+
+def test_a_clone_that_has_run_nothing_goes_on_from_the_page(tmp_path: Path, told: None) -> None:
+    file = tmp_path / "equality.md"
+    results = _some_results()
+    file.write_text(write(results))
+    runs = checks.Wanted().runs()
+    cache = Cache(tmp_path, file)
+    known = {(result.entry, result.setting): result.outcome for run in runs if (result := cache.get(*run))}
+    assert known == {
+        ("models/mlp", "ddp x2"): Outcome("equal"),
+        ("models/mlp", "fsdp x2"): Outcome("equal", notes=[["dropout-differs", "", ""]]),
+        ("data/speech", "tensor x2"): Outcome("refused", reason="No {x}", template="No {x}"),
+        ("data/points", "tensor x2"): Outcome("refused", reason="No {x}", template="No {x}"),
+    }
+    assert len(checks.due(runs, cache)) == len(runs)  # those that the page knows are the last
+    assert all((entry.key, setting.name) in known for entry, setting in checks.due(runs, cache)[-4:])
+    changed = file.read_text().replace(f" {files_digest(entries()['data/speech'])[:6]} ", " 000000 ")
+    file.write_text(changed)
+    assert Cache(tmp_path, file).get(entries()["data/speech"], SETTINGS["tensor x2"]) is None
+
+
+def _some_results() -> list[Result]:
+    noted = Outcome("equal", 0.0, notes=[["dropout-differs", "Dropout {x}", "Dropout 1"]])
+    return [
         Result("models/unet", "ddp x2", Outcome("different", 0.5, "out.weight"), is_current=True),
         Result("models/mlp", "dp x2", Outcome("failed", reason="TypeError: no"), is_current=True),
         Result("models/mlp", "ddp x2", Outcome("equal", 0.0), is_current=True),
+        Result("models/mlp", "fsdp x2", noted, is_current=True),
         *(
             Result(name, "tensor x2", Outcome("refused", reason=f"No {name}", template="No {x}"), True)
-            for name in ("data/one", "data/two")
+            for name in ("data/speech", "data/points")
         ),
     ]
-    page = write(results)
-    assert "- models/unet: 5.0e-01 at `out.weight` under ddp x2\n" in page
-    assert "- models/mlp: TypeError: no; under dp x2" in page
-    assert "- No data/one (2 times: one, two; under tensor x2)" in page
-    assert "| ddp x2 | 1 | 0 | 0 | 1 | 0 |" in page
