@@ -146,17 +146,16 @@ class BandChart(ZoomPlot):
 
     def draw(self) -> None:
         figure = self.figure
-        x0, x1 = self._followed_x() if self.follows else self.visible_x()
         self.getPlotItem().getAxis("bottom").now_s = (
             figure.x_range[1] if self.follows and figure.is_live else None
         )
         lead = figure.histories[figure.line] if figure.histories else None
         if lead is None or not len(lead):
-            self.set_ranges((0.0, 1.0), (0.0, 1.0))
+            self.show_nothing(figure.awaited or tr("waiting for the first sampled step"))
             self._name_devices(None, None)
-            self.await_data(figure.awaited or tr("waiting for the first sampled step"))
             return
         self.await_data("")
+        x0, x1 = self.choose_x(self._followed_x(), lead.first_x or 0.0)
         window = lead.window(x0, x1, self.max_points())
         self._lead.setData(*window.polyline())
         sampled = window.x if window.low is window.high and len(window.x) < _FEW else window.x[:0]

@@ -26,13 +26,14 @@ from PySide6.QtGui import (
     QPaintEvent,
     QPen,
 )
-from PySide6.QtWidgets import QMenu, QSlider, QToolTip, QWidget, QWidgetAction
+from PySide6.QtWidgets import QMenu, QToolTip, QWidget, QWidgetAction
 
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets import card_files
 from rankdeck_app.widgets.card_files import CsvRows, Fill
 from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.controls import Slider
 from rankdeck_app.widgets.curve_style import AXIS_WORDS, SMOOTHINGS, CurveStyle, Styled
 from rankdeck_app.widgets.layouts import column
 from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text, painted_width
@@ -290,9 +291,8 @@ class ChartCard(QWidget):
             action.setCheckable(True)
             action.setChecked(axis == chart.style.x_axis)
 
-    def _smoothing_slider(self, chart: Styled) -> QSlider:
-        slider = QSlider(Qt.Orientation.Horizontal)
-        slider.setAccessibleName(tr("Smoothing"))
+    def _smoothing_slider(self, chart: Styled) -> Slider:
+        slider = Slider(tr("Smoothing"))
         slider.setRange(0, len(SMOOTHINGS) - 1)
         slider.setFixedSize(180, 26)
         at = chart.style.smoothed_by(0).smoothing or 0.0

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QLabel,
     QSizePolicy,
+    QSlider,
     QStyle,
     QStyleOptionComboBox,
     QStylePainter,
@@ -177,7 +178,7 @@ class WholeLabel(QLabel):
 
 
 class ComboBox(QComboBox):
-    """A combo box with the theme's chevron; a wheel over it scrolls the form unless it has the keyboard.
+    """A combo box with the theme's chevron; a wheel over it scrolls the page and changes nothing.
 
     It takes the width that it is given, whatever its entries are: text without room ends in … and is whole in
     the tooltip; the list is as wide as its longest entry. `closed` when the list goes, with a choice or not.
@@ -188,6 +189,7 @@ class ComboBox(QComboBox):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         theme.changed.connect(self.update)
 
     def minimumSizeHint(self) -> QSize:
@@ -226,10 +228,7 @@ class ComboBox(QComboBox):
         return box.adjusted(2, 0, 0, 0)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        if self.hasFocus():
-            super().wheelEvent(event)
-        else:
-            event.ignore()
+        event.ignore()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QStylePainter(self)
@@ -247,3 +246,15 @@ class ComboBox(QComboBox):
             paint_text(painter, box, self._shown, tone, 12, elide=right, font=self.font())
         draw_icon(painter, "chevron-down", QRectF(self.width() - 20, (self.height() - 14) / 2, 14, 14), ink)
         painter.end()
+
+
+class Slider(QSlider):
+    """A horizontal slider; a wheel over it changes nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
+        self.setAccessibleName(name)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        event.ignore()

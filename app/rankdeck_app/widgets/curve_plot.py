@@ -150,12 +150,11 @@ class CurvePlot(ZoomPlot):
     def draw(self) -> None:
         raw, _, points = self._series
         if raw.last_x is None:
-            self.set_ranges((0.0, 1.0), (0.0, 1.0))
-            self.await_data(self.awaited)
+            self.show_nothing(self.awaited)
             return
         self.await_data("")
         axis_map = self._axis_map()
-        x0, x1 = self._followed_x(raw.last_x, axis_map) if self.follows else self.visible_x()
+        x0, x1 = self.choose_x(self._followed_x(raw.last_x, axis_map))
         first, last = self._step_at(x0, axis_map), self._step_at(x1, axis_map)
         window = raw.window(first, last, self.max_points())
         x, y = window.polyline()

@@ -97,13 +97,12 @@ class LossOverlay(ZoomPlot):
             item.setVisible(bool(known))
         if not known:
             self._lines = []
-            self.set_ranges((0.0, 1.0), (0.0, 1.0))
             no_samples = self.by == "samples"
             what = tr("samples are known of none of these runs") if no_samples else tr("no loss yet")
-            self.await_data(what if self._runs else "")
+            self.show_nothing(what if self._runs else "")
             return
         self.await_data("")
-        x = (0.0, _ROOM_FOR_LETTERS * step_up(max(known), max(known))) if self.follows else self.visible_x()
+        x = self.choose_x((0.0, _ROOM_FOR_LETTERS * step_up(max(known), max(known))))
         self._lines = [
             loss_line(run.fold, axis, min(_AVERAGE_POINTS * 4, self.max_points()), x)
             for run, axis in zip(self._runs, axes, strict=True)

@@ -1,5 +1,5 @@
-"""The base of every plot that can be zoomed: themed axes, wheel, drag and keys; a double click, Escape or the
-button that stands in a zoomed plot follows the data again.
+"""The base of every plot that can be zoomed: themed axes, Ctrl+wheel, drag and keys; a double click, Escape
+or the button that stands in a zoomed plot follows the data again. A plain wheel scrolls the page.
 
 pyqtgraph knows neither palette nor style sheet, so each plot is themed by itself. While a plot follows, its
 ranges move in steps: an axis that is laid out anew in every frame costs more than its curves.
@@ -7,12 +7,13 @@ ranges move in steps: an axis that is laid out anew in every frame costs more th
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
-from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtGui import QHideEvent, QKeyEvent, QMouseEvent, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QFrame
 
 from rankdeck.run.series import Curve, Series
@@ -25,6 +26,8 @@ from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.plot_axes import ValueAxis
 
 LEAST_INTERVAL_S = 0.1
+_CLOSEST = 1.0
+"""Steps, samples or seconds that stay in sight however close a person zooms."""
 LABEL_MARGIN = 1
 """Of the plate of a label around its text, in pixels."""
 
@@ -172,6 +175,11 @@ class ZoomPlot(pg.PlotWidget):
         """Gives the items the colours of the theme."""
         raise NotImplementedError
 
+    def show_nothing(self, text: str) -> None:
+        """There is nothing to draw yet."""
+        self.set_ranges(self.choose_x((0.0, 1.0)), (0.0, 1.0))
+        self.await_data(text)
+
     def await_data(self, text: str) -> None:
         """There is nothing to draw yet: the plot says what it waits for, and its axes name nothing."""
         is_empty = bool(text)
@@ -229,6 +237,13 @@ class ZoomPlot(pg.PlotWidget):
         self.recolor(self._colors)
         self.request_draw(now=True)
 
+    def choose_x(self, followed: tuple[float, float], first: float = math.inf) -> tuple[float, float]:
+        """The range of x to draw: `followed`, or what a person chose within it and back to `first`."""
+        least, most = min(followed[0], first), followed[1]
+        closest = min(_CLOSEST, (most - least) / 10)
+        self.getViewBox().setLimits(xMin=least, xMax=most, minXRange=closest)
+        return followed if self.follows else self.visible_x()
+
     def set_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         """Moves both ranges, if they differ from what is shown."""
         (x0, x1), (y0, y1) = self.visible_x(), self.getViewBox().viewRange()[1]
@@ -249,6 +264,12 @@ class ZoomPlot(pg.PlotWidget):
     def max_points(self) -> int:
         """About one bin per pixel."""
         return max(64, int(self.getViewBox().width()))
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        if event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            super().wheelEvent(event)
+        else:
+            event.ignore()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         self.follow()

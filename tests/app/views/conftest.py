@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PySide6.QtWidgets import QApplication
 from rankdeck_app.composition import App
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
+from tests.helpers.every_view import EveryView
 from tests.helpers.written_run import WrittenRun
 
 
@@ -46,3 +48,12 @@ def written(tmp_path: Path) -> Iterator[WrittenRun]:
     run = WrittenRun(tmp_path / "runs")
     yield run
     run.lose()
+
+
+@pytest.fixture
+def every(tmp_path: Path) -> Iterator[EveryView]:
+    """One of every view, on runs that were written."""
+    Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
+    made = EveryView()
+    yield made
+    made.end()

@@ -4,24 +4,11 @@ where a command stands behind it, a tooltip with its keys.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QWidget
 
 from rankdeck_app.composition import App
 from tests.helpers.every_view import EveryView, told, usable
-
-
-@pytest.fixture
-def every(tmp_path: Path) -> Iterator[EveryView]:
-    Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
-    made = EveryView()
-    yield made
-    made.end()
 
 
 def name_of(widget: QWidget) -> str:

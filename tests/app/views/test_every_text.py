@@ -4,31 +4,16 @@ longer and accented nothing is plain and nothing is cut, in every view.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from PySide6.QtWidgets import QLabel, QWidget
 
 from rankdeck_app.composition import App
-from rankdeck_app.language import PSEUDO, forget, pseudo, use_language
+from rankdeck_app.language import pseudo
 from rankdeck_app.widgets.painting import read_along
 from tests.helpers.every_view import EveryView
 from tests.helpers.shown_texts import cut, kept_texts, plain_words, texts
 
 SIZES = [(1280, 720), pytest.param((1440, 900), marks=pytest.mark.slow)]
-
-
-@pytest.fixture
-def every(tmp_path: Path) -> Iterator[EveryView]:
-    """Written before the app starts, which speaks the made-up language."""
-    Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
-    made = EveryView()
-    spoken = use_language(PSEUDO)
-    yield made
-    forget(spoken)
-    made.end()
 
 
 def wrong_in(view: str, root: QWidget) -> list[str]:

@@ -5,10 +5,9 @@ view that outlives its tab. The actions are drawn by a seed, which a failure nam
 from __future__ import annotations
 
 import gc
-import os
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,14 +155,6 @@ class Monkey:
             gc.collect()
         pages = [page for ref in self.seen if (page := ref()) is not None]
         return [f"{page.page_id if isValid(page) else f'wrapper of {type(page).__name__}'}" for page in pages]
-
-
-@pytest.fixture
-def every(tmp_path: Path) -> Iterator[EveryView]:
-    Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
-    made = EveryView()
-    yield made
-    made.end()
 
 
 def let_loose(app: App, every: EveryView, seed: int, count: int) -> None:

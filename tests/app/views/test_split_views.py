@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
@@ -15,14 +11,6 @@ from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.race.page import RacePage
 from tests.helpers.app_window import open_run, settle, wait_for
 from tests.helpers.every_view import EveryView
-
-
-@pytest.fixture
-def every(tmp_path: Path) -> Iterator[EveryView]:
-    Path(os.environ["RANKDECK_RUNS"]).mkdir(parents=True, exist_ok=True)
-    made = EveryView()
-    yield made
-    made.end()
 
 
 def test_two_dashboards_of_a_run_follow_one_live_run(qtbot: QtBot, app: App, every: EveryView) -> None:

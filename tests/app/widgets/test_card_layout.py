@@ -15,6 +15,7 @@ from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.curve_style import STEP, CurveStyle
 from rankdeck_app.widgets.painting import paint_text
+from tests.helpers.wheel import takes_wheel
 
 
 def make_grid(qtbot: QtBot) -> ArrangedGrid:
@@ -142,6 +143,7 @@ def test_the_menu_has_all_of_it(qtbot: QtBot) -> None:
         "Smoothing", "X Axis", "Copy as Picture", "Export PNG…", "Export SVG…",
     ]  # fmt: skip
     slider = grid.cards["loss"]._smoothing_slider(grid.cards["loss"].styled)  # type: ignore[arg-type]
+    assert not takes_wheel(slider)
     slider.setValue(slider.maximum())
     assert grid.cards["loss"].styled.style.smoothing == 0.998  # type: ignore[union-attr]
     slider.deleteLater()

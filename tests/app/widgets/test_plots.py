@@ -19,6 +19,8 @@ from rankdeck_app.widgets.band_chart import BandChart, BandFigure, MemoryLimit
 from rankdeck_app.widgets.curve_plot import CurvePlot, smoothed
 from rankdeck_app.widgets.curve_style import CurveStyle
 from rankdeck_app.widgets.plot_axes import elapsed_label, padded_range, step_up
+from rankdeck_app.widgets.zoom_plot import ZoomPlot
+from tests.helpers.wheel import wheel_over
 
 MIB = 2**20
 
@@ -264,10 +266,36 @@ def test_one_sample_is_marked_whole_for_the_lead_and_for_the_others(qtbot: QtBot
 
 def test_a_window_before_the_first_reading_is_drawn_empty(qtbot: QtBot) -> None:
     chart = band(qtbot)
-    chart.getViewBox().setXRange(-200, -100, padding=0)
+    chart.getViewBox().setXRange(-8, -3, padding=0)
     chart.getViewBox().sigRangeChangedManually.emit([True, False])
     chart.request_draw(now=True)
-    assert chart.zoom_words == "zoomed: -3:20 to -1:40"
+    assert chart.zoom_words == "zoomed: -8.0 s to -3.0 s"
+
+
+def turn_wheel(plot: ZoomPlot, notches: int) -> None:
+    for _ in range(abs(notches)):
+        wheel_over(plot.viewport(), 1 if notches > 0 else -1, ctrl=True)
+    plot.request_draw(now=True)
+
+
+def test_a_person_zooms_and_moves_within_the_data(qtbot: QtBot) -> None:
+    """Back to the first reading too, where only the last minute of a run is followed."""
+    loss, memory = curve(qtbot)[0], band(qtbot)
+    memory.set_figure(replace(memory.figure, x_range=(20.0, 51.0)))
+    memory.request_draw(now=True)
+    for plot, whole in ((loss, loss.visible_x()), (memory, (0.0, 51.0))):
+        turn_wheel(plot, -60)
+        assert not plot.follows and plot.visible_x() == pytest.approx(whole)
+        turn_wheel(plot, 400)
+        x0, x1 = plot.visible_x()
+        assert whole[0] <= x0 < x1 <= whole[1] and x1 - x0 == pytest.approx(1.0)
+        for key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            for _ in range(2000):
+                qtbot.keyClick(plot, key)
+            assert whole[0] <= plot.visible_x()[0] and plot.visible_x()[1] <= whole[1] + 1e-9
+    loss.set_curves(Series(), Series())
+    loss.request_draw(now=True)
+    assert loss.visible_x() == (0.0, 1.0), "nothing of before"
 
 
 def test_the_button_of_a_zoomed_plot_stands_on_no_label(qtbot: QtBot) -> None:

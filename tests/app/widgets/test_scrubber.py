@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import BUILT_IN, Theme
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
 from rankdeck_app.widgets.scrubber import Scrubber, TimeFigure, TimeStretch
+from tests.helpers.wheel import takes_wheel
 
 FIGURE = TimeFigure(
     whole_s=100.0,
@@ -60,12 +60,7 @@ def test_keys_go_from_step_to_step_and_to_both_ends(scrubber: Scrubber) -> None:
 
 
 def test_a_wheel_scrolls_the_page_and_not_the_time(scrubber: Scrubber) -> None:
-    wheel = QWheelEvent(
-        QPointF(9, 9), QPointF(9, 9), QPoint(), QPoint(0, 120), Qt.MouseButton.NoButton,
-        Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase, False,
-    )  # fmt: skip
-    scrubber.wheelEvent(wheel)
-    assert scrubber.value() == 40 and not wheel.isAccepted()
+    assert not takes_wheel(scrubber) and scrubber.value() == 40
 
 
 @pytest.mark.parametrize("width", [120, 200, 300, 420, 700, 2000])
