@@ -191,8 +191,8 @@ class RunTab(Page):
 
     def _show_summary(self) -> None:
         run = self.run
-        title = tr((run.outcome or "").capitalize())
         is_usually_open = run.outcome == "completed"
+        title = tr("Completed") if is_usually_open else tr("Summary")  # how others ended is the banner's
         actions = self._summary_actions()
         report = self._ended.report if run.time.moment is None else None
         self._summary.show_report(title, report, actions, is_usually_open=is_usually_open)

@@ -28,10 +28,10 @@ from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row
 from rankdeck_app.widgets.painting import chart_font
 
 HEADER = 36
-_MOST_SHARE = 0.42
-"""Of the page's height, so that the cards stay in sight."""
-_LEAST_OPEN = 480
-"""Height of a page from which a summary is open until somebody folds it, in pixels."""
+_LEAST_BODY, _USUAL_BODY = 120, 200
+"""Pixels below its line: at least, and from which it is open until somebody folds it."""
+_FOR_CHARTS = 520
+"""What the page keeps for the strip, two rows of cards whose charts can be read, and the line of time."""
 _MOST_DEVICES = 4
 """Of more, the phases tell the median and the longest."""
 _NEXT_WIDTH, _LEAST_NOTE = 280, 190
@@ -107,7 +107,12 @@ class SummaryPanel(QWidget):
     def is_open(self) -> bool:
         if self._wanted is not None:
             return self._wanted
-        return self._is_usually_open and self._page_height >= _LEAST_OPEN
+        return self._is_usually_open and self._room >= _USUAL_BODY
+
+    @property
+    def _room(self) -> int:
+        """What the charts of the page leave for what stands below its line."""
+        return self._page_height - _FOR_CHARTS - HEADER
 
     @property
     def wanted(self) -> bool | None:
@@ -126,7 +131,7 @@ class SummaryPanel(QWidget):
         self.setVisible(self._has_report and not self._is_aside)
 
     def fit(self, page_height: int) -> None:
-        """Take no more than its share of a page that is so high."""
+        """Take no more than the charts of a page that is so high leave."""
         self._page_height = page_height
         self._fit()
 
@@ -143,7 +148,7 @@ class SummaryPanel(QWidget):
         height = HEADER
         if is_open:
             wanted = self._flow.heightForWidth(self._body.viewport().width())
-            height += min(wanted, int(_MOST_SHARE * self._page_height)) + 10
+            height += min(wanted, max(_LEAST_BODY, self._room)) + 10
         self.setFixedHeight(height)
 
     # What it shows
