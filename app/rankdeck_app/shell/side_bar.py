@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QEvent, QPoint, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QPoint, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -130,10 +130,13 @@ class FormScroll(QScrollArea):
             bar = self.verticalScrollBar()
             bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
 
-    def show_whole(self, widget: QWidget) -> None:
-        """Scroll so far that the widget is in sight, with some room around it."""
+    def show_whole(self, widget: QWidget, part: QRect | None = None) -> None:
+        """Scroll so far that the widget, or a part of it, is in sight, with some room around it."""
         self._lay_out()
-        self.ensureWidgetVisible(widget, 0, 40)
+        box = widget.rect() if part is None else part
+        box = QRect(widget.mapTo(self._inside, box.topLeft()), box.size())
+        for y in (box.bottom(), box.top()):
+            self.ensureVisible(0, y, 0, 40)
 
     def _lay_out(self) -> None:
         """Sizes follow what was opened now, not with the next turn of the event loop."""

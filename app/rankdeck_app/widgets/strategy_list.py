@@ -38,10 +38,11 @@ class _CardDelegate(ListRowDelegate):
 
 class StrategyList(QListWidget):
     """`chosen` carries the name of a row that was selected; `explained` that of one that was activated
-    (return or a double click).
+    (return or a double click). `moved`: another row was chosen elsewhere.
     """
 
     chosen = Signal(str)
+    moved = Signal()
     explained = Signal(str)
 
     def __init__(self, theme: Theme, *, two_lines: bool = False, tooltip: str = "") -> None:
@@ -62,12 +63,19 @@ class StrategyList(QListWidget):
         theme.changed.connect(self.viewport().update)
 
     def show_choice(self, name: str) -> None:
-        self.blockSignals(True)
         row = list(STRATEGIES).index(name) if name in STRATEGIES else -1
+        if row == self.currentRow():
+            return
+        self.blockSignals(True)
         if row < 0:
             self.clearSelection()
         self.setCurrentRow(row)
         self.blockSignals(False)
+        self.moved.emit()
+
+    @property
+    def chosen_rect(self) -> QRect:
+        return self.visualItemRect(self.currentItem()) if self.currentItem() is not None else QRect()
 
     @staticmethod
     def name_of(item: QListWidgetItem) -> str:

@@ -103,12 +103,12 @@ def view_of(app: App) -> LaunchView:
 
 def test_launching_a_wrong_configuration_goes_to_the_field_under_more(qtbot: QtBot, opened: App) -> None:
     view = view_of(opened)
-    view.sections[2].set_open(False)
+    view.sections[3].set_open(False)
     view.model.more_button.setChecked(False)
     opened.window.commands.run("run.launch")
     field = view.model.more.fields[("train", "clip_norm")]
     assert opened.window.focusWidget() is field.editor and field.is_marked and is_in_sight(view, field.editor)
-    assert view.sections[2].open and view.model.more_button.isChecked()
+    assert view.sections[3].open and view.model.more_button.isChecked()
     assert not opened.launching.num_pending
     assert "no moment has them all" in view.footer.blocker.words.text()
     qtbot.mouseClick(view.footer.blocker.cure, Qt.MouseButton.LeftButton)

@@ -1,1 +1,1 @@
-"""The side bar where a run is configured: DEVICES, MODEL, STRATEGY, and the Launch button."""
+"""The side bar where a run is configured: DEVICES, STRATEGY, MODEL, and the Launch button."""

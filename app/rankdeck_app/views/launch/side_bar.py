@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QButtonGroup, QPushButton, QWidget
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QApplication, QButtonGroup, QPushButton, QWidget
 
 from rankdeck.base.errors import Problem
 from rankdeck.config.presets import PresetCard
@@ -64,13 +65,14 @@ class LaunchView(SideBarView):
         of_script.header.tools.addWidget(self.script.save_button)
         self._of_script: list[QWidget] = [of_script]
         self._of_configuration: list[QWidget] = [
-            self.add_section(tr("Model"), self.model),
             self.add_section(tr("Strategy"), self.strategy),
+            self.add_section(tr("Model"), self.model),
         ]  # fmt: skip
         self.footer = LaunchFooter(theme, plan, self.launch_requested.emit, launch_keys)
         self.set_footer(self.footer)
         script.changed.connect(self._show_kind)
         self._show_kind()
+        self.strategy.list.moved.connect(self._show_choice)
 
     # What is wrong
 
@@ -100,9 +102,19 @@ class LaunchView(SideBarView):
             return tr("Open the Configuration")
         return tr("Go to Line {line}", line=problem.line)
 
+    def _show_choice(self) -> None:
+        """The strategy that was chosen elsewhere comes into sight, unless somebody is at work in the form."""
+        focused = QApplication.focusWidget()
+        if self.isVisible() and (focused is None or not self.scroll_area.isAncestorOf(focused)):
+            self.scroll_area.show_whole(self.strategy.list, self.strategy.list.chosen_rect)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        QTimer.singleShot(0, self, self._show_choice)  # before the first layout nothing has its place
+
     def _find(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
         """Where a problem can be mended here, and in which section; None where only the text can be."""
-        of_devices, of_script, of_model, of_strategy = self.sections
+        of_devices, of_script, of_strategy, of_model = self.sections
         if (place := self.devices.place_of(problem)) is not None:
             return of_devices, place
         if problem.path == "strategy.use":

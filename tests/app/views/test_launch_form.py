@@ -1,0 +1,46 @@
+"""What stands where in the form: the strategies in sight, and the one that was chosen."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QRect
+
+from rankdeck_app.composition import App
+from rankdeck_app.views.launch.side_bar import LaunchView
+from tests.helpers.app_window import settle
+
+
+def view_of(app: App) -> LaunchView:
+    view = app.window.show_activity("launch")
+    assert isinstance(view, LaunchView)
+    settle()
+    return view
+
+
+def in_sight(view: LaunchView, part: QRect) -> bool:
+    """Whether a part of the list of strategies is seen whole."""
+    page = view.scroll_area.viewport()
+    box = QRect(view.strategy.list.viewport().mapTo(page, part.topLeft()), part.size())
+    return page.rect().contains(box)
+
+
+def test_all_strategies_are_in_sight_in_a_usual_window(app: App) -> None:
+    app.window.resize(1440, 900)
+    view = view_of(app)
+    assert in_sight(view, view.strategy.list.viewport().rect())
+
+
+@pytest.mark.parametrize("use", ["pipeline", "tensor", "single"])
+def test_a_strategy_chosen_elsewhere_comes_into_sight(app: App, use: str) -> None:
+    app.window.resize(1280, 560)
+    view = view_of(app)
+    draft = app.session.draft
+    app.window.editor.open("welcome:").setFocus()
+    draft.choose(("strategy",), use)
+    settle()
+    assert in_sight(view, view.strategy.list.chosen_rect)
+    view.model.more_button.setFocus()
+    before = view.scroll_area.verticalScrollBar().value()
+    draft.choose(("strategy",), "dp" if before else "pipeline-async")
+    settle()
+    assert view.scroll_area.verticalScrollBar().value() == before, "it moves under nobody's hands"
