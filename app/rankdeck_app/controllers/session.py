@@ -138,13 +138,15 @@ class Session:
         self.runs.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
-        """The first draft was made before the driver answered: with GPUs it trains on them, unless it was
-        changed.
+        """The first draft was made before the driver answered, or while it was ill: once there are GPUs it
+        trains on them, unless it was changed.
         """
 
         def answered() -> None:
+            if not self.gpus.devices:
+                return
             self.gpus.changed.disconnect(answered)
-            if self.gpus.devices and self.draft.text == first_text:
+            if self.draft.text == first_text:
                 self.draft.set_value(("devices", "use"), default_devices("dp", self.gpus.devices))
 
         self.gpus.changed.connect(answered)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import GpuState
+from rankdeck_app.state.script_draft import NONE_CHOSEN
 
 REHEARSAL = "cpu:4"
 
@@ -45,7 +46,14 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuState]) -> Suggesti
 
 
 def default_devices(strategy: str, gpus: Sequence[GpuState]) -> str:
-    """What a configuration that names no devices runs on, when it is opened in the app."""
+    """What a configuration that names no devices runs on, when it is opened in the app: GPUs where there are
+    any. Where `auto` would take none of them, those that nobody uses are chosen, and the form says why they
+    cannot be used.
+    """
     if any(gpu.availability.is_for_auto for gpu in gpus):
         return "auto"
+    there = [gpu for gpu in gpus if gpu.parent is None and gpu.lost_at is None]
+    if there:
+        free = [str(gpu.index) for gpu in there if gpu.availability.is_free]
+        return f"gpu:{','.join(free)}" if free else NONE_CHOSEN
     return "cpu:1" if strategy == "single" else REHEARSAL

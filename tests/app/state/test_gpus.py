@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck.config.devices import parse_devices
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus
+from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.state.suggestion import default_devices
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, ProcessUse, Reading, feed_machine
@@ -97,14 +98,16 @@ def test_what_is_old_is_called_old_by_its_age_alone(gpus: Gpus) -> None:
 
 
 def test_auto_takes_no_simulated_busy_split_or_lost_gpu(gpus: Gpus) -> None:
-    feed_machine(gpus, 2, simulated=True)
-    assert gpus.is_simulated and default_devices("ddp", gpus.devices) == "cpu:4"
-    feed_machine(gpus, 2, busy=(0, 1))
+    """Where there are GPUs a configuration is for GPUs all the same, or for none before one is chosen."""
     assert default_devices("ddp", gpus.devices) == "cpu:4"
+    feed_machine(gpus, 2, simulated=True)
+    assert gpus.is_simulated and default_devices("ddp", gpus.devices) == "gpu:0,1"
+    feed_machine(gpus, 2, busy=(0, 1))
+    assert default_devices("ddp", gpus.devices) == NONE_CHOSEN
     feed_machine(gpus, 2, busy=(0,))
     assert default_devices("ddp", gpus.devices) == "auto"
     gpus.take(device_lines.notice("lost", "GPU-0001"))
-    assert default_devices("ddp", gpus.devices) == "cpu:4"
+    assert default_devices("ddp", gpus.devices) == NONE_CHOSEN
 
 
 def test_auto_and_all_are_as_many_devices_as_a_run_would_take(gpus: Gpus) -> None:

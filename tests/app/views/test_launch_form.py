@@ -7,7 +7,8 @@ from PySide6.QtCore import QRect
 
 from rankdeck_app.composition import App
 from rankdeck_app.views.launch.side_bar import LaunchView
-from tests.helpers.app_window import settle
+from tests.helpers.app_window import settle, wait_for
+from tests.helpers.device_lines import feed_machine
 
 
 def view_of(app: App) -> LaunchView:
@@ -44,3 +45,17 @@ def test_a_strategy_chosen_elsewhere_comes_into_sight(app: App, use: str) -> Non
     draft.choose(("strategy",), "dp" if before else "pipeline-async")
     settle()
     assert view.scroll_area.verticalScrollBar().value() == before, "it moves under nobody's hands"
+
+
+@pytest.mark.parametrize(("is_simulated", "use"), [(False, "auto"), (True, "gpu:0,1")])
+def test_once_there_are_gpus_the_first_configuration_is_for_them(
+    app: App, is_simulated: bool, use: str
+) -> None:
+    """Also where the driver did not answer at first."""
+    gpus, draft = app.session.gpus, app.session.draft
+    wait_for(lambda: gpus.known, 30, "what the driver says")
+    assert draft.value(("devices", "use")) == "cpu:4"
+    feed_machine(gpus, 2, simulated=is_simulated)
+    assert draft.value(("devices", "use")) == use
+    here = view_of(app).devices.here
+    assert here.gpu_button.isChecked() and not here.rehearsal_button.isChecked()
