@@ -96,7 +96,7 @@ class TitleBar(QWidget):
 
     def open_menu(self, name: str) -> None:
         """Open a menu by keyboard; the arrow keys lead on to the others."""
-        if name in self._menus and self._menus[name].menuAction().isVisible():
+        if name in self._menus and self._menus[name].menuAction().isEnabled():
             self.menu_bar.setFocus(Qt.FocusReason.MenuBarFocusReason)
             self.menu_bar.setActiveAction(self._menus[name].menuAction())
 
@@ -104,10 +104,10 @@ class TitleBar(QWidget):
         return [c for c in self._services.commands if c.menu.split("/")[0] == name]
 
     def _show_menus(self, _facts: object = None) -> None:
-        """A menu none of whose commands applies is not there."""
+        """A menu none of whose commands applies cannot be opened, and keeps its place."""
         for name, menu in self._menus.items():
             enabled = self._services.commands.enabled
-            menu.menuAction().setVisible(any(enabled(command.id) for command in self._commands_in(name)))
+            menu.menuAction().setEnabled(any(enabled(command.id) for command in self._commands_in(name)))
         self._arrange()
 
     def _open_center(self) -> None:

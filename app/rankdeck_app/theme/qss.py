@@ -29,6 +29,7 @@ QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.
   border: 1px solid @editorHoverWidget.border; padding: 4px; }
 QMenuBar { background: transparent; color: @titleBar.activeForeground; }
 QMenuBar::item { padding: 3px 8px; border-radius: 4px; background: transparent; }
+QMenuBar::item:disabled { color: @disabledForeground; }
 QMenuBar::item:selected, QMenuBar::item:pressed { background: @menubar.selectionBackground; }
 QMenu { background: @menu.background; color: @menu.foreground;
   border: 1px solid @menu.border; padding: 4px 0; }

@@ -57,8 +57,11 @@ def test_menus_come_from_the_table_and_only_with_commands_that_apply(window: Mai
         Command("help.about", "Help: About", lambda: None, when="never", menu="Help/1"),
     )
     assert menu_labels(window, "Run") == ["Launch"]
-    assert not bar._menus["Help"].menuAction().isVisible()
-    window.context.set("alive", True)
+    about = bar._menus["Help"].menuAction()
+    assert about.isVisible() and not about.isEnabled()
+    before = bar.menu_bar.actionGeometry(about)
+    window.context.update({"alive": True, "never": True})
+    assert about.isEnabled() and bar.menu_bar.actionGeometry(about) == before, "no menu moves another"
     assert menu_labels(window, "Run") == ["Launch", "Stop"]
     action = bar.menu("Run").actions()[0]
     assert action.text() == "Launch\tCtrl+F5"
