@@ -1,17 +1,18 @@
-"""Keyboard shortcuts: every command with its keys; Enter on a row records new ones.
+"""Keyboard shortcuts: every command with its keys; Enter on a row, or in the search, records new ones.
 
-Recording takes the keystrokes of one chord (up to two strokes, a pause ends it) and says which other commands
-have them.
+Recording takes the keystrokes of one chord (up to two strokes, Enter or a pause ends it) and says which other
+commands have them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtCore import QEvent, QKeyCombination, QObject, QSize, Qt
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
+    QApplication,
     QFrame,
     QHBoxLayout,
     QHeaderView,
@@ -46,6 +47,8 @@ class KeysPage(Page):
         self._filter = QLineEdit(placeholderText=hint, clearButtonEnabled=True)
         self._filter.setAccessibleName(tr("Search shortcuts"))
         self._filter.textChanged.connect(self.refresh)
+        self._filter.returnPressed.connect(self.record)
+        self._filter.installEventFilter(self)
         self.table = QTreeWidget()
         self.table.setAccessibleName(tr("Shortcuts"))
         self.table.setHeaderLabels([tr("Command"), tr("Keys"), tr("When"), tr("Source")])
@@ -71,6 +74,8 @@ class KeysPage(Page):
     def _make_recorder(self) -> QFrame:
         self.recorder = QKeySequenceEdit()
         self.recorder.setMaximumSequenceLength(2)
+        enter = (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        self.recorder.setFinishingKeyCombinations([QKeyCombination(key) for key in enter])
         self.recorder.setAccessibleName(tr("Press the new keys"))
         self.recorder.editingFinished.connect(self._on_recorded)
         self.recorder.installEventFilter(self)
@@ -142,7 +147,9 @@ class KeysPage(Page):
         if not self._recording:
             return
         title = self._window.commands[self._recording].shown
-        self._prompt.setText(tr("{command}: press the new keys. Escape leaves it as it is.", command=title))
+        self._prompt.setText(
+            tr("{command}: press the new keys. Enter to confirm, Escape to cancel.", command=title)
+        )
         self._box.show()
         self.recorder.clear()
         self._window.shortcuts.suspend(True)
@@ -162,14 +169,17 @@ class KeysPage(Page):
             self.table.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Escape leaves the recorder, Down and Up the search."""
+        key = event.key() if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent) else None
+        if watched is self._filter:
+            if key not in (Qt.Key.Key_Down, Qt.Key.Key_Up):
+                return False
+            self.table.setFocus()
+            QApplication.sendEvent(self.table, event)
+            return True
         if event.type() == QEvent.Type.FocusOut:
             self._stop_recording()
-        elif (
-            event.type() == QEvent.Type.KeyPress
-            and isinstance(event, QKeyEvent)
-            and event.key() == Qt.Key.Key_Escape
-            and self.recorder.keySequence().isEmpty()
-        ):
+        elif key == Qt.Key.Key_Escape and self.recorder.keySequence().isEmpty():
             self._stop_recording()
             return True
         return False

@@ -50,6 +50,31 @@ def test_keys_of_other_commands_are_recorded_not_run_and_the_clash_is_said(
     assert page._message.text() == "These keys also belong to: View: Close Tab."
 
 
+def test_enter_confirms_what_was_pressed(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
+    select(page, "view.fullScreen")
+    for key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+        page.record()
+        qtbot.keyClick(page.recorder, Qt.Key.Key_L, CTRL | Qt.KeyboardModifier.AltModifier)
+        qtbot.keyClick(page.recorder, key)
+        assert not page._recording, "at once"
+        assert window.keymap.keys_for("view.fullScreen") == ("Ctrl+Alt+L",)
+    page.record()
+    qtbot.keyClick(page.recorder, Qt.Key.Key_Return)
+    assert not page._recording and window.keymap.keys_for("view.fullScreen") == ("Ctrl+Alt+L",)
+
+
+def test_the_search_leads_to_its_rows_by_keys(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
+    page._filter.setFocus()
+    page._filter.setText("zoom")
+    first = page.selected()
+    qtbot.keyClick(page._filter, Qt.Key.Key_Down)
+    assert page.table.hasFocus() and page.selected() not in ("", first)
+    page._filter.setFocus()
+    qtbot.keyClick(page._filter, Qt.Key.Key_Return)
+    assert page._recording == page.selected() and page.recorder.hasFocus()
+    qtbot.keyClick(page.recorder, Qt.Key.Key_Escape)
+
+
 def test_escape_leaves_the_keys_as_they_are(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
     select(page, "view.fullScreen")
     page.record()
