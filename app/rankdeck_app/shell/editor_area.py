@@ -363,7 +363,7 @@ class EditorArea(QWidget):
             index -= 1
         tab.preview = False
         source.take(tab)
-        target.insert(tab, index if index >= 0 else None)
+        target.insert_moved(tab, index)
         if not source.tabs:
             self._remove_group(source)
         self._activate(target)

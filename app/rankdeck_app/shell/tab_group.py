@@ -159,9 +159,20 @@ class TabGroup(QWidget):
         self.insert(tab, None if before is None else self.tabs.index(before) + 1, show=before is None)
         if before is not None:
             self.show_tab(tab)
-            self.take(before)
-            if before.page is not None:
-                before.page.deleteLater()
+            self._discard(before)
+
+    def insert_moved(self, tab: Tab, index: int) -> None:
+        """Add a tab that was dragged or moved here, in the place of the same page; -1 is any index."""
+        twins = [one for one in self.tabs if one.page_id == tab.page_id]
+        self.insert(tab, index if index >= 0 else None)
+        for twin in twins:
+            self._discard(twin)
+
+    def _discard(self, tab: Tab) -> None:
+        """Remove a tab and its page."""
+        self.take(tab)
+        if tab.page is not None:
+            tab.page.deleteLater()
 
     def keep(self, tab: Tab) -> None:
         """A preview stays, whatever is looked at next."""

@@ -241,6 +241,25 @@ def test_a_tab_dropped_on_another_strip_is_inserted_there_and_its_empty_group_go
     assert titles(editor) == [["A", "C", "B"]]
 
 
+@pytest.mark.parametrize("on_the_strip", [False, True])
+def test_a_tab_dropped_into_a_group_that_has_its_page_takes_that_one_s_place(
+    editor: EditorArea, on_the_strip: bool
+) -> None:
+    note(editor, "a")
+    note(editor, "b")
+    editor.split("right")
+    note(editor, "c")
+    moved = next(page for page in editor.groups()[1].tabs if page.page_id == "note:b").page
+    group = editor.groups()[0]
+    editor.focus_group(1)
+    at = QPoint(2, 10) if on_the_strip else QPoint(group.width() // 2, int(group.height() * 0.6))
+    editor._set_dragged(next(tab for tab in editor.groups()[1].tabs if tab.page_id == "note:b"))
+    editor._drop(group, "center", group._drop_place(at)[1])
+    QApplication.processEvents()
+    assert titles(editor) == [["B", "A"] if on_the_strip else ["A", "B"], ["C"]]
+    assert editor.active_page() is moved and len(editor.pages()) == 3
+
+
 def test_a_tab_is_reordered_on_its_own_strip(editor: EditorArea) -> None:
     for name in "abc":
         note(editor, name)
