@@ -203,7 +203,7 @@ OPTIONS: tuple[Setting, ...] = (
     Setting(
         "notifications.seconds",
         8.0,
-        marked("How long a notification stays; longer under the pointer."),
+        marked("How long a notification without buttons stays; longer under the pointer."),
         minimum=2,
         maximum=120,
     ),

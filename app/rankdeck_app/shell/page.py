@@ -41,6 +41,9 @@ class Page(QWidget):
     can_split = True
     """Whether a second copy of the page may be opened beside the first (Ctrl+\\)."""
 
+    path_command = ""
+    """What a click on its breadcrumbs, but for the last, runs: it shows where the page is listed."""
+
     def __init__(self, page_id: str, title: str = "", icon: str = "file") -> None:
         super().__init__()
         self.page_id = page_id

@@ -349,11 +349,13 @@ class Palette(QFrame):
                 self._focus_before = None
                 self.dismiss()
         elif event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
-            return self._on_key(Qt.Key(event.key()))
+            return self._on_key(Qt.Key(event.key()), event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
         return False
 
-    def _on_key(self, key: Qt.Key) -> bool:
+    def _on_key(self, key: Qt.Key, shift: Qt.KeyboardModifier) -> bool:
+        """Whether it is the list's; Home and End are the text's where they select, or there is one row."""
         last = len(self.model.rows) - 1
+        ends = {} if shift or not last else {Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}
         row = self.list.currentIndex().row()
         if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self._choose(self.list.currentIndex())
@@ -362,6 +364,8 @@ class Palette(QFrame):
         elif step := _STEPS.get(key):
             wrapped = (row + step) % (last + 1) if abs(step) == 1 else min(last, max(0, row + step))
             self.list.setCurrentIndex(self.model.index(wrapped))
+        elif key in ends:
+            self.list.setCurrentIndex(self.model.index(ends[key]))
         else:
             return False
         return True

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtGui import QContextMenuEvent
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QWidget
 
 from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
@@ -102,6 +103,13 @@ def _over_all(window: MainWindow) -> list[Command]:
         ),
         Command(
             "view.focusNextPart", phrase("View: Focus Next Part"), lambda: focus_part(window, 1), ("F6",)
+        ),
+        Command(
+            "view.contextMenu",
+            phrase("View: Open Context Menu"),
+            lambda: open_context_menu(window),
+            ("Shift+F10",),
+            palette=False,
         ),
         Command(
             "view.focusPreviousPart",
@@ -322,6 +330,20 @@ def focus_part(window: MainWindow, step: int) -> None:
         if (inner := _first_focusable(target)) is not None:
             inner.setFocus(Qt.FocusReason.TabFocusReason)
             return
+
+
+def open_context_menu(window: MainWindow) -> None:
+    """Of what has the keyboard, at its current row where it has rows; else of the tab."""
+    widget = QApplication.focusWidget()
+    if widget is not None:
+        at = widget.rect().center()
+        if isinstance(widget, QAbstractItemView) and widget.currentIndex().isValid():
+            at = widget.visualRect(widget.currentIndex()).center()
+        event = QContextMenuEvent(QContextMenuEvent.Reason.Keyboard, at, widget.mapToGlobal(at))
+        QApplication.sendEvent(widget, event)
+        if event.isAccepted():
+            return
+    window.editor.active_group.bar.open_menu()
 
 
 def _first_focusable(part: QWidget) -> QWidget | None:

@@ -8,7 +8,16 @@ further than a few pixels leaves as a QDrag: dropping it is the business of tab_
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QDrag, QFont, QLinearGradient, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import (
+    QColor,
+    QContextMenuEvent,
+    QDrag,
+    QFont,
+    QLinearGradient,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+)
 from PySide6.QtWidgets import QApplication, QTabBar, QToolButton
 
 from rankdeck_app.language import tr
@@ -113,6 +122,16 @@ class EditorTabBar(QTabBar):
                 return
             self._press = at
         super().mousePressEvent(event)
+
+    def open_menu(self) -> None:
+        """The menu of the current tab, below it."""
+        index = self.currentIndex()
+        if index >= 0:
+            self.menu_requested.emit(self.tabs[index], self.mapToGlobal(self.tabRect(index).bottomLeft()))
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        if event.reason() == QContextMenuEvent.Reason.Keyboard:  # the mouse says which tab it presses
+            self.open_menu()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         at = event.position().toPoint()

@@ -10,8 +10,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-from PySide6.QtCore import QPoint, QRect, QSignalBlocker, QSize, Qt, Signal
-from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDragMoveEvent, QDropEvent, QPainter, QPaintEvent
+from PySide6.QtCore import QEvent, QPoint, QRect, QSignalBlocker, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QDragEnterEvent,
+    QDragLeaveEvent,
+    QDragMoveEvent,
+    QDropEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+)
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QToolButton, QVBoxLayout, QWidget
 
 from rankdeck_app.language import tr
@@ -20,13 +28,14 @@ from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_bar import HEIGHT, MIME, EditorTabBar
-from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.painting import paint_text
 
 Zone = Literal["center", "left", "right", "top", "bottom"]
 
 BREADCRUMBS_HEIGHT = 24
+_CRUMBS_LEFT = 16
+_BETWEEN = "  ›  "
 _EDGE = 0.25
 
 
@@ -52,26 +61,62 @@ def zone_rect(zone: Zone, area: QRect) -> QRect:
 
 
 class Breadcrumbs(QWidget):
-    """Where the page belongs: words parted by '›', the last one brighter."""
+    """Where a page belongs: words parted by '›', of which all but the last lead there."""
 
-    def __init__(self, theme: Theme) -> None:
+    def __init__(self, services: Services) -> None:
         super().__init__()
-        self._theme = theme
+        self._services = services
+        self._theme = services.theme
         self._parts: list[str] = []
+        self._command = ""
+        self._is_lit = False
         self.setFixedHeight(BREADCRUMBS_HEIGHT)
-        self.setFont(theme.font(12))
+        self.setFont(self._theme.font(12))
+        self.setMouseTracking(True)
 
-    def set_parts(self, parts: list[str]) -> None:
-        self._parts = parts
-        self.setVisible(bool(parts))
-        self.setAccessibleName(" › ".join(parts))
+    def show_path(self, page: Page | None) -> None:
+        self._parts = [] if page is None else page.breadcrumbs()
+        self._command = "" if page is None else page.path_command
+        self._light(False)
+        self.setVisible(bool(self._parts))
+        self.setAccessibleName(" › ".join(self._parts))
         self.update()
+
+    @property
+    def link_width(self) -> int:
+        """How far the words reach that can be clicked, in pixels."""
+        if not self._services.commands.enabled(self._command):
+            return 0
+        return self.fontMetrics().horizontalAdvance(_BETWEEN.join(self._parts[:-1]))
+
+    def _light(self, is_lit: bool) -> None:
+        if is_lit != self._is_lit:
+            self._is_lit = is_lit
+            self.setCursor(Qt.CursorShape.PointingHandCursor if is_lit else Qt.CursorShape.ArrowCursor)
+            self.update()
+
+    def _is_over_link(self, event: QMouseEvent) -> bool:
+        return 0 <= event.position().x() - _CRUMBS_LEFT < self.link_width
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self._light(self._is_over_link(event))
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._light(False)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton and self._is_over_link(event):
+            self._services.commands.run(self._command)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        ink, room = self._theme.color("breadcrumb.foreground"), self.rect().adjusted(16, 0, -16, 0)
-        text = "  ›  ".join(self._parts)
-        paint_text(painter, room, text, ink, 12, elide=Qt.TextElideMode.ElideMiddle, font=self.font())
+        ink, room = self._theme.color("breadcrumb.foreground"), self.rect().adjusted(_CRUMBS_LEFT, 0, -16, 0)
+        text, elide = _BETWEEN.join(self._parts), Qt.TextElideMode.ElideMiddle
+        shown = paint_text(painter, room, text, ink, 12, elide=elide, font=self.font())
+        if self._is_lit and shown == text:
+            room.setWidth(self.link_width + 1)
+            lit = self._theme.color("textLink.foreground")
+            paint_text(painter, room, _BETWEEN.join(self._parts[:-1]), lit, 12, font=self.font())
         painter.end()
 
 
@@ -107,7 +152,7 @@ class TabGroup(QWidget):
         strip.addWidget(tool_button(services.theme, "ellipsis", tr("More Actions"), self._open_menu))
         self.recent: list[Tab] = []
         """Those that were looked at, the last one first."""
-        self._breadcrumbs = Breadcrumbs(services.theme)
+        self._breadcrumbs = Breadcrumbs(services)
         self._stack = QStackedWidget()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -227,7 +272,7 @@ class TabGroup(QWidget):
                 self.bar.refresh(tab)
             assert tab.page is not None
             self._stack.setCurrentWidget(tab.page)
-        self._breadcrumbs.set_parts(tab.page.breadcrumbs() if tab and tab.page else [])
+        self._breadcrumbs.show_path(tab.page if tab else None)
         self._rebuild_actions()
         self.current_changed.emit()
 
@@ -236,7 +281,7 @@ class TabGroup(QWidget):
             self.bar.refresh(tab)
         current = self.current
         if current is not None and current.page is not None:
-            self._breadcrumbs.set_parts(current.page.breadcrumbs())
+            self._breadcrumbs.show_path(current.page)
 
     def _rebuild_actions(self) -> None:
         while (item := self._actions.takeAt(0)) is not None:

@@ -1,7 +1,8 @@
 """Notifications: a card in the lower right corner of the editor, so that it never covers the panel's output.
 
-Every toast leaves by itself; under the pointer or with the keyboard's focus it stays. What is said again, or
-is more of the same (`key`), takes the place of what it follows. Together they take a third of the window's
+A toast leaves by itself, unless it is under the pointer, has the keyboard's focus, or has buttons: it then
+stays until it is answered or closed. What is said again, or is more of the same (`key`), takes the place of
+what it follows. Together they take a third of the window's
 height at most; what has to make room is in the history, which keeps everything that was said with its
 buttons (notifications_page.py shows it, and while it does, nothing is said beside it).
 """
@@ -140,7 +141,8 @@ class Toast(QFrame):
             column.addLayout(action_buttons(notice.actions, self._answer, WIDTH - 24))
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._expire)
-        self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
+        if not notice.actions:
+            self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
 
     def fit(self, most: int) -> int:
         """Take the height that the text needs, at most `most`: the text is cut, and whole in the tooltip."""

@@ -44,6 +44,7 @@ Acts = Mapping[str, Callable[..., Any]]
 class MemoryWhyPage(Page):
     """Follows a MemoryWhy; frames of the clock bring it up to date while the page is seen."""
 
+    path_command = "view.show.runs"
     can_split = False
 
     def __init__(

@@ -19,6 +19,7 @@ PAGE_KIND = "starting"
 class StartingPage(Page):
     """Closing the tab does not cancel the launch: its run appears in a tab of its own."""
 
+    path_command = "view.show.runs"
     can_split = False
 
     def __init__(self, wanted_id: str, launch: Launch) -> None:

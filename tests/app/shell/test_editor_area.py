@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QDropEvent
-from PySide6.QtWidgets import QApplication, QToolButton
+from PySide6.QtWidgets import QApplication, QListWidget, QMenu, QToolButton
 from pytestqt.qtbot import QtBot
 
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.editor_area import EditorArea
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.tab import UnavailablePage
@@ -152,6 +153,43 @@ def test_the_buttons_and_path_are_those_of_the_page_on_show(qtbot: QtBot, editor
     page.set_title("New name")
     assert titles(editor) == [["New name"]]
     assert editor.active_group._breadcrumbs.accessibleName() == "notes › New name"
+
+
+def test_the_path_of_a_page_leads_to_where_it_is_listed(
+    qtbot: QtBot, window: MainWindow, editor: EditorArea
+) -> None:
+    shown: list[str] = []
+    window.commands.register(Command("notes.show", "Notes: Show", lambda: shown.append("notes")))
+    note(editor, "a").path_command = "notes.show"
+    editor.active_group._retitle()
+    crumbs = editor.active_group._breadcrumbs
+    for x in (18, crumbs.link_width + 30):
+        qtbot.mouseMove(crumbs, QPoint(x, 12))
+        assert (crumbs.cursor().shape() == Qt.CursorShape.PointingHandCursor) == (x == 18)
+        qtbot.mouseClick(crumbs, Qt.MouseButton.LeftButton, pos=QPoint(x, 12))
+    assert shown == ["notes"], "the last one is the page itself"
+
+
+def test_shift_f10_opens_the_menu_of_what_has_the_keyboard(
+    qtbot: QtBot, window: MainWindow, editor: EditorArea
+) -> None:
+    page = note(editor, "a")
+    rows = QListWidget(page)
+    rows.addItems(["one", "two"])
+    rows.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+    asked: list[str] = []
+    rows.customContextMenuRequested.connect(lambda at: asked.append(rows.itemAt(at).text()))
+    rows.show()
+    rows.setFocus()
+    rows.setCurrentRow(1)
+    qtbot.keyClick(rows, Qt.Key.Key_F10, SHIFT)
+    assert asked == ["two"] and QApplication.activePopupWidget() is None
+    bar = editor.active_group.bar
+    bar.setFocus()
+    qtbot.keyClick(bar, Qt.Key.Key_F10, SHIFT)
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu) and menu.actions()[0].text().startswith("Close")
+    menu.close()
 
 
 def test_a_click_on_the_cross_or_with_the_middle_button_closes(qtbot: QtBot, editor: EditorArea) -> None:

@@ -117,6 +117,20 @@ def test_arrows_walk_round_the_list(qtbot: QtBot, window: MainWindow) -> None:
     assert picked == ["c", "b"]
 
 
+def test_home_and_end_go_to_the_ends_of_the_list_and_of_a_question_s_text(
+    qtbot: QtBot, window: MainWindow
+) -> None:
+    box = window.palette_box
+    box.pick([QuickItem(name, callback=lambda: None) for name in "abc"], "Choose")
+    for key, row in ((Qt.Key.Key_End, 2), (Qt.Key.Key_Home, 0)):
+        qtbot.keyClick(box.input, key)
+        assert box.list.currentIndex().row() == row
+    box.ask("Name of the run", lambda _name: None, "gpt")
+    qtbot.keyClick(box.input, Qt.Key.Key_Home)
+    assert box.input.cursorPosition() == 0
+    box.dismiss()
+
+
 def test_a_question_gets_the_line_that_was_typed(qtbot: QtBot, window: MainWindow) -> None:
     answers: list[str] = []
     window.palette_box.ask("Name of the run", answers.append, "gpt")

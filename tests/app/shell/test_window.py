@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, QRect, Qt
-from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.shell.notifications_page import NotificationsPage
@@ -218,20 +218,25 @@ def test_a_toast_s_button_answers_and_closes_it(qtbot: QtBot, window: MainWindow
     assert [notice.text for notice in window.toasts.history] == ["Compare?"]
 
 
-def test_a_toast_leaves_by_itself_but_not_while_it_has_the_focus(qtbot: QtBot, window: MainWindow) -> None:
+def test_a_toast_leaves_by_itself_unless_it_has_the_focus_or_a_button(
+    qtbot: QtBot, window: MainWindow
+) -> None:
     window.settings.set("notifications.seconds", 2.0)
-    window.toasts.show("stays", actions=[("Do it", lambda: None)], key="stays")
-    window.toasts.show("bye", actions=[("Do it", lambda: None)])
+    window.toasts.show("Compare?", actions=[("Compare", lambda: None)], key="asks")
+    window.toasts.show("stays", key="stays")
+    window.toasts.show("bye")
     qtbot.mouseMove(window, QPoint(5, 5))
-    held = window.toasts.shown("stays")
-    assert held is not None
-    button = held.findChildren(QPushButton)[0]
+    held, asks = window.toasts.shown("stays"), window.toasts.shown("asks")
+    assert held is not None and asks is not None
+    button = held.findChildren(QAbstractButton)[0]
     with qtbot.waitActive(window):
         window.activateWindow()
     button.setFocus()
-    qtbot.waitUntil(lambda: window.toasts.all_shown == [held], timeout=5000)
+    qtbot.waitUntil(lambda: window.toasts.all_shown == [asks, held], timeout=5000)
     button.clearFocus()
-    qtbot.waitUntil(lambda: window.toasts.all_shown == [], timeout=5000)
+    qtbot.waitUntil(lambda: window.toasts.all_shown == [asks], timeout=5000)
+    asks.finish()
+    assert window.toasts.all_shown == []
 
 
 def test_more_of_the_same_is_one_toast_and_one_line_of_the_history(window: MainWindow) -> None:

@@ -8,6 +8,7 @@ from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QAbstractButton, QLineEdit, QWidget
 
 from rankdeck_app.composition import App
+from rankdeck_app.shell.page import Page
 from tests.helpers.every_view import EveryView, told, usable
 
 
@@ -31,6 +32,9 @@ def test_everything_that_can_be_used_says_what_it_is_and_what_it_does(app: App, 
     wrong, count, views = list[str](), 0, list[str]()
     for view, root in every.walk(app):
         views.append(view)
+        path = root.path_command if isinstance(root, Page) else ""
+        if path and not app.window.commands.enabled(path):
+            wrong.append(f"{view}: its breadcrumbs lead nowhere: {path}")
         for widget in usable(root):
             count += 1
             if not (widget.accessibleName() or name_of(widget)):

@@ -44,6 +44,7 @@ class ComparePage(Page):
     """`acts` are for its runs: open one, ask for more. `looked_at` brings the runs, and those before them,
     whenever they change."""
 
+    path_command = "view.show.runs"
     looked_at = Signal(list, list)
 
     def __init__(

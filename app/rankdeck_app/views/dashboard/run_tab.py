@@ -61,6 +61,8 @@ class RunTab(Page):
     its id; without it nothing can be done with the run. `layouts` keeps how its cards are arranged.
     """
 
+    path_command = "view.show.runs"
+
     def __init__(
         self,
         run: LiveRun,

@@ -50,6 +50,7 @@ class PlanPage(Page):
     `race_asked`: what fits is to be raced on the draft's own devices. `race_opened` carries a race's folder,
     `winner_used` the entry that won it."""
 
+    path_command = "config.show"
     trust_asked = Signal()
     race_asked = Signal()
     race_opened = Signal(object)

@@ -27,6 +27,7 @@ from rankdeck_app.widgets.stat_strip import StatStrip
 class RacePage(Page):
     """`stop_asked`; `entry_opened` carries an entry; `winner_used` the entry that won."""
 
+    path_command = "view.show.runs"
     stop_asked = Signal()
     entry_opened = Signal(object)
     winner_used = Signal(object)

@@ -45,6 +45,7 @@ class StrategyPage(Page):
     """`chosen` carries the strategy's name and the options that were tried here, when the person wants to use
     them. `trust_asked`: the draft's own code would have to run."""
 
+    path_command = "view.show.strategies"
     chosen = Signal(str, object)
     trust_asked = Signal()
     can_split = False
