@@ -16,6 +16,12 @@ from tests.helpers.shown_texts import cut, kept_texts, plain_words, texts
 SIZES = [(1280, 720), pytest.param((1440, 900), marks=pytest.mark.slow)]
 
 
+@pytest.fixture
+def every(every: EveryView, made_up: None) -> EveryView:
+    """Written before the app starts, which speaks the made-up language."""
+    return every
+
+
 def wrong_in(view: str, root: QWidget) -> list[str]:
     """What of a view is plain, and what is cut."""
     kept, painted = kept_texts(), list[tuple[str, str]]()
