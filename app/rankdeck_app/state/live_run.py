@@ -143,8 +143,8 @@ class LiveRun(QObject, RunAnswers):
             self._title = passed.title
             changed |= Changed.STATE
         if passed.config is not None:
-            self.config = passed.config
-            changed |= Changed.STATE
+            self.config, self.prediction = passed.config, None  # each attempt has its own
+            changed |= Changed.STATE | Changed.MEMORY
         if passed.script is not None:
             self.script = passed.script
             changed |= Changed.STATE

@@ -36,7 +36,6 @@ from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.resumable import check_over, check_resumable
 from rankdeck.launch.several import Several
 from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
-from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import FIRST_STEPS, RunDir
 
 SCRIPT_STOP_S = 32.0
@@ -113,8 +112,6 @@ def resume(
         for file in files:
             file.unlink(missing_ok=True)
         raise
-    # What was predicted was for the attempt before, which may have had another strategy.
-    prediction_file(run).unlink(missing_ok=True)
     # Whoever watches the index looks again at this run.
     rundir.enter_in_index(run)
     return run
