@@ -19,6 +19,7 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_loss
 from rankdeck.config.cures import is_out_of_memory
+from rankdeck.run.batch import Changed
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
@@ -138,12 +139,10 @@ class RunTabs(QObject):
         if is_copy(run.run.path):
             run.copying = copying = Copying(self._session.engine, self._session.disk, run.run.path, run)
             run.outcome_changed.connect(copying.look)
-        run.changed.connect(self._changed)
+        run.changed.connect(partial(self._changed, run))
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
-        run.problem_raised.connect(lambda _problem: self._list_problems(run))
         run.time.arrived.connect(lambda: self._list_problems(run))
-        run.problem_raised.connect(lambda _problem: self._follow(self._window.editor.active_page()))
 
     def _closed(self, run: LiveRun) -> None:
         self._session.predictions.forget(run)
@@ -166,6 +165,7 @@ class RunTabs(QObject):
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
                 "activeRunScript": is_script,
+                "activeRunStandsStill": run is not None and run.standstill is not None,
                 "activeRunResumable": not is_script and outcome in RESUMABLE,
                 "activeRunAgain": run is not None and run.is_over,
                 "activeRunCure": run is not None and run.is_over and bool(run.cure),
@@ -182,11 +182,13 @@ class RunTabs(QObject):
         self.current_changed.emit(run)
         self._show_figures()
 
-    def _changed(self, _what: object) -> None:
-        run = self.sender()
+    def _changed(self, run: LiveRun, what: Changed) -> None:
+        if what & Changed.PROBLEMS:
+            self._list_problems(run)
+            self._follow(self._window.editor.active_page())
         if run is not self.current:
             return
-        if not self.current.is_live:
+        if not run.is_live:
             self._show_figures()
         elif not self._telling.isActive():
             self._telling.start()
