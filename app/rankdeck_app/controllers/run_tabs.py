@@ -334,8 +334,8 @@ class RunTabs(QObject):
             devices.show_text(
                 run_words.devices(run) if shown else "", tooltip=tr(run.source) if run.source else ""
             )
-            loss_text = "" if run.loss is None else tr("loss (EMA) {loss}", loss=format_loss(run.loss))
-            loss.show_text(loss_text, tooltip=tr("Training loss, smoothed"))
+            loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
+            loss.show_text(loss_text, tooltip=tr("Training loss of the last step"))
             rate.show_text(run_words.rate(run), tooltip=tr("Of all devices together"))
         self.figures_changed.emit()
 

@@ -294,11 +294,11 @@ class RunAnswers:
 
     @property
     def loss(self) -> float | None:
-        """The smoothed loss at the last step; NaN where a script's is not finite since."""
-        lost_in, known = self.fold.script.not_finite, self.loss_ema.last_x
+        """The loss of the last step that told one; NaN where a script's is not finite since."""
+        lost_in, known = self.fold.script.not_finite, self.losses.last_x
         if lost_in is not None and (known is None or known < lost_in):
             return math.nan
-        return self.loss_ema.last_y
+        return self.losses.last_y
 
     @property
     def capacity_bytes(self) -> int | None:

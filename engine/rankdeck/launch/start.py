@@ -33,7 +33,7 @@ from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.resumable import check_over, check_resumable
+from rankdeck.launch.resumable import check_over, check_resumable, title_of_next
 from rankdeck.launch.several import Several
 from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
 from rankdeck.rundir import FIRST_STEPS, RunDir
@@ -101,6 +101,7 @@ def resume(
     config, choice = _check(config, several)
     said = command_line if several is None else several.harmless(command_line)
     environment = environment_of(config, choice, said, started)
+    environment["title"] = title_of_next(run, config, len(choice.devices) if several is None else None)
     least = 0 if several is None else several.attempt
     attempt, files = rundir.add_attempt(run, config, environment, least)
     try:

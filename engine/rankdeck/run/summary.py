@@ -40,7 +40,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     first, last_loss, labels = fold.first_started, newest_loss(fold), read_labels(run.path)
     return {
         "run": run.name,
-        "title": labels.name or run.first_title,
+        "title": labels.name or run.own_title,
         "tags": list(labels.tags),
         "note": labels.note,
         "archived": labels.is_archived,

@@ -108,8 +108,8 @@ class RunDir:
 
     @property
     def title(self) -> str:
-        """What it is called: as a person says now, else since it began; else the folder's name."""
-        return read_labels(self.path).name or self.first_title
+        """What it is called: as a person says now, else after what it trains; else the folder's name."""
+        return read_labels(self.path).name or self.own_title
 
     @property
     def title_slug(self) -> str:
@@ -117,14 +117,15 @@ class RunDir:
         return self.name[16:-5]
 
     @property
-    def first_title(self) -> str:
-        """What it was called when it began."""
+    def own_title(self) -> str:
+        """What it was called when its latest attempt began, which may have another strategy."""
         for file, read, key in (
-            ("environment.json", _read_json, "title"),
-            ("config.toml", files.read_toml, "name"),  # a run of before titles were kept
+            (self.file_of("environment", "json"), _read_json, "title"),
+            (self.path / "environment.json", _read_json, "title"),
+            (self.path / "config.toml", files.read_toml, "name"),  # a run of before titles were kept
         ):
             try:
-                title = read(self.path / file).get(key)
+                title = read(file).get(key)
             except (OSError, ValueError):
                 continue
             if isinstance(title, str) and title:

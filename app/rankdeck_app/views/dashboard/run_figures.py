@@ -65,7 +65,7 @@ def rate_text(run: RunAnswers, rate: float | None) -> str:
 def loss_stat(run: RunAnswers) -> Stat:
     is_lost = run.loss is not None and not math.isfinite(run.loss)
     text = UNKNOWN if run.loss is None else tr("not finite") if is_lost else format_loss(run.loss)
-    return Stat(tr("Loss (EMA)"), text, text if is_lost else "88.8888", is_hot=is_lost)
+    return Stat(tr("Last loss"), text, text if is_lost else "88.8888", is_hot=is_lost)
 
 
 def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
