@@ -63,6 +63,7 @@ class RunTabs(QObject):
         self.launched: dict[Path, str] = {}
         """The runs that this window has started, and what each was called then."""
         self._kinds: dict[Path, str] = {}
+        self._seen_alive: set[Path] = set()
         self._ended: list[RunInfo] = []
         """What the toast about runs that are over, while it is shown, tells of."""
         self._telling = QTimer(self, singleShot=True, interval=FIGURES_EVERY_MS)
@@ -141,6 +142,7 @@ class RunTabs(QObject):
             run.outcome_changed.connect(copying.look)
         run.changed.connect(partial(self._changed, run))
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
+        run.outcome_changed.connect(partial(self._show_failure, run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
         run.time.arrived.connect(lambda: self._list_problems(run))
 
@@ -179,6 +181,7 @@ class RunTabs(QObject):
 
     def _set_current(self, run: LiveRun | None) -> None:
         self.current = run
+        self._session.problems.show_run(None if run is None else run.run.path)
         self.current_changed.emit(run)
         self._show_figures()
 
@@ -269,6 +272,15 @@ class RunTabs(QObject):
         elif shown.outcome == "failed" and not problems:
             problems.append(failed_problem(run.run))
         self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
+
+    def _show_failure(self, run: LiveRun, outcome: str) -> None:
+        """A run that fails while it is on show says why: an open panel turns to its problems."""
+        if outcome == "running":
+            self._seen_alive.add(run.run.path)
+            return
+        has_failed = outcome in ("failed", "lost") and run.run.path in self._seen_alive
+        if has_failed and run is self.current and self._window.panel.isVisible():
+            self._window.show_panel("problems")
 
     def _say_ended(self, info: RunInfo) -> None:
         """A run that was launched here and is not on show is over; several of them are one toast."""

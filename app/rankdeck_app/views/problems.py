@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QEnterEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import marked
@@ -253,7 +253,10 @@ class ProblemsView(QWidget):
         self.empty.setContentsMargins(16, 8, 16, 8)
         self.more = text_label(tone="dim", wrap=False)
         self.more.setContentsMargins(40, 4, 16, 4)
+        self.others = text_label(tr("Other runs").upper(), "section", wrap=False)
+        self.others.setContentsMargins(16, 10, 16, 2)
         inside = QWidget()
+        self.others.setParent(inside)
         self._column = column(self.empty, self.more, None, on=inside, margins=(0, 0, 0, 8), spacing=0)
         self._scroll = scrolled(inside, tr("Problems"))
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -264,8 +267,10 @@ class ProblemsView(QWidget):
 
     def refresh(self) -> None:
         """Rows whose entry is as it was stay, with the keyboard and what is unfolded in them."""
+        places = {row: at for at, row in enumerate(self.rows)}
         before, self.rows = self.rows, []
         entries = self._problems.entries
+        self._column.removeWidget(self.others)
         for at, entry in enumerate(entries[:MAX_ROWS]):
             remedies = self._find_remedies(entry)
             labels = [label for label, _ in remedies]
@@ -278,14 +283,29 @@ class ProblemsView(QWidget):
                 self._column.insertWidget(at, made)
                 made.show()
             self.rows.append(made)
+        focused = QApplication.focusWidget()
         for gone in before:
+            if focused is not None and gone.isAncestorOf(focused):
+                self._focus_nearest(places.get(gone, 0))
             self._column.removeWidget(gone)
             gone.hide()
             gone.deleteLater()
         self.empty.setVisible(not self.rows)
         self.more.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
         self.more.setVisible(len(entries) > MAX_ROWS)
+        first = next((at for at, row in enumerate(self.rows) if self._is_of_another(row)), None)
+        self.others.setVisible(first is not None)
+        if first is not None:
+            self._column.insertWidget(first, self.others)
         self._give_room()
+
+    def _is_of_another(self, shown: ProblemRow) -> bool:
+        return self._problems.is_of_another_run(shown.entry)
+
+    def _focus_nearest(self, place: int) -> None:
+        """The keyboard stays in the list when the row that has it goes: what was done there mended it."""
+        buttons = self.rows[min(place, len(self.rows) - 1)].buttons if self.rows else []
+        (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
