@@ -36,6 +36,7 @@ from rankdeck_app.controllers.run_lists import RunLists
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.controllers.standstills import Standstills
 from rankdeck_app.controllers.time_travel import TimeTravel
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.language import tr
@@ -102,12 +103,13 @@ class App:
         self.cures = Cures(window, self.session, self.tabs, self.launching, self.comparisons)
         self.whys = MemoryWhys(window, self.session, self.tabs, self.cures, self.comparisons)
         self.doctor = DoctorTab(window, self.session, self.launching)
+        self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
+        self.standstills = Standstills(window, self.session, self.tabs, self.places.open)
         self.remedies = Remedies(
             window, self.session, self.tabs, self.alerts, self.watch, self.doctor, self.cures, self.whys,
-            self.actions.show_config,
+            self.standstills, self.actions.show_config,
         )  # fmt: skip
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
-        self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
         self.whys.open_code = self.places.open
         self.charts = ChartCommands(window, self.exports)
         self.times = TimeTravel(window, self.tabs)
@@ -118,7 +120,7 @@ class App:
         self._register_views()
         found = (
             self.lists, self.places, self.races, self.comparisons, self.cures, self.whys, self.charts,
-            self.times, self.doctor,
+            self.times, self.doctor, self.standstills,
         )  # fmt: skip
         rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
         self.window.commands.register(*rows)

@@ -52,6 +52,12 @@ class WrittenRun:
         tables = {"name": name, "model": {"use": "mlp"}, "data": {"use": "digits"}, **config}
         return from_dict(tables, folder=runs.parent)
 
+    def configure(self, strategy: str, attempt: int = 0, **options: object) -> None:
+        """What the attempt was asked to train with; of a later one in a file of its own."""
+        tables = {**self.dir.config().to_dict(), "strategy": {"use": strategy, **options}}
+        name = f"config.{attempt}.toml" if attempt else "config.toml"
+        (self.path / name).write_text(from_dict(tables, folder=self.path.parent).to_toml(), encoding="utf-8")
+
     @property
     def path(self) -> Path:
         return self.dir.path

@@ -24,6 +24,7 @@ from rankdeck_app.widgets.gpu_words import status_text
 
 PAGE_KIND = "devices"
 PAGE_ID = f"{PAGE_KIND}:"
+_FAILED = "GPUs failed"
 _PROBLEMS = ("lost", "xid", "slow", "silent", "restarted", "driver")
 
 
@@ -36,8 +37,11 @@ class DeviceWatch(QObject):
         self._session = session
         self._tabs = tabs
         self._lost: set[str] = set()
+        self._told: dict[str, str] = {}
+        """What the toast about GPUs, while it is shown, says of each."""
         self._open: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind(PAGE_KIND, self._make_page, tr("Devices"))
+        window.editor.active_page_changed.connect(self._look_at)
         session.gpus.noticed.connect(self._noticed)
         session.gpus.changed.connect(self._changed)
         session.gpus.read.connect(self._show_status)
@@ -83,10 +87,28 @@ class DeviceWatch(QObject):
             problem = Problem(notice.code, message, advice=advice, severity=severity)
             self._open[(notice.code, notice.uuid, notice.xid)] = problem
         if notice.code in ("lost", "driver") or (notice.code == "xid" and notice.severity == "error"):
-            active = self._window.editor.active_page()
-            if active is None or active.page_id != PAGE_ID:
-                self._window.toasts.show(message, "error", [(tr("Show Devices"), self.show)])
+            self._say(notice.uuid or "", message)
         self._list()
+
+    def _say(self, uuid: str, message: str) -> None:
+        """One toast for all that fails while it is shown, unless the tab that says it all is."""
+        toasts, active = self._window.toasts, self._window.editor.active_page()
+        if active is not None and active.page_id == PAGE_ID:
+            return
+        told = self._told if toasts.shown(_FAILED) else {}
+        self._told = told = {**told, uuid: told.get(uuid, message)}
+        if len(told) > 1:
+            names = ", ".join(gpu.label for gpu in self._session.gpus.whole if gpu.uuid in told)
+            message = tr(
+                "{n} GPUs have failed: {gpus}.", "{n} GPU has failed: {gpus}.", len(told), gpus=names
+            )
+        else:
+            message = told[uuid]
+        toasts.show(message, "error", [(tr("Show Devices"), self.show)], key=_FAILED)
+
+    def _look_at(self, page: Page | None) -> None:
+        if page is not None and page.page_id == PAGE_ID:
+            self._window.toasts.withdraw(_FAILED)
 
     def _changed(self) -> None:
         gpus = self._session.gpus

@@ -12,6 +12,7 @@ from rankdeck.base.errors import Problem, cure_in_words
 from rankdeck.config.cures import is_out_of_memory
 from rankdeck.diagnose.findings.imbalance import CODE
 from rankdeck.doctor.offering import may_explain
+from rankdeck.run.standstill import is_of_standstill
 from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.doctor_tab import DoctorTab
@@ -19,6 +20,7 @@ from rankdeck_app.controllers.memory_whys import MemoryWhys
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.controllers.standstills import Standstills
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.device_choice import PLACE
@@ -42,6 +44,7 @@ class Remedies:
         doctor: DoctorTab,
         cures: Cures,
         whys: MemoryWhys,
+        standstills: Standstills,
         show_config: Callable[[int | None], object],
     ) -> None:
         self._window = window
@@ -52,6 +55,7 @@ class Remedies:
         self._doctor = doctor
         self._cures = cures
         self._whys = whys
+        self._standstills = standstills
         self._show_config = show_config
 
     def of(self, entry: ListedProblem) -> list[Remedy]:
@@ -75,6 +79,9 @@ class Remedies:
         if owner == DEVICES:
             remedies += [(tr("Show Devices"), self._watch.show), (tr("Dismiss"), self._watch.dismiss)]
         remedies += self._cures.of(entry)
+        if run is not None and is_of_standstill(problem):
+            remedies.append((tr("Show Stacks"), partial(self._standstills.show_stacks, run)))
+            remedies.append((tr("Stop Run"), partial(self._tabs.stop, run)))
         if may_explain(problem):
             remedies.append((tr("Look the Machine Over"), self._doctor.show))
         if run is not None and is_out_of_memory(problem):

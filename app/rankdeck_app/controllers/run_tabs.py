@@ -19,6 +19,7 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_loss
 from rankdeck.config.cures import is_out_of_memory
+from rankdeck.run.batch import Changed
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
@@ -62,6 +63,7 @@ class RunTabs(QObject):
         self.launched: dict[Path, str] = {}
         """The runs that this window has started, and what each was called then."""
         self._kinds: dict[Path, str] = {}
+        self._seen_alive: set[Path] = set()
         self._ended: list[RunInfo] = []
         """What the toast about runs that are over, while it is shown, tells of."""
         self._telling = QTimer(self, singleShot=True, interval=FIGURES_EVERY_MS)
@@ -138,12 +140,11 @@ class RunTabs(QObject):
         if is_copy(run.run.path):
             run.copying = copying = Copying(self._session.engine, self._session.disk, run.run.path, run)
             run.outcome_changed.connect(copying.look)
-        run.changed.connect(self._changed)
+        run.changed.connect(partial(self._changed, run))
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
+        run.outcome_changed.connect(partial(self._show_failure, run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
-        run.problem_raised.connect(lambda _problem: self._list_problems(run))
         run.time.arrived.connect(lambda: self._list_problems(run))
-        run.problem_raised.connect(lambda _problem: self._follow(self._window.editor.active_page()))
 
     def _closed(self, run: LiveRun) -> None:
         self._session.predictions.forget(run)
@@ -166,6 +167,7 @@ class RunTabs(QObject):
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
                 "activeRunScript": is_script,
+                "activeRunStandsStill": run is not None and run.standstill is not None,
                 "activeRunResumable": not is_script and outcome in RESUMABLE,
                 "activeRunAgain": run is not None and run.is_over,
                 "activeRunCure": run is not None and run.is_over and bool(run.cure),
@@ -179,14 +181,17 @@ class RunTabs(QObject):
 
     def _set_current(self, run: LiveRun | None) -> None:
         self.current = run
+        self._session.problems.show_run(None if run is None else run.run.path)
         self.current_changed.emit(run)
         self._show_figures()
 
-    def _changed(self, _what: object) -> None:
-        run = self.sender()
+    def _changed(self, run: LiveRun, what: Changed) -> None:
+        if what & Changed.PROBLEMS:
+            self._list_problems(run)
+            self._follow(self._window.editor.active_page())
         if run is not self.current:
             return
-        if not self.current.is_live:
+        if not run.is_live:
             self._show_figures()
         elif not self._telling.isActive():
             self._telling.start()
@@ -268,6 +273,15 @@ class RunTabs(QObject):
             problems.append(failed_problem(run.run))
         self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
 
+    def _show_failure(self, run: LiveRun, outcome: str) -> None:
+        """A run that fails while it is on show says why: an open panel turns to its problems."""
+        if outcome == "running":
+            self._seen_alive.add(run.run.path)
+            return
+        has_failed = outcome in ("failed", "lost") and run.run.path in self._seen_alive
+        if has_failed and run is self.current and self._window.panel.isVisible():
+            self._window.show_panel("problems")
+
     def _say_ended(self, info: RunInfo) -> None:
         """A run that was launched here and is not on show is over; several of them are one toast."""
         active, toasts = self.active(), self._window.toasts
@@ -332,8 +346,8 @@ class RunTabs(QObject):
             devices.show_text(
                 run_words.devices(run) if shown else "", tooltip=tr(run.source) if run.source else ""
             )
-            loss_text = "" if run.loss is None else tr("loss (EMA) {loss}", loss=format_loss(run.loss))
-            loss.show_text(loss_text, tooltip=tr("Training loss, smoothed"))
+            loss_text = "" if run.loss is None else tr("loss {loss}", loss=format_loss(run.loss))
+            loss.show_text(loss_text, tooltip=tr("Training loss of the last step"))
             rate.show_text(run_words.rate(run), tooltip=tr("Of all devices together"))
         self.figures_changed.emit()
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
 _STATES = (
-    marked("Running"), marked("Stopping"), marked("Ending"),
+    marked("Running"), marked("Hanging"), marked("Stopping"), marked("Ending"),
     marked("Completed"), marked("Failed"), marked("Stopped"), marked("Lost"),
 )  # fmt: skip
 """What a run does, and how it ended, where a text begins with it; a summary does, too."""
@@ -21,6 +21,8 @@ _STATES = (
 
 def state(run: LiveRun) -> str:
     """'Running', or what it does between that and its end."""
+    if run.standstill is not None:
+        return tr("Hanging")
     return tr((run.ending or run.outcome or "running").capitalize())
 
 
@@ -37,7 +39,7 @@ def progress(run: LiveRun) -> list[str]:
 
 def rate(run: LiveRun) -> str:
     """Samples where they are seen, else steps; nothing of a run that is over."""
-    if run.is_over:
+    if run.is_over or run.standstill is not None:
         return ""
     if run.samples_per_s is not None:
         return tr("{rate} samples/s", rate=format_rate(run.samples_per_s))

@@ -37,7 +37,7 @@ class EndedRun(QObject):
         """Ask for the figures where there are others than those that are known."""
         run = self._run
         prediction = run.prediction
-        asked = (run.outcome, run.step, prediction is None) if run.is_over and run.step is not None else None
+        asked = (run.outcome, run.step, prediction) if run.is_over and run.step is not None else None
         if asked == self._asked:
             return
         self._asked = asked

@@ -56,6 +56,7 @@ class LiveRun(QObject, RunAnswers):
         self.devices: list[DeviceFigures] = []
         self.rows: list[DeviceFigures] = []
         self._num_raised = 0
+        self._told_still_s: int | None = None
         self._own_problems: list[Problem] = []
         self._tail = RunTail(self.run)
         self.copying: Copying | None = None
@@ -126,9 +127,17 @@ class LiveRun(QObject, RunAnswers):
         if (silent := self._silent()) != self.silent_hosts:
             self.silent_hosts = silent
             changed |= Changed.STATE | Changed.MEMORY
+        if (still_s := self._still_s()) != self._told_still_s:
+            self._told_still_s = still_s
+            changed |= Changed.STATE | Changed.PROBLEMS
         if changed:
             self.changed.emit(changed)
         return changed
+
+    def _still_s(self) -> int | None:
+        """Whole seconds since a standstill was reported that lasts."""
+        still = self.standstill
+        return None if still is None else int(self.now - still.reported_at)
 
     def _silent(self) -> dict[str, int]:
         if not self.is_live:
@@ -143,8 +152,8 @@ class LiveRun(QObject, RunAnswers):
             self._title = passed.title
             changed |= Changed.STATE
         if passed.config is not None:
-            self.config = passed.config
-            changed |= Changed.STATE
+            self.config, self.prediction = passed.config, None  # each attempt has its own
+            changed |= Changed.STATE | Changed.MEMORY
         if passed.script is not None:
             self.script = passed.script
             changed |= Changed.STATE

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from rankdeck.base.errors import Problem
 from rankdeck.run.fold import Fold
+from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.spells import Spell
 from rankdeck_app.state.run_answers import RunAnswers, rows_of
 
 
 class PastRun(RunAnswers):
-    """`fold` is what was told until `moment`, and nobody changes it."""
+    """`fold` is what was told until `moment`, and nobody changes it; `prediction` is of the attempt that was
+    under way."""
 
-    def __init__(self, live: RunAnswers, fold: Fold, moment: float) -> None:
+    def __init__(
+        self, live: RunAnswers, fold: Fold, moment: float, prediction: PlanLine | None = None
+    ) -> None:
         self._live, self._moment = live, moment
         self.run, self.fold = live.run, fold
         self.config, self.script = live.config, live.script
-        self.prediction, self.cured = live.prediction, None
+        self.cured = None
         self.devices = [device for device in fold.devices.values() if device.info is not None]
         self.rows = rows_of(self.devices)
         announced = [one for one in fold.attempts.values() if one.started is not None]
         self._attempt = announced[-1].number if announced else None
         ended = announced[-1].ended if announced else None
+        is_newest = self._attempt == max(live.fold.attempts, default=None)
+        self.prediction = live.prediction if is_newest else prediction
         self.outcome = None if not announced else "running" if ended is None else ended.outcome
         self.end = None
         self._title, self._is_asked_to_stop = live.title, False

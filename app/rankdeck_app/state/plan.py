@@ -145,7 +145,7 @@ class DraftPlan(Asker):
 
     def is_chosen(self, line: PlanLine) -> bool:
         config = self._draft.config
-        return config is not None and _same_choice(line, config)
+        return config is not None and is_choice_of(line, config)
 
     # Asking
 
@@ -176,7 +176,7 @@ class DraftPlan(Asker):
         own = self._draft.config
         if own is None or self.devices is not None or _step_of(own) != _step_of(config):
             return None
-        return next((line for line in self.lines if _same_choice(line, config)), None)
+        return next((line for line in self.lines if is_choice_of(line, config)), None)
 
     def close(self) -> None:
         self._quiet.stop()
@@ -335,7 +335,7 @@ def full_options(line: PlanLine) -> dict[str, Any]:
     return {**defaults, **line.options}
 
 
-def _same_choice(line: PlanLine, config: RunConfig) -> bool:
+def is_choice_of(line: PlanLine, config: RunConfig) -> bool:
     if line.strategy != config.strategy.use or line.changes:
         return False
     own: Mapping[str, Any] = config.strategy.options

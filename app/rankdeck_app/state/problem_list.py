@@ -49,19 +49,33 @@ def text_of(problem: Problem) -> str:
 
 
 class ProblemList(QObject):
-    """`entries` in the order in which they are shown: what is of one run together, its errors first."""
+    """`entries` in the order in which they are shown: what is of one run together, its errors first; of other
+    runs than the one on show (`on_show`) at the end."""
 
     changed = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._owners: dict[str, list[ListedProblem]] = {}
+        self.on_show: Path | None = None
+
+    def show_run(self, run: Path | None) -> None:
+        """Another run is on show; None where none is."""
+        if run != self.on_show:
+            self.on_show = run
+            self.changed.emit()
+
+    def is_of_another_run(self, entry: ListedProblem) -> bool:
+        return self.on_show is not None and entry.run not in (None, self.on_show)
 
     @property
     def entries(self) -> list[ListedProblem]:
         found = [entry for entries in reversed(self._owners.values()) for entry in entries]
         groups = {entry.group: place for place, entry in reversed(list(enumerate(found)))}
-        return sorted(found, key=lambda entry: (groups[entry.group], entry.is_warning))
+        return sorted(
+            found,
+            key=lambda entry: (self.is_of_another_run(entry), groups[entry.group], entry.is_warning),
+        )
 
     @property
     def num_errors(self) -> int:

@@ -27,6 +27,7 @@ from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.series import Curve, Floats
 from rankdeck.run.spells import Spell, lasted_s
+from rankdeck.run.standstill import Standstill, is_of_standstill
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.cured_plan import CuredPlan
@@ -156,9 +157,25 @@ class RunAnswers:
         return self.fold.evaluation
 
     @property
+    def standstill(self) -> Standstill | None:
+        """What was said of ranks that make no progress now."""
+        announced = [one for one in self.fold.attempts.values() if one.started is not None]
+        return announced[-1].standstill if announced and self.is_live else None
+
+    @property
+    def standstill_problem(self) -> Problem | None:
+        """The same with the seconds that have passed by now."""
+        still = self.standstill
+        return None if still is None else in_words(self.fold.placed(still.as_of(self.now)))
+
+    @property
     def problems(self) -> list[Problem]:
-        """What was raised, and what of the events could not be written or read; in the window's words."""
-        return [in_words(problem) for problem in (*self.fold.problems, *self._own_problems)]
+        """What was raised, and what of the events could not be written or read; in the window's words. A
+        standstill is one only while it lasts."""
+        still = self.standstill_problem
+        raised = [problem for problem in self.fold.problems if not is_of_standstill(problem)]
+        found = [in_words(problem) for problem in (*raised, *self._own_problems)]
+        return found if still is None else [*found, still]
 
     @property
     def cure(self) -> Mapping[str, Any]:
@@ -261,7 +278,7 @@ class RunAnswers:
 
     @property
     def eta_s(self) -> float | None:
-        return self.fold.remaining_s() if self.is_live else None
+        return self.fold.remaining_s() if self.is_live and self.standstill is None else None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -277,11 +294,11 @@ class RunAnswers:
 
     @property
     def loss(self) -> float | None:
-        """The smoothed loss at the last step; NaN where a script's is not finite since."""
-        lost_in, known = self.fold.script.not_finite, self.loss_ema.last_x
+        """The loss of the last step that told one; NaN where a script's is not finite since."""
+        lost_in, known = self.fold.script.not_finite, self.losses.last_x
         if lost_in is not None and (known is None or known < lost_in):
             return math.nan
-        return self.loss_ema.last_y
+        return self.losses.last_y
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -68,7 +68,7 @@ class RunTail(threading.Thread):
         said: str | None = None
         configured: Path | None = None
         outcome: str | None = None
-        labelled: int | None = -1
+        labelled: object = None
         looked = -OUTCOME_EVERY_S
         while not self._stopping.is_set():
             if time.monotonic() - looked >= OUTCOME_EVERY_S:
@@ -78,7 +78,7 @@ class RunTail(threading.Thread):
                 if (file := self._run.config_file) != configured:
                     configured = file
                     self._read_configuration()
-                if (stamp := labels_stamp(self._run.path)) != labelled:
+                if (stamp := (labels_stamp(self._run.path), configured)) != labelled:
                     self._passed.title, labelled = self._run.title, stamp
             # The outcome was looked up before: all events of a run that is over are in this pass or earlier
             # ones. It waits where there was any; the next pass follows at once.

@@ -16,6 +16,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.run.fold import Fold
 from rankdeck.run.moments import beside
 from rankdeck.run.past import Past
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import read_prediction
 from rankdeck.rundir import RunDir
 from rankdeck_app.state.past_run import PastRun
 from rankdeck_app.state.run_answers import RunAnswers
@@ -33,7 +35,7 @@ class _PastReader(threading.Thread):
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(name=f"past of {run.name}", daemon=True)
-        self.found: deque[tuple[float, Fold]] = deque(maxlen=1)
+        self.found: deque[tuple[float, Fold, PlanLine | None]] = deque(maxlen=1)
         self._run = run
         self._wanted: float | None = None
         self._is_over = False
@@ -61,7 +63,8 @@ class _PastReader(threading.Thread):
             fold = past.fold_at(moment, lambda: self._goes_on(moment, until))  # noqa: B023
             if fold is not None:
                 done = moment
-                self.found.append((moment, fold))
+                attempt = max((number for number, one in fold.attempts.items() if one.started), default=0)
+                self.found.append((moment, fold, read_prediction(self._run, attempt)))
 
     def _goes_on(self, moment: float, until: float) -> bool:
         return not self._is_over and (self._wanted == moment or time.monotonic() < until)
@@ -172,8 +175,8 @@ class TimeMachine(QObject):
 
     def _tick(self) -> None:
         if self._reader is not None and self._reader.found:
-            moment, fold = self._reader.found.popleft()
-            self.past = PastRun(self._live, fold, moment)
+            moment, fold, prediction = self._reader.found.popleft()
+            self.past = PastRun(self._live, fold, moment, prediction)
             self.arrived.emit()
         if self.is_playing and self.moment is not None:
             now = time.monotonic()

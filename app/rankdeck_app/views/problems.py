@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QEnterEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import marked
 from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
+from rankdeck.run.standstill import is_of_standstill
 from rankdeck_app.language import tr
 from rankdeck_app.state.problem_list import ListedProblem, ProblemList, Remedy
 from rankdeck_app.theme import Theme, set_look
@@ -78,7 +81,8 @@ class ProblemRow(QWidget):
         message = said_of(problem)
         self.links: list[QPushButton] = []
         self.trace: TextBlock | None = None
-        words = column(_wrapped(message), spacing=3)
+        self._message = _wrapped(message)
+        words = column(self._message, spacing=3)
         for line in self.code[:MAX_LINKS]:
             words.addLayout(self._link(line, message, open_code))
         for seen in problem.evidence[:MAX_EVIDENCE]:
@@ -100,9 +104,25 @@ class ProblemRow(QWidget):
         icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
         symbol = Symbol(theme, icon, tone, QSize(16, 18), 16)
         row(symbol, (words, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
+        self.say(entry)
+        self.setAccessibleDescription(problem.advice or "")
+
+    def say(self, entry: ListedProblem) -> None:
+        """The same entry, whose message counts on."""
+        self.entry = entry
+        message = said_of(entry.problem)
+        self._message.setText(message)
         name = marked("Warning: {problem}") if entry.is_warning else marked("Error: {problem}")
         self.setAccessibleName(tr(name, problem=message))
-        self.setAccessibleDescription(problem.advice or "")
+
+    def shows(self, entry: ListedProblem) -> bool:
+        """Whether it is the same entry, but for the seconds of a standstill."""
+        own, other = self.entry, entry
+        if is_of_standstill(own.problem) and code_of(own.problem) == code_of(other.problem):
+            kept = {"message": "", "arguments": {}}
+            own = replace(own, problem=msgspec.structs.replace(own.problem, **kept))
+            other = replace(other, problem=msgspec.structs.replace(other.problem, **kept))
+        return own == other
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
@@ -233,7 +253,10 @@ class ProblemsView(QWidget):
         self.empty.setContentsMargins(16, 8, 16, 8)
         self.more = text_label(tone="dim", wrap=False)
         self.more.setContentsMargins(40, 4, 16, 4)
+        self.others = text_label(tr("Other runs").upper(), "section", wrap=False)
+        self.others.setContentsMargins(16, 10, 16, 2)
         inside = QWidget()
+        self.others.setParent(inside)
         self._column = column(self.empty, self.more, None, on=inside, margins=(0, 0, 0, 8), spacing=0)
         self._scroll = scrolled(inside, tr("Problems"))
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -244,27 +267,45 @@ class ProblemsView(QWidget):
 
     def refresh(self) -> None:
         """Rows whose entry is as it was stay, with the keyboard and what is unfolded in them."""
+        places = {row: at for at, row in enumerate(self.rows)}
         before, self.rows = self.rows, []
         entries = self._problems.entries
+        self._column.removeWidget(self.others)
         for at, entry in enumerate(entries[:MAX_ROWS]):
             remedies = self._find_remedies(entry)
             labels = [label for label, _ in remedies]
-            same = next((one for one in before if one.entry == entry and one.remedies == labels), None)
+            same = next((one for one in before if one.shows(entry) and one.remedies == labels), None)
             if same is not None:
                 before.remove(same)
+                same.say(entry)
             made = same or self._make_row(entry, remedies)
             if self._column.indexOf(made) != at:
                 self._column.insertWidget(at, made)
                 made.show()
             self.rows.append(made)
+        focused = QApplication.focusWidget()
         for gone in before:
+            if focused is not None and gone.isAncestorOf(focused):
+                self._focus_nearest(places.get(gone, 0))
             self._column.removeWidget(gone)
             gone.hide()
             gone.deleteLater()
         self.empty.setVisible(not self.rows)
         self.more.setText(tr("{count} more are not shown.", count=len(entries) - MAX_ROWS))
         self.more.setVisible(len(entries) > MAX_ROWS)
+        first = next((at for at, row in enumerate(self.rows) if self._is_of_another(row)), None)
+        self.others.setVisible(first is not None)
+        if first is not None:
+            self._column.insertWidget(first, self.others)
         self._give_room()
+
+    def _is_of_another(self, shown: ProblemRow) -> bool:
+        return self._problems.is_of_another_run(shown.entry)
+
+    def _focus_nearest(self, place: int) -> None:
+        """The keyboard stays in the list when the row that has it goes: what was done there mended it."""
+        buttons = self.rows[min(place, len(self.rows) - 1)].buttons if self.rows else []
+        (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

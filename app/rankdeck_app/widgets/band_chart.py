@@ -27,6 +27,7 @@ from rankdeck_app.widgets.zoom_plot import LABEL_MARGIN, ZoomPlot, value_before
 
 _COLUMNS = 240
 _LABEL_HEIGHT = 15.0
+_REACH_PX = 48.0
 # With fewer samples than this in sight each one is marked: a straight line is no reading.
 _FEW = 40
 _AIR = 0.012
@@ -225,12 +226,11 @@ class BandChart(ZoomPlot):
             label.hide()
         if lead is not None:
             name = figure.labels[figure.line]
-            top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
+            top = float(lead[-1])
             names = tr("{device} lead", device=name) if figure.is_notable else name, name
             self._place(self._lead_label, names, partial(places.beside, top, top, above=True))
         if band is not None:
-            least = float(np.nanmin(band[0][-max(1, len(band[0]) // 3) :]))
-            most = float(np.nanmax(band[1][-max(1, len(band[1]) // 3) :]))
+            least, most = float(band[0][-1]), float(band[1][-1])
             self._place(self._rest_label, self._rest_names(), partial(places.beside, least, most))
         for limit, label in zip(figure.limits, self._limit_labels, strict=True):
             beside = partial(places.beside, limit.num_bytes, limit.num_bytes)
@@ -303,7 +303,9 @@ class _Places:
         wanted = (*up[:20], *down, *up) if above else (*down[:20], *up, *down)
         free = [y for y in wanted if self._is_free(y)]
         spans, half = self._spans(width_px), _LABEL_HEIGHT * self._pixel / 2
-        clear = (y for y in free if not any(low < y + half and y - half < high for low, high in spans))
+        reach = _REACH_PX * self._pixel  # further off nobody knows whose label it is
+        near = [y for y in free if lower - reach <= y <= upper + reach]
+        clear = (y for y in near if not any(low < y + half and y - half < high for low, high in spans))
         y = next(clear, free[0] if free else None)
         if y is None:
             return None

@@ -51,8 +51,12 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
     ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
     value = f"+{format_bytes(imbalance.excess_bytes)}{ratio}"
     lead = labels[imbalance.device]
-    label = tr("{device} vs median of the others", device=lead)
-    return Stat(label, value, widest, is_hot=True, short=tr("{device} vs median", device=lead))
+    label, short = tr("{device} vs median of the others", device=lead), tr("{device} vs median", device=lead)
+    if imbalance.num_others < len(labels) - 1:
+        count = imbalance.num_others
+        label = tr("{device} vs {n} others in use", "{device} vs {n} other in use", count, device=lead)
+        short = tr("{device} vs {n} others", "{device} vs {n} other", count, device=lead)
+    return Stat(label, value, widest, is_hot=True, short=short)
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):

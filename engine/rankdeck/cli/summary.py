@@ -237,7 +237,7 @@ def _devices_table(devices: Sequence[Mapping[str, Any]], which: str = "peak") ->
     table.add_row(total, *(size_in_words(device[f"{which}_bytes"]) for device in devices), style="bold")
     if any(device["predicted_peak_bytes"] for device in devices):
         table.add_row("predicted", *(size_in_words(device["predicted_peak_bytes"]) for device in devices))
-        table.add_row("error", *map(_error, devices), style="dim")
+        table.add_row("error (+: predicted above)", *map(_error, devices), style="dim")
     if any(device["utilisation_mean"] is not None for device in devices):
         table.add_row("busy", *(_percent(device["utilisation_mean"]) for device in devices))
     return table

@@ -16,7 +16,6 @@ from rankdeck.base.parsing import json_of
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
-from rankdeck.rundir import RunDir, attempt_of
 
 
 @dataclass(frozen=True)
@@ -65,22 +64,15 @@ def read_background(at: RunAt) -> Background:
     return Background(
         title=run.title,
         tables=_tables(config_file_of(at)),
-        environment=_json(_file_of(run, at.attempt, "environment", "json")),
-        prediction=None if is_past else read_prediction(run),
+        environment=_json(run.file_of("environment", "json", at.attempt)),
+        prediction=read_prediction(run, at.attempt),
         is_past=is_past,
     )
 
 
 def config_file_of(at: RunAt) -> Path:
     """The resolved configuration of a run as it is now, or of one attempt."""
-    return _file_of(at.run, at.attempt, "config", "toml")
-
-
-def _file_of(run: RunDir, attempt: int | None, stem: str, suffix: str) -> Path:
-    """What an attempt was started with: its own file, or that of the one that it goes on from by itself."""
-    known = [path for path in run.path.glob(f"{stem}.*.{suffix}") if attempt_of(path.name)]
-    fitting = [path for path in known if attempt is None or attempt_of(path.name) <= attempt]
-    return max(fitting, key=lambda path: attempt_of(path.name), default=run.path / f"{stem}.{suffix}")
+    return at.run.file_of("config", "toml", at.attempt)
 
 
 def _tables(file: Path) -> dict[str, Any] | None:

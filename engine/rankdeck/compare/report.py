@@ -19,7 +19,7 @@ from rankdeck.base.units import format_duration
 from rankdeck.compare import bars, differences, page, words
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.compare.reading import ReadRun
-from rankdeck.compare.reported import reported
+from rankdeck.compare.reported import ERROR_SIGN, reported
 from rankdeck.compare.table import Comparison, compare
 from rankdeck.run.fold import Fold
 from rankdeck.run.summary import problems_of
@@ -60,6 +60,7 @@ def _facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
             for group in bars.memory_bars(comparison)
         ],
         "is_predicted": told.is_predicted,
+        "error_sign": ERROR_SIGN,
         "run_name": figures.at.path.name,
         "memory_source": told.memory_source,
         "phases": told.phases,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.compare import words
 from rankdeck.compare.figures import ComparedRun
@@ -54,6 +54,10 @@ class SummedUp(NamedTuple):
     label: str
     text: str
     more: str
+
+
+ERROR_SIGN = marked("+ is predicted above measured")
+"""What the sign of a prediction's error says."""
 
 
 class Reported(NamedTuple):

@@ -4,11 +4,14 @@ folder holds nothing that leads elsewhere."""
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 
 from rankdeck import rundir
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
+from rankdeck.config.naming import title_of
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.under_guard import NotResumableError, alive_error
 from rankdeck.rundir import RunDir
@@ -83,3 +86,15 @@ def _check_ways_out(run: RunDir) -> None:
                 copy=shlex.quote(f"{run.path}-copy"),
             ),
         )
+
+
+def title_of_next(run: RunDir, config: RunConfig, num_devices: int | None) -> str:
+    """What a run is called that goes on with `config`: where no person named it, after what trains now."""
+    known, before = run.own_title, None
+    with suppress(ConfigError):
+        before = run.config()
+    if before is None:
+        return known
+    count = None if num_devices is None else len(run.environment().get("devices", ()))
+    title = title_of(before, count)
+    return title_of(config, num_devices) + known.removeprefix(title) if known.startswith(title) else known

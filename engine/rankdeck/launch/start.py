@@ -33,10 +33,9 @@ from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.resumable import check_over, check_resumable
+from rankdeck.launch.resumable import check_over, check_resumable, title_of_next
 from rankdeck.launch.several import Several
 from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
-from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import FIRST_STEPS, RunDir
 
 SCRIPT_STOP_S = 32.0
@@ -102,6 +101,7 @@ def resume(
     config, choice = _check(config, several)
     said = command_line if several is None else several.harmless(command_line)
     environment = environment_of(config, choice, said, started)
+    environment["title"] = title_of_next(run, config, len(choice.devices) if several is None else None)
     least = 0 if several is None else several.attempt
     attempt, files = rundir.add_attempt(run, config, environment, least)
     try:
@@ -113,8 +113,6 @@ def resume(
         for file in files:
             file.unlink(missing_ok=True)
         raise
-    # What was predicted was for the attempt before, which may have had another strategy.
-    prediction_file(run).unlink(missing_ok=True)
     # Whoever watches the index looks again at this run.
     rundir.enter_in_index(run)
     return run

@@ -1,8 +1,8 @@
 """Predicted beside measured: what the planner says of a run that has been, and a table of all such runs.
 
-A run keeps the line that was predicted for it (plan.json in its directory), so it is planned once; the table
-is made from the runs that are there. Compared are peaks of live tensors: the ledger's in a rehearsal, torch's
-allocator on a GPU. Read pool.py before.
+A run keeps the line that was predicted for it (plan.json in its directory, plan.<attempt>.json of one that
+was resumed), so it is planned once; the table is made from the runs that are there. Compared are peaks of
+live tensors: the ledger's in a rehearsal, torch's allocator on a GPU. Read pool.py before.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ def predict(run: RunDir) -> PlanLine | None:
 
     Raises: ConfigError when its configuration cannot be read.
     """
+    file = prediction_file(run)  # an attempt that starts meanwhile has its own
     config = to_predict(run)
     if config is None:
         return read_prediction(run)
     infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment()["devices"]]
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
     (line,) = plan_lines_of(config, [candidate], target_of_run(infos))
-    files.write_own(prediction_file(run), plan_lines.encode(line))
+    files.write_own(file, plan_lines.encode(line))
     return line
 
 

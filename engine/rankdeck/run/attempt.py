@@ -26,6 +26,7 @@ from rankdeck.run.script_steps import ScriptJoiner
 from rankdeck.run.script_told import ScriptTold
 from rankdeck.run.series import Floats, Series
 from rankdeck.run.spells import Spell
+from rankdeck.run.standstill import Standstill, is_of_standstill
 from rankdeck.run.step_blocks import StepBlock
 from rankdeck.run.step_table import ROWS_HELD, SCRIPT_COLUMNS, StepTable
 from rankdeck.run.steps import Joiner
@@ -56,6 +57,9 @@ class Attempt:
         self.phases: dict[int, str] = {}
         self.verified: events.Verified | None = None
         self.steps_counted: int | None = None
+        self._stood: Standstill | None = None
+        self._moved_at = 0.0
+        """When a rank last reported another phase, an evaluation or a checkpoint (Unix seconds)."""
         self.data: events.Phase | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
         self.out_of_memory: dict[int, events.OutOfMemory] = {}
@@ -79,6 +83,20 @@ class Attempt:
     def restored(self) -> int | None:
         """The step that it went on after; None while it has not restored anything."""
         return self.joiner.restored
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """What was said of ranks that make no progress now."""
+        if self._stood is None or self.ended is not None or self.is_stopping:
+            return None
+        stepped_at = self.table.row(-1).ended if self.table.rows.shape[1] else None
+        has_moved = max(self._moved_at, stepped_at or 0.0) > self._stood.reported_at
+        return None if has_moved else self._stood
+
+    def warn(self, source: Source, problem: Problem) -> None:
+        """A problem was raised."""
+        if is_of_standstill(problem) and (self._stood is None or self._stood.reported_at <= source.t):
+            self._stood = Standstill(problem, source.t)
 
     def setup(self) -> object:
         """What must be alike for two attempts to be measured together."""
@@ -207,6 +225,7 @@ class Attempt:
     def evaluate(self, event: events.Evaluation) -> bool:
         if self._is_history(event.step):
             return False
+        self._moved_at = max(self._moved_at, event.t)
         self.evaluations.append(event)
         if event.loss is not None:
             self.held_out.append_many((event.step,), (event.loss,))
@@ -242,6 +261,8 @@ class Attempt:
 
     def take_rare(self, source: Source, event: events.AnyEvent) -> None:
         """What needs no answer."""
+        if isinstance(event, events.Phase | events.CheckpointSaved):
+            self._moved_at = max(self._moved_at, event.t)
         match event:
             case events.Stopping():
                 self.is_stopping = True

@@ -13,6 +13,7 @@ attempts become warnings. Memory is bounded (steps.py, series.py). What makes no
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -124,8 +125,7 @@ class Fold:
 
     def _cut(self, before: dict[int, int | None], *, has_memory: bool) -> Changed:
         """The rule of resumes, where an attempt has just said what it goes on after."""
-        changed = Changed.NOTHING
-        least: int | None = None
+        changed, least = Changed.NOTHING, None
         for one in reversed(self.attempts.values()):
             if least is not None:
                 if one.cut(least):
@@ -163,8 +163,8 @@ class Fold:
                     one.sync[event.rank] = event
             case events.ProblemRaised():
                 self.raised.append(event.problem)
-                self._problems.append((source, event.problem))
-                self._problems.sort(key=lambda entry: entry[0])
+                one.warn(source, event.problem)
+                bisect.insort(self._problems, (source, event.problem), key=lambda entry: entry[0])
                 return Changed.PROBLEMS
             case events.Dropped():
                 self.dropped.append(event)

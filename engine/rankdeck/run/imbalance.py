@@ -20,13 +20,14 @@ NOTABLE_RATIO = 1.1
 @dataclass(frozen=True)
 class Imbalance:
     """The lead device against the others. `excess_bytes` is never negative; `ratio` is None when the others
-    hold nothing.
+    hold nothing. `num_others`: how many it is compared with; of others nothing is known, or they are idle.
     """
 
     device: int
     median_bytes: float
     excess_bytes: float
     ratio: float | None
+    num_others: int = 1
 
     @property
     def is_notable(self) -> bool:
@@ -51,4 +52,4 @@ def imbalance_of(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
     lead = max(known, key=lambda device: (known[device], -device))
     middle = float(median(size for device, size in known.items() if device != lead))
     ratio = known[lead] / middle if middle > 0 else None
-    return Imbalance(lead, middle, known[lead] - middle, ratio)
+    return Imbalance(lead, middle, known[lead] - middle, ratio, len(known) - 1)

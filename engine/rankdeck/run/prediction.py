@@ -1,4 +1,4 @@
-"""What was predicted for a run, kept in its directory as one line of a plan."""
+"""What was predicted for an attempt of a run, kept beside its configuration as one line of a plan."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from rankdeck.base import files
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import RunDir, attempt_of
 
 
-def prediction_file(run: RunDir) -> Path:
-    """Where a run keeps what was predicted for it."""
-    return run.path / "plan.json"
+def prediction_file(run: RunDir, attempt: int | None = None) -> Path:
+    """Where a run keeps the prediction for its latest attempt, or for `attempt`: numbered like the
+    configuration that it is of."""
+    number = attempt_of(run.file_of("config", "toml", attempt).name)
+    return run.path / (f"plan.{number}.json" if number else "plan.json")
 
 
-def read_prediction(run: RunDir) -> PlanLine | None:
-    """What was predicted for a run, None where nobody did."""
+def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
+    """The prediction for the latest attempt, or for `attempt`; None where there is none."""
     try:
-        return plan_lines.decode(files.read_bytes(prediction_file(run)))
+        return plan_lines.decode(files.read_bytes(prediction_file(run, attempt)))
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -114,7 +114,7 @@ def read_info(run: RunDir) -> RunInfo:
     stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
-        title=labels.name or run.first_title,
+        title=labels.name or run.own_title,
         outcome=outcome,
         strategy=_strategy(run, begun, tables),
         started=run.here(first.started) if first else _seconds(run.environment().get("started")),

@@ -36,11 +36,11 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     end = None if is_past else run.end()
     outcome, exit_code = _past_end(fold) if is_past else (run.outcome(), end.exit_code if end else None)
     strategy, options, planned = _what_ran(run, fold)
-    predicted = _predicted_bytes(run)
+    predicted = _predicted_bytes(run, attempt)
     first, last_loss, labels = fold.first_started, newest_loss(fold), read_labels(run.path)
     return {
         "run": run.name,
-        "title": labels.name or run.first_title,
+        "title": labels.name or run.own_title,
         "tags": list(labels.tags),
         "note": labels.note,
         "archived": labels.is_archived,
@@ -107,9 +107,9 @@ def problems_of(run: RunDir, fold: Fold, outcome: str) -> list[Problem]:
     return found + reading_problems(fold.counts, fold.refused)
 
 
-def _predicted_bytes(run: RunDir) -> dict[int, int]:
+def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
     """The predicted peak of live tensors by device; nothing where only a bound is known."""
-    line = read_prediction(run)
+    line = read_prediction(run, attempt)
     if line is None or line.is_bound:
         return {}
     return {device.device: device.active_bytes for device in line.devices}

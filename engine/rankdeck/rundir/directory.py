@@ -4,6 +4,7 @@
       config.toml  environment.json         of attempt 0; one that was resumed has config.<attempt>.toml ...
       events/rank-<r>.<attempt>.jsonl   events/supervisor.<attempt>.jsonl   events/sampler.<attempt>.jsonl
       logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
+      plan.json             what was predicted for attempt 0; of a resumed one plan.<attempt>.json
       checkpoints/<step>/  weights.safetensors
       labels.json           what a person says of it afterwards (labels.py)
       clocks.jsonl          of a run of several hosts: how far their clocks are ahead (clocks.py)
@@ -107,8 +108,8 @@ class RunDir:
 
     @property
     def title(self) -> str:
-        """What it is called: as a person says now, else since it began; else the folder's name."""
-        return read_labels(self.path).name or self.first_title
+        """What it is called: as a person says now, else after what it trains; else the folder's name."""
+        return read_labels(self.path).name or self.own_title
 
     @property
     def title_slug(self) -> str:
@@ -116,14 +117,15 @@ class RunDir:
         return self.name[16:-5]
 
     @property
-    def first_title(self) -> str:
-        """What it was called when it began."""
+    def own_title(self) -> str:
+        """What it was called when its latest attempt began, which may have another strategy."""
         for file, read, key in (
-            ("environment.json", _read_json, "title"),
-            ("config.toml", files.read_toml, "name"),  # a run of before titles were kept
+            (self.file_of("environment", "json"), _read_json, "title"),
+            (self.path / "environment.json", _read_json, "title"),
+            (self.path / "config.toml", files.read_toml, "name"),  # a run of before titles were kept
         ):
             try:
-                title = read(self.path / file).get(key)
+                title = read(file).get(key)
             except (OSError, ValueError):
                 continue
             if isinstance(title, str) and title:
@@ -154,7 +156,7 @@ class RunDir:
     @property
     def config_file(self) -> Path:
         """The resolved configuration of the latest attempt."""
-        return self._latest("config", "toml")
+        return self.file_of("config", "toml")
 
     @property
     def config_to_go_on_with(self) -> Path:
@@ -209,7 +211,7 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
-            told = _read_json(self._latest("environment", "json"))
+            told = _read_json(self.file_of("environment", "json"))
         except (OSError, ValueError):
             return {}
         try:
@@ -220,10 +222,12 @@ class RunDir:
             told["started"] = self.here(started)
         return told
 
-    def _latest(self, stem: str, suffix: str) -> Path:
-        """A file that an attempt that was resumed brought along, else the run's first one."""
-        resumed = self.path.glob(f"{stem}.*.{suffix}")
-        return max(resumed, key=lambda path: attempt_of(path.name), default=self.path / f"{stem}.{suffix}")
+    def file_of(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
+        """What the latest attempt, or this one, was started with: a file that a resumed attempt brought
+        along, else the run's first one."""
+        resumed = [path for path in self.path.glob(f"{stem}.*.{suffix}") if attempt_of(path.name)]
+        by_then = [path for path in resumed if attempt is None or attempt_of(path.name) <= attempt]
+        return max(by_then, key=lambda path: attempt_of(path.name), default=self.path / f"{stem}.{suffix}")
 
     def next_attempt(self) -> int:
         """The number of an attempt that has left no file yet."""

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QRect, Qt
 from pytestqt.qtbot import QtBot
@@ -16,7 +17,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
-from rankdeck.run.prediction import prediction_file
+from rankdeck.run.prediction import prediction_file, read_prediction
 from rankdeck.run.verified import verified_text
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.card_layouts import CardLayouts
@@ -142,6 +143,7 @@ def test_what_the_run_keeps_is_told_when_it_is_opened(
     qtbot: QtBot, written: WrittenRun, tmp_path: Path
 ) -> None:
     write_dp(written)
+    written.configure("dp")
     prediction_file(written.dir).write_bytes(plan_lines.encode(prediction(4, 300 * MIB)))
     parent = QObject()
     draft = Draft(tmp_path / "draft.json", tmp_path, parent)
@@ -152,6 +154,35 @@ def test_what_the_run_keeps_is_told_when_it_is_opened(
     live.start()
     qtbot.waitUntil(lambda: live.drain() is not None and live.prediction is not None)
     assert live.predicted_bytes_of(live.devices[0]) == 300 * MIB
+    live.close()
+
+
+def test_an_attempt_with_another_strategy_has_its_own_prediction(
+    qtbot: QtBot, written: WrittenRun, tmp_path: Path
+) -> None:
+    write_dp(written)
+    written.configure("dp")
+    prediction_file(written.dir).write_bytes(plan_lines.encode(prediction(4, 300 * MIB)))
+    parent = QObject()
+    draft = Draft(tmp_path / "draft.json", tmp_path, parent)
+    plan = idle_plan(draft)
+    live = LiveRun(written.path, parent)
+    predictions = Predictions(plan.planner, plan, parent)
+    predictions.follow(live)
+    live.start()
+    qtbot.waitUntil(lambda: live.drain() is not None and live.prediction is not None)
+    ddp = msgspec.structs.replace(prediction(4, 110 * MIB), strategy="ddp")
+    written.configure("ddp", attempt=1)
+    prediction_file(written.dir).write_bytes(plan_lines.encode(prediction(4, 400 * MIB)))
+    written.begin(4, device_infos(4), strategy="ddp", attempt=1)
+    # A line of another strategy is not the attempt's, whoever wrote it there.
+    qtbot.waitUntil(lambda: live.drain() is not None and live.prediction is None)
+    prediction_file(written.dir).write_bytes(plan_lines.encode(ddp))
+    predictions.forget(live)
+    predictions.follow(live)
+    qtbot.waitUntil(lambda: live.drain() is not None and live.prediction == ddp)
+    assert live.predicted_bytes_of(live.devices[0]) == 110 * MIB
+    assert read_prediction(written.dir, 0) == prediction(4, 300 * MIB)
     live.close()
     predictions.close()
     draft.close()

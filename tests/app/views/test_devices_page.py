@@ -15,6 +15,7 @@ from rankdeck.events import DeviceInfo
 from rankdeck.telemetry.readings import with_place
 from rankdeck_app.composition import App
 from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.views.devices import gpu_figures
 from rankdeck_app.views.devices.page import DevicesPage
 from rankdeck_app.views.launch.devices import gpu_lines
 from rankdeck_app.views.problems import ProblemsView
@@ -101,6 +102,22 @@ def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot:
     app.session.gpus.take(device_lines.notice("back", "GPU-0005"))
     assert not view.rows
     assert app.window.status.item("gpus").text() == "8 GPUs · 164.0 of 640 GiB"
+
+
+def test_two_gpus_in_trouble_are_both_named_and_are_one_toast(qtbot: QtBot, app: App) -> None:
+    gpus = app.session.gpus
+    page = opened(app)
+    app.window.editor.open("welcome:")
+    gpus.take(device_lines.notice("lost", "GPU-0003", "GPU 3 is lost."))
+    gpus.take(device_lines.notice("xid", "GPU-0003", "GPU 3: XID 79.", severity="error", xid=79))
+    gpus.take(device_lines.notice("xid", "GPU-0005", "GPU 5: XID 48.", severity="error", xid=48))
+    shown = [toast.notice.text for toast in app.window.toasts._shown]
+    assert shown == ["2 GPUs have failed: GPU 3, GPU 5."]
+    app.watch.show()
+    assert not app.window.toasts._shown, "the page says it all"
+    redraw(page)
+    health = gpu_figures.stats(gpus)[4]
+    assert (health.label, health.value) == ("Lost, With errors", "GPU 3, GPU 5")
 
 
 def test_a_gpu_that_was_lost_before_the_app_began_is_a_problem_too(app: App) -> None:

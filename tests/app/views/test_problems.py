@@ -14,6 +14,7 @@ from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
 from rankdeck_app.shell.tab import UnavailablePage
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, ListedProblem, ProblemList
+from rankdeck_app.theme import Theme
 from rankdeck_app.views.code_page import CodePage
 from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.problems import ProblemsView, code_of, said_of, whose
@@ -217,6 +218,50 @@ def test_errors_of_a_run_come_before_its_warnings_whoever_tells_them() -> None:
     problems.set(str(run), "mine", [Problem("d", "late", severity="warning"), Problem("c", "failed")], run)
     problems.set(f"{run} memory", "mine", [Problem("e", "uneven", severity="warning")], run)
     assert [entry.problem.code for entry in problems.entries] == ["c", "e", "d", "a", "b"]
+
+
+def test_other_runs_stand_below_the_one_on_show_under_a_heading(qtbot: QtBot) -> None:
+    problems, theme = ProblemList(), Theme()
+    for name in ("mine", "other"):
+        run = Path("/runs") / name
+        problems.set(str(run), name, [Problem(name, "failed")], run)
+    view = ProblemsView(theme, problems, lambda _entry: [])
+    qtbot.addWidget(view)
+    view.show()
+    assert [row.entry.title for row in view.rows] == ["other", "mine"] and not view.others.isVisible()
+    problems.show_run(Path("/runs/mine"))
+    assert [row.entry.title for row in view.rows] == ["mine", "other"]
+    assert view.others.isVisible()
+    qtbot.waitUntil(lambda: view.rows[0].y() < view.others.y() < view.rows[1].y())
+
+
+def test_the_keyboard_stays_in_the_list_when_a_fix_takes_its_row_away(qtbot: QtBot) -> None:
+    problems = ProblemList()
+    problems.set(LAUNCH, "launch", [Problem("b", "wrong")])
+    problems.set(DRAFT, "draft", [Problem("a", "wrong")])
+    fix = ("Fix", lambda: problems.set(DRAFT, "draft", []))
+    view = ProblemsView(Theme(), problems, lambda _entry: [fix])
+    qtbot.addWidget(view)
+    with qtbot.waitActive(view):
+        view.show()
+        view.activateWindow()
+    view.rows[0].buttons[0].setFocus()
+    view.rows[0].buttons[0].click()
+    assert [row.entry.title for row in view.rows] == ["launch"]
+    assert view.rows[0].buttons[0].hasFocus()
+
+
+def test_an_open_panel_turns_to_the_problems_of_the_run_on_show_that_fails(
+    qtbot: QtBot, app: App, written: WrittenRun
+) -> None:
+    app.window.show_panel("output")
+    written.begin(1, device_infos(1))
+    written.steps(0, 1, [1.0])
+    open_run(app, written.path)
+    qtbot.waitUntil(lambda: app.tabs.current is not None and app.tabs.current.is_live)
+    assert app.window.panel.shown == "output"
+    written.end("failed", 1)
+    qtbot.waitUntil(lambda: app.window.panel.shown == "problems")
 
 
 def test_a_folder_that_the_advice_names_is_not_told_twice() -> None:

@@ -198,7 +198,7 @@ def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
     run.step(0, 1, [0.5, 0.5, None, None, *later], step_s=0.0005)
     page = opened(run)
     qtbot.waitUntil(lambda: stats(page)["Step"] == "7")
-    assert stats(page)["Loss (EMA)"] == shown_loss
+    assert stats(page)["Last loss"] == shown_loss
     assert "loss not finite at step 4" in page._facts.accessibleDescription()
     assert stats(page)["Steps/s"] == "2\u2009000"
 

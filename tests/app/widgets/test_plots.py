@@ -226,6 +226,19 @@ def test_labels_are_on_no_curve_where_there_is_another_place(qtbot: QtBot) -> No
             assert not np.any(np.abs(levels - y) < 5 * down), label.toPlainText()
 
 
+def test_labels_stand_where_their_curves_end(qtbot: QtBot) -> None:
+    """After a switch from DP to DDP all devices hold the same; before it one held more."""
+    chart, histories, x = band(qtbot), [], np.linspace(0, 50, 200)
+    for before in (240, 48, 48):
+        histories.append(Series(4096, 1024))
+        histories[-1].append_many(x, np.where(x < 40, before, 108.0) * MIB)
+    chart.set_figure(BandFigure(["Virtual 0", "Virtual 1", "Virtual 2"], histories, None, (), (0.0, 51.0)))
+    chart.request_draw(now=True)
+    per_pixel = chart.getViewBox().viewPixelSize()[1]
+    for label in (chart._lead_label, chart._rest_label):
+        assert abs(label.pos().y() - 108 * MIB) < 50 * per_pixel, label.toPlainText()
+
+
 def test_every_label_has_a_plate_of_the_card_above_the_curves(qtbot: QtBot) -> None:
     chart = band(qtbot, limits=(MemoryLimit("capacity 1 GiB", 1024 * MIB),))
     theme = chart._theme

@@ -76,6 +76,8 @@ def test_amber_is_only_for_the_hot_cell(qtbot: QtBot) -> None:
         ([100 << 20, 104 << 20, 100 << 20], "Memory across devices", "balanced", False),
         ([0, 0], "Memory across devices", "balanced", False),
         ([5, None], "Lead vs median", "–", False),
+        ([300 << 20, 100 << 20, 100 << 20], "GPU 0 vs median of the others", "+200.0 MiB  (3.0×)", True),
+        ([300 << 20, 100 << 20, None], "GPU 0 vs 1 other in use", "+200.0 MiB  (3.0×)", True),
     ],
 )
 def test_devices_that_hold_the_same_are_balanced(

@@ -28,6 +28,20 @@ def test_it_says_how_far_of_what_and_what_to_do() -> None:
     assert problem.advice is not None and "DDP" in problem.advice
 
 
+def test_the_parts_sum_to_the_whole() -> None:
+    kinds = {
+        0: {"gathered": 90 * MIB, "optimizer": 30 * MIB},
+        1: {"inputs": 20 * MIB},
+        2: {"inputs": 20 * MIB},
+    }
+    found = imbalance_of({0: 120 * MIB, 1: 20 * MIB, 2: 20 * MIB})
+    problem = ImbalanceAlert().look(found, LABELS, kinds, "dp")
+    assert problem is not None and "holds 100.0 MiB more" in problem.message
+    assert problem.message.endswith(
+        ": gathered outputs +90.0 MiB, optimizer +30.0 MiB, other kinds −20.0 MiB."
+    )
+
+
 def test_even_devices_and_small_bytes_are_no_problem() -> None:
     assert look(ImbalanceAlert(), 14) is None
     tiny = imbalance_of({0: 9000, 1: 10})

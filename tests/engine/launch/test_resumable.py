@@ -3,6 +3,7 @@ its folder."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -12,12 +13,13 @@ import pytest
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.cli.race import stop_race
-from rankdeck.config import load
+from rankdeck.config import from_dict, load
 from rankdeck.launch import guard
 from rankdeck.launch.control import request_checkpoint
-from rankdeck.launch.resumable import check_resumable
+from rankdeck.launch.resumable import check_resumable, title_of_next
 from rankdeck.launch.under_guard import NotResumableError
-from rankdeck.rundir import RunDir, create_race
+from rankdeck.run.summary import summarise
+from rankdeck.rundir import RunDir, add_attempt, create_race
 from tests.helpers.written_run import WrittenRun
 
 
@@ -134,3 +136,24 @@ def test_what_is_its_own_is_not(run: RunDir, tmp_path: Path) -> None:
     os.mknod(run.path / "control.sock", 0o140600)
     (tmp_path / "link").symlink_to(run.path)
     assert refusal(RunDir(tmp_path / "link")).code == "no-checkpoint"
+
+
+@pytest.mark.parametrize(
+    "called, becomes",
+    [
+        ("MLP · DP · 4", "MLP · DDP · 4"),
+        ("MLP · DP · 4 · lr 0.1", "MLP · DDP · 4 · lr 0.1"),
+        ("the good one", "the good one"),
+    ],
+)
+def test_a_run_is_called_after_the_strategy_that_it_goes_on_with(
+    tmp_path: Path, called: str, becomes: str
+) -> None:
+    tables = {"name": "", "strategy": {"use": "dp"}}
+    run = WrittenRun(tmp_path / "runs", called, tables).dir
+    (run.path / "environment.json").write_text(json.dumps({"title": called, "devices": [{}] * 4}))
+    other = from_dict({**run.config().to_dict(), "strategy": {"use": "ddp"}}, folder=tmp_path)
+    assert title_of_next(run, other, 4) == becomes
+    assert title_of_next(run, run.config(), 4) == called == run.title
+    add_attempt(run, other, {"title": becomes})
+    assert run.title == becomes and summarise(run)["title"] == becomes

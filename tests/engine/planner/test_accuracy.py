@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.compare.naming import RunAt
+from rankdeck.compare.reading import read
 from rankdeck.planner.accuracy import compare, measured_scale, spread_of
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
-from rankdeck.run.prediction import prediction_file
+from rankdeck.run.prediction import prediction_file, read_prediction
 from rankdeck.run.summary import summarise
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -40,6 +42,23 @@ def test_a_run_with_a_prediction_is_compared(tmp_path: Path) -> None:
     (row,) = compare(run.dir)
     assert row.error == pytest.approx(0.25)
     assert summarise(run.dir)["devices"][0]["predicted_peak_bytes"] == 100 * MIB
+
+
+def test_each_attempt_has_its_own_prediction(tmp_path: Path) -> None:
+    run = written(tmp_path, peak_mib=80, low_s=0.1, high_s=0.1)
+    run.configure("fsdp", attempt=1)
+    run.begin(1, device_infos(1, "gpu"), strategy="fsdp", attempt=1)
+    run.memory(0, 13, {0: {"parameters": 40 * MIB}}, attempt=1)
+    run.lose()
+    assert read_prediction(run.dir) is None
+    device = PlannedDevice(device=0, active_bytes=41 * MIB, total_bytes=41 * MIB)
+    line = PlanLine(strategy="fsdp", options={}, label="fsdp", verdict="fits", devices=[device])
+    prediction_file(run.dir).write_bytes(plan_lines.encode(line))
+    for attempt, predicted in ((None, 41), (0, 100), (1, 41)):
+        facts = summarise(run.dir, attempt=attempt)
+        assert facts["devices"][0]["predicted_peak_bytes"] == predicted * MIB
+        (device_told,) = read(RunAt(run.path, attempt)).figures.devices
+        assert device_told.predicted_bytes == predicted * MIB
 
 
 def test_a_measured_step_of_the_same_model_and_gpu_sets_the_scale(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rankdeck.run.imbalance import Imbalance, imbalance_of, lead_of
 
 def test_the_lead_stands_above_the_median_of_the_others_not_above_their_mean() -> None:
     found = imbalance_of({0: 400, 1: 100, 2: 100, 3: 340})
-    assert found == Imbalance(device=0, median_bytes=100.0, excess_bytes=300.0, ratio=4.0)
+    assert found == Imbalance(device=0, median_bytes=100.0, excess_bytes=300.0, ratio=4.0, num_others=3)
     assert lead_of(found) == 0
 
 

@@ -15,6 +15,7 @@ from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.painting import chart_font
 
 _MOST_MESSAGE = 600
+_TONES = {"error": "errorForeground", "warning": "rankdeck.lead"}
 
 
 class Banner(QWidget):
@@ -72,7 +73,7 @@ class Banner(QWidget):
         painter.setBrush(color("rankdeck.card.background"))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(color("errorForeground" if self._tone == "error" else "rankdeck.rest"))
+        painter.setBrush(color(_TONES.get(self._tone, "rankdeck.rest")))
         painter.drawRoundedRect(QRectF(0, 0, 4, self.height()), 2, 2)
         painter.end()
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.run.anatomy import SIMULATED_TIME, StepAnatomy
@@ -44,23 +45,27 @@ def stats(run: RunAnswers) -> tuple[Stat, ...]:
     """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
-    rate = UNKNOWN if run.samples_per_s is None else format_rate(run.samples_per_s)
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
     return (
         Stat(tr("Step"), step + total, widest_step + total),
         loss_stat(run),
-        Stat(tr("Samples/s"), rate, "88 888"),
+        Stat(tr("Samples/s"), rate_text(run, run.samples_per_s), "88 888"),
         Stat(tr("Elapsed"), elapsed, "8:88:88"),
         _outlook(run),
         _balance(run),
     )
 
 
+def rate_text(run: RunAnswers, rate: float | None) -> str:
+    """A rate of now: none while ranks make no progress."""
+    return UNKNOWN if rate is None else format_rate(0.0 if run.standstill is not None else rate)
+
+
 def loss_stat(run: RunAnswers) -> Stat:
     is_lost = run.loss is not None and not math.isfinite(run.loss)
     text = UNKNOWN if run.loss is None else tr("not finite") if is_lost else format_loss(run.loss)
-    return Stat(tr("Loss (EMA)"), text, text if is_lost else "88.8888", is_hot=is_lost)
+    return Stat(tr("Last loss"), text, text if is_lost else "88.8888", is_hot=is_lost)
 
 
 def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
@@ -319,7 +324,7 @@ def _of_step(run: RunAnswers, sampled: StepAnatomy) -> tuple[str, ...]:
 def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     """(tone, message, what next) of the state, or None where the figures say it all.
 
-    Tones: info, error.
+    Tones: info, warning, error.
     """
     if run.ending == "stopping":
         return "info", tr("Stopping…") if run.is_script else tr("Stopping, saving a checkpoint…"), ""
@@ -328,6 +333,8 @@ def headline(run: RunAnswers) -> tuple[str, str, str] | None:
             host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
             words = tr("{host} has told nothing for {time}.", host=host, time=span_in_words(seconds))
             return "info", words, tr("What is shown of it is old.")
+        if (still := run.standstill_problem) is not None:
+            return "warning", _of_rank(still), still.advice or ""
         if run.step is not None:
             return None
         return "info", tr("Starting ranks…"), _awaited(run)
@@ -342,14 +349,17 @@ def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     unexplained = lost_problem if run.outcome == "lost" else failed_problem
     problem = errors[0] if errors else unexplained(run.run)
     said = in_words(problem)
-    told = {"rank": problem.rank, "host": problem.host, "message": said.message}
+    return "error", _of_rank(said), said.advice or ""
+
+
+def _of_rank(problem: Problem) -> str:
+    """The message, with the rank and the host that it is of."""
+    told = {"rank": problem.rank, "host": problem.host, "message": problem.message}
     if problem.rank is not None and problem.host:
-        message = tr("Rank {rank} on {host}: {message}", **told)
-    elif problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
-        message = tr("Rank {rank}: {message}", **told)
-    else:
-        message = said.message
-    return "error", message, said.advice or ""
+        return tr("Rank {rank} on {host}: {message}", **told)
+    if problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
+        return tr("Rank {rank}: {message}", **told)
+    return problem.message
 
 
 def _awaited(run: RunAnswers) -> str:

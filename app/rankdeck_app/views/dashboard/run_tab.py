@@ -213,6 +213,12 @@ class RunTab(Page):
     def _banner_actions(self) -> list[PageAction]:
         if self.run.ending == "stopping" and self._can_act:
             return [PageAction("debug-stop", tr("Stop Now"), "run.stopNow")]
+        if self.run.standstill is not None and self._can_act:
+            return [
+                PageAction("file-code", tr("Go to Line"), "run.standstill"),
+                PageAction("layers", tr("Show Stacks"), "run.stacks"),
+                PageAction("debug-stop", tr("Stop Run"), "run.stop"),
+            ]
         return self.tab_actions() if self.run.is_over else []
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from rankdeck import events
 from rankdeck.base.phrases import marked
-from rankdeck.base.units import format_count, format_duration, format_rate, format_setting
+from rankdeck.base.units import format_count, format_duration, format_setting
 from rankdeck.run.script_words import without_steps
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
@@ -38,7 +38,7 @@ def stats(run: RunAnswers) -> tuple[Stat, ...]:
     """The cells of the strip: those that this script can fill."""
     cells = [] if is_stepless(run) else _of_steps(run)
     if run.samples_per_s is not None:
-        cells.append(Stat(tr("Samples/s"), format_rate(run.samples_per_s), "88 888"))
+        cells.append(Stat(tr("Samples/s"), run_figures.rate_text(run, run.samples_per_s), "88 888"))
     if (wait := run.fold.script.wait_share) is not None:
         cells.append(Stat(tr("Loader wait"), f"{100 * wait:.1f}%", "88.8%"))
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
@@ -53,8 +53,7 @@ def _of_steps(run: RunAnswers) -> list[Stat]:
     cells = [Stat(tr("Step"), step, "8" * max(5, len(step)))]
     if run.loss is not None or not run.is_over:
         cells.append(run_figures.loss_stat(run))
-    pace = run.steps_per_s
-    return [*cells, Stat(tr("Steps/s"), UNKNOWN if pace is None else format_rate(pace), "88 888")]
+    return [*cells, Stat(tr("Steps/s"), run_figures.rate_text(run, run.steps_per_s), "88 888")]
 
 
 def _balance(run: RunAnswers) -> list[Stat]:
@@ -193,7 +192,7 @@ def absence(run: RunAnswers, part: str = "") -> str:
 
 def headline(run: RunAnswers) -> tuple[str, str, str] | None:
     """As run_figures.headline; a script that is under way and has not stepped yet is not starting."""
-    if not run.is_over and run.ending is None:
+    if not run.is_over and run.ending is None and run.standstill is None:
         if run.step is not None or not _is_observed(run):
             return None
         return "info", tr("Running; no optimizer step was seen yet."), tr("Its output is below.")

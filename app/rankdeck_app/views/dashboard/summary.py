@@ -16,7 +16,7 @@ from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.phrases import marked
-from rankdeck.compare.reported import PhaseTable, Reported
+from rankdeck.compare.reported import ERROR_SIGN, PhaseTable, Reported
 from rankdeck.compare.suggesting import NextStep
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
@@ -163,7 +163,8 @@ class SummaryPanel(QWidget):
                 (spoken(one.label), one.measured, one.predicted, one.error)[:count] for one in report.devices
             ]
             names = ("", tr("measured"), tr("predicted"), tr("error"))[:count]
-            note = spoken(report.memory_source or "")
+            sign = tr("error: {sign}", sign=tr(ERROR_SIGN)) if report.is_predicted else ""
+            note = "\n".join(filter(None, (spoken(report.memory_source or ""), sign)))
             self._add(tr("VRAM per device"), note, _table(names, devices, right=(1, 2, 3)))
         if report.phases is not None:
             head, rows = _phases(report.phases)

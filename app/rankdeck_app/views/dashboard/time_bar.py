@@ -55,7 +55,7 @@ def _words(run: LiveRun) -> tuple[str, ...]:
     step = tr("no step yet") if past.step is None else tr("step {step}", step=format_count(past.step))
     words = [at, step]
     if run.fold.num_attempts >= 2 and past.attempt is not None:
-        words.append(tr("attempt {number}", number=past.attempt + 1))
+        words.append(tr("attempt {number}", number=past.attempt))
     return " · ".join(words), f"{at} · {step}", at
 
 

@@ -30,6 +30,7 @@ from rankdeck_app.widgets.heat_strip import COLUMNS, HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
+_MOST_NAMED = 2
 _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 
@@ -67,17 +68,19 @@ def _watts(watts: float) -> str:
 
 
 def _health(gpus: Gpus) -> Stat:
-    """How many devices are in trouble, of which kind."""
-    for trouble, affected in (
+    """Which devices are in trouble, of which kinds."""
+    kinds = (
         (marked("Lost"), [gpu for gpu in gpus.whole if gpu.lost_at is not None]),
         (marked("Old readings"), [gpu for gpu in gpus.whole if gpu.is_stale]),
         (marked("With errors"), [gpu for gpu in gpus.devices if errors_of(gpus, gpu)[1] == "hot"]),
         (marked("Throttled"), [gpu for gpu in gpus.devices if throttled_by(gpus, gpu.uuid)[1] == "hot"]),
-    ):
-        if affected:
-            which = affected[0].label if len(affected) == 1 else tr("{n} GPUs", "{n} GPU", len(affected))
-            return Stat(tr(trouble), which, "88 GPUs", True)
-    return Stat(tr("Trouble"), tr("none") if gpus.devices else UNKNOWN, "88 GPUs")
+    )
+    found = {trouble: affected for trouble, affected in kinds if affected}
+    if not found:
+        return Stat(tr("Trouble"), tr("none") if gpus.devices else UNKNOWN, "88 GPUs")
+    labels = dict.fromkeys(gpu.label for affected in found.values() for gpu in affected)
+    which = ", ".join(labels) if len(labels) <= _MOST_NAMED else tr("{n} GPUs", "{n} GPU", len(labels))
+    return Stat(", ".join(map(tr, found)), which, "88 GPUs", True)
 
 
 def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:

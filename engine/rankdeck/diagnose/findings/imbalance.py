@@ -120,6 +120,10 @@ def _problem(
         phrase("{kind} +{size}", kind=phrase(_WORDS.get(kind, kind)), size=format_bytes(num_bytes))
         for kind, num_bytes in excesses
     ]
+    rest = round(imbalance.excess_bytes) - sum(num_bytes for _, num_bytes in excesses)
+    if parts and abs(rest) >= least_bytes:
+        size = f"{'+' if rest > 0 else '−'}{format_bytes(abs(rest))}"
+        parts.append(phrase("other kinds {size}", size=size))
     device = labels.get(imbalance.device) or phrase("device {number}", number=imbalance.device)
     words = phrase(
         "{held} on {device}, {usual} on the median of the others",
