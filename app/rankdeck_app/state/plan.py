@@ -17,10 +17,11 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Asker, Planner
 from rankdeck_app.state.plan_verification import PlanVerification
@@ -118,6 +119,19 @@ class DraftPlan(Asker):
     def chosen(self) -> PlanLine | None:
         """The answer about the draft's own strategy and options."""
         return next((line for line in self.lines if self.is_chosen(line)), None)
+
+    @property
+    def refusal(self) -> Problem | None:
+        """What the draft's own run would end with at once, where that is known."""
+        line = None if self.devices is not None else self.chosen
+        return None if line is None or line.refusal is None else in_words(line.refusal)
+
+    def recheck_refusal(self) -> None:
+        """Ask again where files beside the draft may have been corrected since it was refused."""
+        config, refusal = self._draft.config, self.refusal
+        reads_files = refusal is not None and (refusal.path or "").startswith("data.")
+        if config is not None and refusal is not None and (reads_files or config.own_code()):
+            self.ask_again()
 
     @property
     def chosen_failure(self) -> str:
