@@ -405,3 +405,19 @@ def check_fit(page: RunsPage) -> None:
         assert page.rect().contains(corner) and part.height() >= 20, part
     assert page.count.width() >= page.count.sizeHint().width()
     assert not app_of(page).window.grab().toImage().isNull()
+
+
+def test_the_key_for_comparing_takes_the_runs_that_are_selected(qtbot: QtBot, page: RunsPage) -> None:
+    app, box = app_of(page), app_of(page).window.palette_box
+    choose(qtbot, page, "one", "three")
+    app.window.commands.run("compare.runs")
+    assert not box.isVisible() and app.comparisons.current is not None
+    assert [at.path.name for at in app.comparisons.current.ats] == [
+        info.name for info in page.selected_runs()
+    ]
+    app.window.commands.run("runs.table")
+    choose(qtbot, page, "two")
+    app.window.commands.run("compare.runs")
+    ticked = [row.item.label for row in box.model.rows if row.item.icon == "check"]
+    assert box.isVisible() and ticked == ["two"], "one is too few: the others are asked for"
+    box.hide()
