@@ -253,4 +253,6 @@ class RunDelegate(ListRowDelegate):
         paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
         used = painted_width(painter, right) + 10 if right else 0
         box = room.adjusted(0, 0, -round(used), 0)
-        paint_text(painter, box, left, tone, px, elide=Qt.TextElideMode.ElideRight)
+        paint_text(
+            painter, box, left, tone, px, elide=Qt.TextElideMode.ElideMiddle
+        )  # names differ at their end
