@@ -145,6 +145,8 @@ class App:
     def _compare_row(self) -> Command:
         """Where a list of runs and comparisons meet."""
 
+        self.comparisons.selected_runs = self.lists.runs_in_use
+
         def compare() -> None:
             self.comparisons.open_compare([info.path for info in self.lists.selected_runs])
 

@@ -114,6 +114,11 @@ def dying() -> nn.Module:
     raise AssertionError("unreachable")
 
 
+def raising() -> nn.Module:
+    """A factory that raises: whether it would on real tensors, no plan knows."""
+    raise ValueError("no weights here")
+
+
 def leaving() -> nn.Module:
     """A factory that ends its process as if all were well."""
     import os

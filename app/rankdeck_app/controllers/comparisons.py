@@ -18,6 +18,7 @@ from shiboken6 import isValid
 
 from rankdeck.base.phrases import phrase
 from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS, RunAt, ats_of
+from rankdeck.run.row import RunInfo
 from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.exports import Exports
@@ -58,6 +59,8 @@ class Comparisons(QObject):
         self.recent = RecentComparisons(
             window.services.state_folder / "comparisons.json", self, disk=window.services.disk
         )
+        self.selected_runs: Callable[[], Sequence[RunInfo]] = tuple
+        """Those of the list that is in use."""
         self._pages: list[ComparePage] = []
         """The last one that was active comes last."""
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
@@ -179,8 +182,12 @@ class Comparisons(QObject):
     # Choosing runs
 
     def pick(self) -> None:
-        """Runs for a new comparison, one after another."""
-        self._choose([], tr("Choose two or more runs"), self.open_compare)
+        """Compare the runs that are selected in a list; where these are too few or too many, ask which."""
+        ats = [RunAt(info.path) for info in self.selected_runs() if info.race is None]
+        if LEAST_RUNS <= len(ats) <= MOST_RUNS:
+            self.open_compare(ats)
+            return
+        self._choose(ats[:MOST_RUNS], tr("Choose two or more runs"), self.open_compare)
 
     def compare_with(self, path: Path) -> None:
         """Runs to put beside this one."""

@@ -21,7 +21,6 @@ from rankdeck.base.phrases import phrase
 from rankdeck.compare.naming import RunAt
 from rankdeck.config import RunConfig
 from rankdeck.config.cures import STRATEGY, cured, options_of
-from rankdeck.run.row import RESUMABLE
 from rankdeck.run.ways_out import cure_name
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
@@ -214,9 +213,7 @@ class Cures(QObject):
 
 def can_go_on(run: LiveRun) -> bool:
     """Whether there is, or can be, a checkpoint that it goes on from."""
-    if run.is_live:
-        return True
-    return run.outcome in RESUMABLE and run.saved_step is not None
+    return run.is_live or run.is_resumable
 
 
 def _key(path: Path) -> str:

@@ -58,6 +58,8 @@ class Launching(QObject):
         session.choice.changed.connect(self._draft_changed)
         session.hosts.told.connect(self._draft_changed)
         session.draft.set_aside.connect(self._offer_back)
+        session.plan.changed.connect(self._plan_changed)
+        self._refusal: Problem | None = None
         self._draft_changed()
 
     # What stands in the way
@@ -68,6 +70,13 @@ class Launching(QObject):
 
     def blocker(self) -> Problem | None:
         """Why what is configured, the draft or the script, cannot be launched, or None."""
+        problem = self.form_blocker()
+        if problem is None and not self._session.script.is_chosen:
+            return self._session.plan.refusal
+        return problem
+
+    def form_blocker(self) -> Problem | None:
+        """As `blocker`, whatever the plan says of the chosen strategy: others may still be raced."""
         draft, script = self._session.draft, self._session.script
         choice, hosts = self._session.choice, self._session.hosts
         if script.is_chosen:
@@ -104,8 +113,14 @@ class Launching(QObject):
         self._session.problems.set(DRAFT, tr("configuration"), [] if script.is_chosen else problems)
         self._session.problems.set(SCRIPT, tr("script"), listed if script.is_chosen else [])
         is_of_one_host = not script.is_chosen and not self._session.choice.hosts
-        self._window.context.set("raceable", blocker is None and is_of_one_host)
+        self._window.context.set("raceable", self.form_blocker() is None and is_of_one_host)
         self.changed.emit()
+
+    def _plan_changed(self) -> None:
+        refusal = self._session.plan.refusal
+        if refusal != self._refusal:
+            self._refusal = refusal
+            self._draft_changed()
 
     def _offer_back(self, before: Snapshot) -> None:
         bring_back = (tr("Bring It Back"), Once(lambda: self._session.draft.bring_back(before)))
@@ -132,6 +147,7 @@ class Launching(QObject):
         blocker = self.blocker()
         if blocker is not None:
             self.blocked.emit(blocker)
+            self._session.plan.recheck_refusal()
         return blocker is not None
 
     def launch_suggestion(self, suggestion: Suggestion) -> None:

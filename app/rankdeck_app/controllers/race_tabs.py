@@ -6,13 +6,15 @@ the app, may be closed meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject
 
+from rankdeck.base.files import read_text
 from rankdeck.base.phrases import phrase
-from rankdeck.config import RunConfig
+from rankdeck.config import RunConfig, from_text
 from rankdeck.config.naming import race_title
 from rankdeck.run.race import RUNNING, RaceEntry, entry_run
 from rankdeck_app.commands.table import Command
@@ -49,19 +51,36 @@ class RaceTabs(QObject):
 
     def race_draft(self) -> None:
         """Race every strategy that fits on the draft's devices, asking first whether its code is trusted."""
-        config, blocker = self._session.draft.config, self._launching.blocker()
+        config, blocker = self._session.draft.config, self._launching.form_blocker()
         if blocker is not None:
             self._launching.refused(tr("The race"), [blocker])
         elif config is not None:
             self._launching.when_trusted(config.code_folders, partial(self._begin, config))
 
-    def _begin(self, config: RunConfig) -> None:
+    def _begin(self, config: RunConfig, options: Sequence[str] = ()) -> None:
         workspace = self._session.workspace
         title = race_title(config, self._session.hosts.num_chosen(config))
         launch = self._session.engine.race(
-            title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
+            title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder, options=options
         )
         self._launching.show_starting(launch, self._tabs.open)
+
+    def _race_again(self, watch: RaceWatch) -> None:
+        """Race the strategies of a race once more, as it was asked for."""
+        race, folder = watch.race, watch.folder
+        if race is None:
+            return
+        names = ",".join(dict.fromkeys(entry.strategy for entry in race.field))
+        options = ("--only", names, "--steps", str(race.steps))
+
+        def begin(config: RunConfig) -> None:
+            self._launching.when_trusted(config.code_folders, partial(self._begin, config, options))
+
+        self._session.disk.do(
+            lambda: from_text(read_text(folder.asked), folder=folder.path),
+            begin,
+            lambda error: self._window.toasts.error(tr("The race could not be started: {why}", why=error)),
+        )
 
     def _make_page(self, page_id: str) -> Page:
         path = Path(page_id.partition(":")[2])
@@ -72,6 +91,7 @@ class RaceTabs(QObject):
         watch = self._watches[path] = RaceWatch(path, self)
         watch.changed.connect(self._set_facts)
         page = RacePage(page_id, watch, self._window.theme, closed=partial(self._leave, watch))
+        page.again_asked.connect(partial(self._race_again, watch))
         page.stop_asked.connect(partial(self._stop, watch))
         page.entry_opened.connect(partial(self._open_entry, watch))
         page.winner_used.connect(self.use)

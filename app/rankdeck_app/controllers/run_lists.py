@@ -158,6 +158,14 @@ class RunLists(QObject):
 
     # Which list has the keyboard
 
+    def runs_in_use(self) -> list[RunInfo]:
+        """The runs that are selected in the list that has the keyboard, else in the table on show."""
+        from rankdeck_app.views.runs_page import RunsPage
+
+        page = self._window.editor.active_page()
+        of_table = page.selected_runs() if isinstance(page, RunsPage) else []
+        return self.acts.selected_runs or of_table
+
     def _list_in_use(self) -> Any:
         """The RunsPage or RunsView that the keyboard is in, or None."""
         focused = QApplication.focusWidget()

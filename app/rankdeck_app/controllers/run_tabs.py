@@ -22,7 +22,7 @@ from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
-from rankdeck.run.row import RESUMABLE, RunInfo
+from rankdeck.run.row import RunInfo
 from rankdeck.rundir import RaceDir, RunDir, is_race, is_run
 from rankdeck_app.controllers import run_words
 from rankdeck_app.controllers.session import Session
@@ -161,14 +161,13 @@ class RunTabs(QObject):
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
         is_script = run is not None and run.script is not None
-        outcome = None if run is None else run.outcome
         self._window.context.update(
             {
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
                 "activeRunScript": is_script,
                 "activeRunStandsStill": run is not None and run.standstill is not None,
-                "activeRunResumable": not is_script and outcome in RESUMABLE,
+                "activeRunResumable": run is not None and run.is_resumable,
                 "activeRunAgain": run is not None and run.is_over,
                 "activeRunCure": run is not None and run.is_over and bool(run.cure),
                 "activeRunOutOfMemory": run is not None and any(map(is_out_of_memory, run.problems)),

@@ -22,7 +22,7 @@ import tomlkit
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import LARGEST_TOML_BYTES, read_bytes, write_whole
 from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
 from rankdeck.config.devices import parse_devices
@@ -84,6 +84,8 @@ class Draft(QObject):
         self.is_edited = False
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
+        self.plan_config: RunConfig | None = None
+        """What can be planned: also where only the chosen strategy does not go together with the rest."""
         self._named: RunConfig | None = None
         """The last one that there was of this text."""
         self.problems: list[Problem] = []
@@ -315,11 +317,13 @@ class Draft(QObject):
             return
         self._toml_text = self.text
         self.config, self.problems = self._problems_of(self.text)
+        self.plan_config = self.config or self._problems_of(self.text, to_plan=True)[0]
         self._named = self.config or self._named
 
-    def _problems_of(self, text: str) -> tuple[RunConfig | None, list[Problem]]:
+    def _problems_of(self, text: str, *, to_plan: bool = False) -> tuple[RunConfig | None, list[Problem]]:
+        where: dict[str, Any] = {"folder": self.folder, "stem": self.stem, "resolve": Path.absolute}
         try:
-            return from_text(text, folder=self.folder, stem=self.stem, resolve=Path.absolute), []
+            return from_text(text, to_plan=to_plan, **where), []
         except ConfigError as error:
             return None, [in_words(problem) for problem in error.problems]
 
@@ -327,6 +331,6 @@ class Draft(QObject):
 def _read_text(path: Path) -> str:
     """Raises OSError: the file cannot be read, or is no UTF-8 text."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, LARGEST_TOML_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise OSError(errno.EILSEQ, tr("it is not UTF-8 text"), str(path)) from None

@@ -310,12 +310,17 @@ class Engine(QObject):
     def _bring(self, host: str, run: str) -> EngineCall:
         return self.ask(["--host", host, "copy", run, "--json"])
 
-    def race(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
+    def race(
+        self, name: str, config_toml: str, *, runs: Path, workspace: Path, options: Sequence[str] = ()
+    ) -> Launch:
         """Begin a race of what fits; it arrives once it is planned."""
         doing = tr("The planner finds out which strategies fit")
-        return self._begin(Launch(name, self._read_by("race", config_toml, runs, workspace), self, doing))
+        call = self._read_by("race", config_toml, runs, workspace, *options)
+        return self._begin(Launch(name, call, self, doing))
 
-    def _read_by(self, command: str, config_toml: str, runs: Path | None, workspace: Path) -> EngineCall:
+    def _read_by(
+        self, command: str, config_toml: str, runs: Path | None, workspace: Path, *options: str
+    ) -> EngineCall:
         """A command that begins with the configuration, which is gone when it has answered."""
         file = self.config_file()
 
@@ -324,7 +329,7 @@ class Engine(QObject):
             write_config(file, config_toml)
 
         there = [] if runs is None else ["--runs", str(runs)]
-        arguments = [command, str(file), *there, "--detach", "--json"]
+        arguments = [command, str(file), *there, *options, "--detach", "--json"]
         call = EngineCall(self.python, arguments, workspace, self, disk=self.disk, prepare=prepare)
         call.answered.connect(lambda *_: self.remove(file))
         return call

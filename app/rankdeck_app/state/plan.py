@@ -17,10 +17,11 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
-from rankdeck_app.language import spoken, tr
+from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Asker, Planner
 from rankdeck_app.state.plan_verification import PlanVerification
@@ -76,8 +77,8 @@ class DraftPlan(Asker):
 
     @property
     def config(self) -> RunConfig | None:
-        """That of the draft, None while it has problems."""
-        return self._draft.config
+        """That of the draft, None while it has problems that are not of the chosen strategy alone."""
+        return self._draft.plan_config
 
     @property
     def lines(self) -> list[PlanLine]:
@@ -102,7 +103,7 @@ class DraftPlan(Asker):
     @property
     def problem(self) -> str:
         """Why there are no answers, or no more of them; "" where nothing stands in the way."""
-        if self._draft.config is None:
+        if self._draft.plan_config is None:
             return self._draft.problems[0].sentence
         if self.needs_trust:
             return tr("This configuration has code of its own, which is run to plan it.")
@@ -111,13 +112,26 @@ class DraftPlan(Asker):
     @property
     def needs_trust(self) -> bool:
         """Whether there is code of the draft's own of which nobody knows yet that it is trusted."""
-        config = self._draft.config
+        config = self._draft.plan_config
         return config is not None and bool(config.own_code()) and self._trusted != _code_of(config)
 
     @property
     def chosen(self) -> PlanLine | None:
         """The answer about the draft's own strategy and options."""
         return next((line for line in self.lines if self.is_chosen(line)), None)
+
+    @property
+    def refusal(self) -> Problem | None:
+        """What the draft's own run would end with at once, where that is known."""
+        line = None if self.devices is not None else self.chosen
+        return None if line is None or line.refusal is None else in_words(line.refusal)
+
+    def recheck_refusal(self) -> None:
+        """Ask again where files beside the draft may have been corrected since it was refused."""
+        config, refusal = self._draft.plan_config, self.refusal
+        reads_files = refusal is not None and (refusal.path or "").startswith("data.")
+        if config is not None and refusal is not None and (reads_files or config.own_code()):
+            self.ask_again()
 
     @property
     def chosen_failure(self) -> str:
@@ -144,7 +158,7 @@ class DraftPlan(Asker):
         )
 
     def is_chosen(self, line: PlanLine) -> bool:
-        config = self._draft.config
+        config = self._draft.plan_config
         return config is not None and is_choice_of(line, config)
 
     # Asking
@@ -193,7 +207,7 @@ class DraftPlan(Asker):
 
     def _look_at_trust(self, then: Callable[[], object]) -> None:
         """Find out whether the draft's own code is trusted, where it has any."""
-        config = self._draft.config
+        config = self._draft.plan_config
         if config is None or not config.own_code():
             then()
             return
@@ -231,7 +245,7 @@ class DraftPlan(Asker):
         self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
 
     def _is_something_missing(self) -> bool:
-        config = self._draft.config
+        config = self._draft.plan_config
         if not (self._wants_all or self._wants_chosen):
             return False
         if config is None or self.needs_trust:
@@ -245,7 +259,7 @@ class DraftPlan(Asker):
 
     def _ask(self) -> None:
         self._quiet.stop()
-        config = self._draft.config
+        config = self._draft.plan_config
         if config is not None and self._is_something_missing():
             self._begin(config)
         self.changed.emit()

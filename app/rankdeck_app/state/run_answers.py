@@ -25,6 +25,7 @@ from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.row import RESUMABLE
 from rankdeck.run.series import Curve, Floats
 from rankdeck.run.spells import Spell, lasted_s
 from rankdeck.run.standstill import Standstill, is_of_standstill
@@ -151,6 +152,11 @@ class RunAnswers:
         """Of the newest checkpoint that was told of; it may be gone by now."""
         saved = (one.saved_step for one in self.fold.attempts.values())
         return max((step for step in saved if step), default=None)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it ended before its last step, and has a checkpoint to continue from."""
+        return self.outcome in RESUMABLE and not self.is_script and self.saved_step is not None
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankdeck.base.files import read_bytes
 from rankdeck.base.home import expanded
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
 from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
@@ -36,9 +38,16 @@ _TYPES = {
     "hc-light": "high contrast light",
 }
 
-_NOISE = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
+# A string or a comment without its end goes to the end of the text: nothing is looked through twice.
+_NOISE = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*"?)|,(?=\s*[}\]])', re.DOTALL)
 _HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
+
+
+_LARGEST_BYTES = 1 << 20
+_MOST_INCLUDES = 16
+_MOST_SHOWN = 60
+"""So many characters of a value that is no colour, or of a name, are shown."""
 
 
 class ThemeError(ValueError):
@@ -66,10 +75,10 @@ class ColorTable:
 def parse_relaxed_json(text: str) -> Any:
     """JSON as VS Code writes it: with // and /* */ comments and trailing commas.
 
-    Raises json.JSONDecodeError.
+    Raises ValueError, which has a line where it is a json.JSONDecodeError.
     """
     bare = _NOISE.sub(lambda match: match[1] or " ", text)
-    return json.loads(_TRAILING.sub(lambda match: match[1] or "", bare))
+    return json_of(_TRAILING.sub(lambda match: match[1] or "", bare))
 
 
 def normal_hex(value: str) -> str:
@@ -121,30 +130,39 @@ def load_vscode_theme(path: Path) -> ColorTable:
                 '{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".',
                 path=path,
                 key=key,
-                value=value,
+                value=value if len(str(value)) <= _MOST_SHOWN else f"{str(value)[:_MOST_SHOWN]}…",
             )
             raise ThemeError(told) from None
     kind = _kind(raw, colors)
-    return ColorTable(str(raw.get("name") or path.stem), kind, _completed(colors, kind))
+    said = raw.get("name")
+    name = said[:_MOST_SHOWN] if said and isinstance(said, str) else path.stem
+    return ColorTable(name, kind, _completed(colors, kind))
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = expanded(path).resolve()
-    if path in seen:
-        raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
     try:
-        raw = parse_relaxed_json(path.read_text("utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        told = tr(
-            "{path}: cannot be read ({error}). Choose a VS Code colour theme file.", path=path, error=error
-        )
-        raise ThemeError(told) from error
+        path = expanded(path).resolve()
+        if path in seen:
+            raise ThemeError(tr("{path}: the theme includes itself. Remove the include.", path=path))
+        if len(seen) > _MOST_INCLUDES:
+            told = tr("{path}: more than {n} includes lead here. Remove some.", path=path, n=_MOST_INCLUDES)
+            raise ThemeError(told)
+        raw = parse_relaxed_json(read_bytes(path, _LARGEST_BYTES).decode("utf-8-sig"))
+    except ThemeError:
+        raise
     except json.JSONDecodeError as error:
         told = tr(
             "{path}, line {line}: {error}. A colour theme is a JSON object.",
             path=path,
             line=error.lineno,
             error=error.msg,
+        )
+        raise ThemeError(told) from error
+    except (OSError, RuntimeError, ValueError) as error:  # of a path with a NUL, of links in a circle
+        told = tr(
+            "{path}: cannot be read ({error}). Choose a VS Code colour theme file.",
+            path=str(path).replace("\0", "?"),
+            error=error,
         )
         raise ThemeError(told) from error
     if not isinstance(raw, dict) or not isinstance(raw.get("colors", {}), dict):

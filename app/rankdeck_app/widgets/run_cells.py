@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter
+from PySide6.QtGui import QColor, QFontMetricsF, QPainter
 from PySide6.QtWidgets import (
     QLineEdit,
     QStyle,
@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 from rankdeck.run.row import RunInfo
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, paint_progress, paint_text
+from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, chart_font, paint_progress, paint_text
 from rankdeck_app.widgets.run_columns import COLUMNS, RunColumn
 from rankdeck_app.widgets.run_list import INDENT, fold_icon, outcome_look, step_share
 from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
@@ -105,6 +105,8 @@ class RunCellDelegate(QStyledItemDelegate):
         elif column.key == "step" and info.is_alive and (share := step_share(info)) is not None:
             line = QRect(box.x(), rect.bottom() - 4, box.width(), 2)
             paint_progress(painter, self._theme, line, share, ink("rankdeck.rest"))
+        if column.key == "name":
+            text = self._runs.names.fitted(text, QFontMetricsF(chart_font(12)), box.width())
         tone = self._tone(info, column)
         paint_text(
             painter,

@@ -17,6 +17,8 @@ from rankdeck_app.widgets.run_columns import COLUMNS, NAME, PLACES
 
 HEAD_HEIGHT = 28
 _LEAST_WIDTH, _MOST_WIDTH = 40, 2000
+_MOST_NAME_WIDTH = 320
+"""Longer names are cut, rather than that nothing else is seen."""
 _BESIDE_TITLE, _BESIDE_TEXT, _SIGN = 23, 18, 20
 _MOST_MEASURED = 100
 """Rows that columns are fitted to at once."""
@@ -24,8 +26,9 @@ _MOST_MEASURED = 100
 
 class RunHeader(QHeaderView):
     """`sort_asked` and `group_asked` carry a column's key ("" for no groups); `layout_changed` comes when a
-    person has changed the columns. Until one has stretched a column, they are as wide as what they hold, and
-    names take the room that others leave.
+    person has changed the columns. Until one has stretched a column, they are as wide as what they hold.
+    Names take the room that others leave, and what they hold even where that is more: empty columns become
+    narrow, then the table is scrolled sidewards. Only a person makes names narrower.
     """
 
     sort_asked = Signal(str)
@@ -43,7 +46,7 @@ class RunHeader(QHeaderView):
         self._wanted = {at: column.is_shown for at, column in enumerate(COLUMNS)}
         self._widths = {at: self._usual_width(at) for at in range(len(COLUMNS))}
         """Of those that are hidden, too."""
-        self._is_stretched = False
+        self._is_stretched = self._is_name_stretched = False
         self.setFixedHeight(HEAD_HEIGHT)
         self.setSectionsMovable(True)
         self.setSectionsClickable(True)
@@ -63,16 +66,18 @@ class RunHeader(QHeaderView):
         holds up to what it holds as a rule.
         """
         column, title = COLUMNS[at], self.fontMetrics().horizontalAdvance(tr(COLUMNS[at].title))
-        held = self._held.get(at, column.width)
-        return max(min(column.width, math.ceil(held)), title + _BESIDE_TITLE)
+        held = math.ceil(self._held.get(at, column.width))
+        if at == NAME:
+            return min(max(column.width, held), _MOST_NAME_WIDTH)
+        return max(min(column.width, held), title + _BESIDE_TITLE)
 
     def fit(self, first: int, last: int, text_at: Callable[[int, int], str]) -> None:
         """Rows are new, from the first to the last; `text_at` tells what a row says in a column."""
         for at, column in enumerate(COLUMNS):
             rows = range(first, last + 1)[: None if column.is_shown is None else _MOST_MEASURED]
-            if at != NAME and rows:
+            if rows:
                 mono = column.is_number and column.key != "began"
-                advance = QFontMetricsF(chart_font(11, mono=mono)).horizontalAdvance
+                advance = QFontMetricsF(chart_font(12 if at == NAME else 11, mono=mono)).horizontalAdvance
                 widest = max(advance(text) for text in {text_at(row, at) for row in rows})
                 sign = _SIGN * (column.key in ("state", "tags"))
                 held = widest + _BESIDE_TEXT + sign if widest else 0.0
@@ -99,6 +104,7 @@ class RunHeader(QHeaderView):
             self._widths[at] = width
         if before and width and not self._is_restoring:
             self._is_stretched = True
+            self._is_name_stretched |= at == NAME
         self._changed()
 
     def _changed(self, *_: int) -> None:
@@ -107,11 +113,27 @@ class RunHeader(QHeaderView):
             self.layout_changed.emit()
 
     def _fit_names(self) -> None:
+        if self._is_name_stretched:
+            return
+        self._is_restoring = True
+        wanted = self._usual_width(NAME)
         if not self._is_stretched:
-            self._is_restoring = True
-            rest = self.viewport().width() - self.length() + self.sectionSize(NAME)
-            self.resizeSection(NAME, max(rest, self._usual_width(NAME)))
-            self._is_restoring = False
+            self._make_room(wanted)
+        self.resizeSection(NAME, max(self._rest(), wanted))
+        self._is_restoring = False
+
+    def _rest(self) -> int:
+        """What the other columns leave of the width."""
+        return self.viewport().width() - self.length() + self.sectionSize(NAME)
+
+    def _make_room(self, wanted: int) -> None:
+        """Columns that hold nothing are narrow as long as names lack room."""
+        empty = [at for at, held in self._held.items() if not held and not self.isSectionHidden(at)]
+        for at in empty:
+            self.resizeSection(at, self._usual_width(at))
+        for at in empty if self._rest() < wanted else ():
+            self.resizeSection(at, _LEAST_WIDTH)
+            self._widths[at] = self._usual_width(at)  # what is remembered
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -171,18 +193,23 @@ class RunHeader(QHeaderView):
 
     def columns_state(self) -> list[dict[str, Any]]:
         """The columns from left to right, as JSON values."""
-        widths = self._widths if self._is_stretched else self._widths | {NAME: None}
-        return [
+        widths = self._widths if self._is_name_stretched else self._widths | {NAME: None}
+        state: list[dict[str, Any]] = [
             {"key": COLUMNS[at].key, "width": widths[at], "shown": self._wanted[at]}
             for at in sorted(range(len(COLUMNS)), key=self.visualIndex)
         ]
+        if self._is_stretched:
+            state[self.visualIndex(NAME)]["stretched"] = True
+        return state
 
     def restore(self, state: object = None) -> None:
         """As `columns_state` told; what is new is at the end, what makes no sense as on the first day."""
         told = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
         records = {record["key"]: record for record in told if record.get("key") in PLACES}
         self._is_restoring = True
-        self._is_stretched = isinstance(records.get("name", {}).get("width"), int)
+        of_name = records.get("name", {})
+        self._is_name_stretched = isinstance(of_name.get("width"), int)
+        self._is_stretched = self._is_name_stretched or of_name.get("stretched") is True
         for visual, key in enumerate([*records, *(key for key in PLACES if key not in records)]):
             at, record = PLACES[key], records.get(key, {})
             width, is_shown = record.get("width"), record.get("shown", COLUMNS[at].is_shown)

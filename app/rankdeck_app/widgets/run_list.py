@@ -145,9 +145,11 @@ def step_share(info: RunInfo) -> float | None:
 
 
 def strategy_text(info: RunInfo) -> str:
-    """'DDP'; of a race 'DDP fastest', once two have raced, and while it goes on 'DDP so far'."""
+    """'DDP'; of a race, once two have raced, 'DDP so far', 'DDP fastest' or 'inconclusive'."""
     if info.race is None:
         return _title_text(info.strategy)
+    if info.race.is_inconclusive:
+        return phrase("inconclusive")
     if info.race.fastest is None or info.race.num_done < 2:
         return ""
     strategy = _title_text(_strategy(info.race.fastest))
@@ -251,4 +253,6 @@ class RunDelegate(ListRowDelegate):
         paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
         used = painted_width(painter, right) + 10 if right else 0
         box = room.adjusted(0, 0, -round(used), 0)
-        paint_text(painter, box, left, tone, px, elide=Qt.TextElideMode.ElideRight)
+        paint_text(
+            painter, box, left, tone, px, elide=Qt.TextElideMode.ElideMiddle
+        )  # names differ at their end

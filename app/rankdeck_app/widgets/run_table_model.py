@@ -21,6 +21,8 @@ from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.widgets.painting import DATA_ROLE, Index
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, OF_NOW, RunColumn
+from rankdeck_app.widgets.run_list import title_text
+from rankdeck_app.widgets.run_names import SharedNames
 
 _UNKNOWN = phrase("unknown")
 # key of a column -> the group of runs that have none
@@ -99,6 +101,7 @@ class RunTableModel(QAbstractTableModel):
         """The races whose entries are shown."""
         self.num_archived = 0
         """How many that would be found were put away and are not shown."""
+        self.names = SharedNames(())
         self._infos: Sequence[RunInfo] = ()
         self._kept: dict[Path, _Kept] = {}
         self._places: dict[Path, int] = {}
@@ -107,6 +110,7 @@ class RunTableModel(QAbstractTableModel):
 
     def set_infos(self, infos: Sequence[RunInfo]) -> None:
         before, self._infos = self._infos, infos
+        self.names = SharedNames(title_text(info) for info in infos)
         if self._replaced(before, infos):
             return
         kept = self._kept

@@ -22,9 +22,10 @@ from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingEr
 from rankdeck.base.files import read_text
 from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.cli import console
-from rankdeck.cli.race import DEFAULT_STEPS, LEAST_STEPS, MOST_STEPS, facts_of, stop_race
+from rankdeck.cli.race import LEAST_STEPS, MOST_STEPS, facts_of, stop_race
 from rankdeck.cli.race_tables import entry_line, introduction
 from rankdeck.config import RunConfig, from_text
+from rankdeck.config.planning import RACE_STEPS
 from rankdeck.launch.race import entry_config
 from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run, read_race
 from rankdeck.run.race import Race as RaceFile
@@ -39,7 +40,7 @@ def race(
     *,
     devices: str | None = None,
     only: Sequence[str] | str | None = None,
-    steps: int = DEFAULT_STEPS,
+    steps: int = RACE_STEPS,
     overrides: Mapping[str, Any] | Iterable[str] | None = None,
     runs: str | Path | None = None,
     wait: bool = True,

@@ -3,7 +3,8 @@
 Tied weights appear under every name: safetensors refuses shared storages, so each name gets bytes of its own.
 Extra state of modules (`get_extra_state`) that is a tensor stands under its name; of any other kind it stands
 as JSON in the file's metadata, under "extra_state". Complex numbers stand as pairs of real ones, (..., 2),
-under the names that the metadata lists as "complex": not every version of the format has them.
+under the names that the metadata lists as "complex": not every version of the format has them. The metadata's
+"format" is "pt", without which transformers before version 5 loads nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def weights_file(
     plain = {name: value for name, value in (extra_state or {}).items() if name not in tensors}
     words = {"extra_state": msgspec.json.encode(plain).decode()} if plain else {}
     words |= {_COMPLEX: msgspec.json.encode(pairs).decode()} if pairs else {}
-    data: bytes = safetensors.torch.save(own, metadata={**metadata, **words})
+    data: bytes = safetensors.torch.save(own, metadata={**metadata, **words, "format": "pt"})
     return data
 
 

@@ -26,8 +26,9 @@ Detach = Annotated[bool, typer.Option("--detach", help="Leave once the run is up
 AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout, problems too.")]
 
 
-def load_config(text: str, **changes: Unpack[Changes]) -> RunConfig:
-    """The configuration that CONFIG names. A preset's relative paths start in the current folder.
+def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[Changes]) -> RunConfig:
+    """The configuration that CONFIG names. A preset's relative paths start in the current folder. `to_plan`:
+    see config.loading.from_text.
 
     Raises:
         ConfigError: neither a file nor a preset, or what is wrong inside.
@@ -38,7 +39,7 @@ def load_config(text: str, **changes: Unpack[Changes]) -> RunConfig:
     folder = None
     if not files.is_regular(path):
         path, folder = _preset(text, path), Path.cwd()
-    return load(path, folder=folder, **changes)
+    return load(path, folder=folder, to_plan=to_plan, **changes)
 
 
 def _preset(text: str, path: Path) -> Path:

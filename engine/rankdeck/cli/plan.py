@@ -79,7 +79,7 @@ def plan(
     from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import target_of
 
-    chosen = load_config(config, overrides=overrides or ())
+    chosen = load_config(config, to_plan=True, overrides=overrides or ())
     target = target_of(chosen, devices, capacity)
     _warn_of_torch()
     output = PlanOutput(as_json=as_json)

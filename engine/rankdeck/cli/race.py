@@ -19,11 +19,11 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.home import expanded
 from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
-from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
 from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
 from rankdeck.cli.until_end import INTERRUPTED, Interrupts
+from rankdeck.config.planning import RACE_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ASKED_FROM_S = 120.0
 """A race that is expected to take longer is asked about first, in a terminal."""
-DEFAULT_STEPS, LEAST_STEPS, MOST_STEPS = 25, 20, 1000
+LEAST_STEPS, MOST_STEPS = 20, 1000
 """Below 20 a median says little."""
 _POLL_S = 0.05
 
@@ -50,7 +50,7 @@ def race(
         typer.Option(
             min=LEAST_STEPS, max=MOST_STEPS, help="Each trains so many; the first five are not timed."
         ),
-    ] = DEFAULT_STEPS,
+    ] = RACE_STEPS,
     devices: Annotated[
         str | None, typer.Option(help="auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
     ] = None,
@@ -186,13 +186,12 @@ def _nothing_fits(left_out: Sequence[LeftOut], target: Target) -> ConfigError:
 
 def _is_wanted(asked: Asked) -> bool:
     """Whether a person in a terminal wants a race of this length; short ones are not asked about."""
-    from rankdeck.cli.race_display import expected_s
+    from rankdeck.run.race_time import expected_s, expected_text
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
-    seconds, is_least = expected_s(asked.lines, asked.steps)
-    if seconds <= ASKED_FROM_S or not is_asked:
+    if expected_s(asked.lines, asked.steps)[0] <= ASKED_FROM_S or not is_asked:
         return True
-    words = f"{'at least' if is_least else 'about'} {format_duration(seconds)}"
+    words = expected_text(asked.lines, asked.steps)
     return typer.confirm(f"{len(asked.lines)} strategies take {words}. Race them?", default=True, err=True)
 
 
@@ -279,9 +278,11 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
 
     winner = race.entry(race.verdicts.winner)
     if winner is None:
-        why = (
-            "times of a rehearsal are no GPU's" if race.is_rehearsal else "no strategy can be called fastest"
-        )
+        why = "no strategy can be called fastest"
+        if race.is_rehearsal:
+            why = "times of a rehearsal are no GPU's"
+        elif race.verdicts.inconclusive:
+            why = f"the race is {race.verdicts.inconclusive[:1].lower()}{race.verdicts.inconclusive[1:-1]}"
         console.err().print(f"{file} was not written: {why}.", style="yellow", soft_wrap=True)
         return
     try:

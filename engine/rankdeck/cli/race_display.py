@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Sequence
 
 from rich.live import Live
 from rich.spinner import Spinner
@@ -18,20 +16,7 @@ from rankdeck.cli.display import Display
 from rankdeck.cli.live import REDRAW_S, bar
 from rankdeck.cli.race_tables import entry_line, introduction
 from rankdeck.run.fold import Fold
-from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.race import WAITING, Race, RaceEntry
-
-_STARTING_S = {"virtual": 5.0, "gpu": 12.0}
-"""About how long an entry takes before its first step."""
-
-
-def expected_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
-    """(how long a race of these takes, whether that is the least): on a CPU nobody knows what steps take."""
-    timed = [math.sqrt(line.step.low_s * line.step.high_s) for line in lines if line.step is not None]
-    is_gpu = bool(timed)
-    starting_s = _STARTING_S["gpu" if is_gpu else "virtual"]
-    again_s = timed[0] if timed else 0.0
-    return (len(lines) + 1) * starting_s + steps * (sum(timed) + again_s), len(timed) < len(lines)
 
 
 def left_s(race: Race, now_s: float) -> float | None:

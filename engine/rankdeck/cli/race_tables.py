@@ -24,6 +24,7 @@ from rankdeck.run.race import (
     Race,
     RaceEntry,
 )
+from rankdeck.run.race_time import expected_text
 from rankdeck.run.race_verdicts import STRICT_STEPS
 from rankdeck.run.verified import EQUAL, NOTED, OUTCOME_WORDS, UNCHECKED
 from rankdeck.rundir import RaceDir
@@ -38,6 +39,7 @@ def introduction(race: Race) -> str:
     count = len(race.field)
     what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices(race)}"
     words = f"{what}, {race.steps} steps each from seed {race.seed}, the first {race.warm_up_steps} not timed"
+    words += f"; {expected_text([entry.predicted for entry in race.field], race.steps)}"
     return f"{words}. {NOT_OF_GPUS}" if race.is_rehearsal else words
 
 
@@ -174,6 +176,8 @@ def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
             yield "one device", f"{entry.label}: {entry.verified}"
     for note in verdicts.notes:
         yield "drift", note
+    if verdicts.inconclusive:
+        yield "fastest", f"{verdicts.inconclusive} Race again when nothing else uses the machine."
     best = race.entry(verdicts.fastest)
     if best is not None:
         yield "fastest", f"{best.label}. {verdicts.fastest_why}"

@@ -45,9 +45,11 @@ class Changes(TypedDict, total=False):
     overrides: Iterable[str]
 
 
-def load(path: Path, *, folder: Path | None = None, **changes: Unpack[Changes]) -> RunConfig:
+def load(
+    path: Path, *, folder: Path | None = None, to_plan: bool = False, **changes: Unpack[Changes]
+) -> RunConfig:
     """The configuration in a file, with the command line's changes applied. Relative paths start in `folder`,
-    by default the file's own.
+    by default the file's own. `to_plan`: see `from_text`.
 
     Raises:
         ConfigError: every problem of the file and of the changes, with path, line and advice.
@@ -63,7 +65,8 @@ def load(path: Path, *, folder: Path | None = None, **changes: Unpack[Changes]) 
         message = phrase("{file} cannot be read: {why}.", file=path, why=why)
         raise ConfigError(message, code="unreadable", path=str(path)) from None
     try:
-        return from_text(text, folder=folder or path.resolve().parent, stem=path.stem, **changes)
+        folder = folder or path.resolve().parent
+        return from_text(text, folder=folder, stem=path.stem, to_plan=to_plan, **changes)
     except ConfigError as error:
         error.file = str(path)
         raise
@@ -75,10 +78,12 @@ def from_text(
     folder: Path,
     stem: str = "run",
     resolve: Callable[[Path], Path] = Path.resolve,
+    to_plan: bool = False,
     **changes: Unpack[Changes],
 ) -> RunConfig:
     """As `load`, for text that is not in a file yet. `resolve` makes a path absolute: with `Path.absolute` no
-    link is followed and no disk asked, which the app's editor needs at each key.
+    link is followed and no disk asked, which the app's editor needs at each key. With `to_plan` the chosen
+    strategy need not go together with the rest: others are planned all the same.
     """
     try:
         tables = toml_of(text)
@@ -101,7 +106,19 @@ def from_text(
             problems.append(problem)
         else:
             _not_in_file(lines, place)
-    return from_dict(tables, folder=folder, stem=stem, resolve=resolve, lines=lines, problems=problems)
+    try:
+        return from_dict(tables, folder=folder, stem=stem, resolve=resolve, lines=lines, problems=problems)
+    except ConfigError:
+        chosen = choice(ProblemReport({}, []), ("strategy",), tables.get("strategy", {}), "single")
+        if not to_plan or problems or chosen is None:
+            raise
+        try:
+            rest = from_dict(tables | {"strategy": "single"}, folder=folder, stem=stem, resolve=resolve)
+        except ConfigError:
+            rest = None
+        if rest is None:
+            raise
+    return rest.model_copy(update={"strategy": chosen})
 
 
 def _override_place(override: str) -> Place:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rankdeck.base.errors import RankdeckError
+from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Telling, marked, phrase, sentences
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
@@ -73,8 +73,8 @@ _DDP_FALLBACK = phrase("torch's DDP could not be followed: single's figures and 
 class RankNeeds(Telling):
     """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
 
-    `bound`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and the `mesh`
-    of all ranks: see run/movement.py.
+    `bound`, `refusal`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and
+    the `mesh` of all ranks: see run/movement.py.
     """
 
     devices: list[PlannedDevice] = msgspec.field(default_factory=list)
@@ -86,6 +86,7 @@ class RankNeeds(Telling):
     bubble: float = 0.0
     notes: list[str] = msgspec.field(default_factory=list)
     reason: str | None = None
+    refusal: Problem | None = None
     bound: str | None = None
 
 
@@ -119,7 +120,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
         request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
         return _planned_rank(request, target)
     except RankdeckError as error:
-        return RankNeeds(reason=sentences((error.message, error.advice)))
+        return RankNeeds(reason=sentences((error.message, error.advice)), refusal=refusal_of(error))
     except NotFollowedError as error:
         answered = None if error.num_weights is None else _answered(request, target, error.num_weights)
         if answered is not None:
@@ -253,14 +254,20 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
     return msgspec.structs.replace(figures, notes=[*figures.notes, _DDP_FALLBACK])
 
 
-def empty_line(candidate: Candidate, target: Target, reason: str | None = None) -> PlanLine:
+def refusal_of(error: RankdeckError) -> Problem | None:
+    """Return the problem that a run would have too: not what code raised that ran on fake tensors."""
+    return None if error.__context__ is not None else error.problem
+
+
+def empty_line(candidate: Candidate, target: Target, error: RankdeckError | None = None) -> PlanLine:
     """A candidate that has no figures."""
     return PlanLine(
         strategy=candidate.strategy,
         options=candidate.options,
         label=candidate.label,
         verdict=CANNOT,
-        reason=reason,
+        reason=None if error is None else sentences((error.message, error.advice)),
+        refusal=None if error is None else refusal_of(error),
         target=target.words,
         configured=candidate.configured,
         changes=candidate.changes,
@@ -300,6 +307,7 @@ def line_of(
         too_much = line.verdict == DOES_NOT_FIT
         reason = sentences((reason, failed.reason)) if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
+        line.refusal = failed.refusal
     elif line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
         notes.append(_GIVES_BACK)
     if failed is None:

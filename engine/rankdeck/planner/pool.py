@@ -27,7 +27,7 @@ import msgspec
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.phrases import phrase, sentences
+from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.planner.candidates import Candidate, effort
@@ -75,7 +75,7 @@ def plan_lines_of(
                 _Pending(candidate, candidate.config(base, target), target, base.train.compile, movement)
             )
         except ConfigError as error:
-            yield empty_line(candidate, target, sentences((error.message, error.advice)))
+            yield empty_line(candidate, target, error)
     pending.sort(key=lambda one: effort(one.config, target.num_devices))
     waiting = [(one, rank) for one in pending for rank in one.to_start()]
     running: dict[_Child, tuple[_Pending, int]] = {}

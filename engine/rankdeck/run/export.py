@@ -84,27 +84,49 @@ def _step_of(weights: Path) -> int:
 
 
 def steps_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """One row per complete step, of the run or as `attempt` left it; an empty cell is unknown.
+    """One row per complete step, of the run or as `attempt` left it; an empty cell is unknown. What was
+    evaluated or logged has columns of its own, and rows where it is of no complete step.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     fold = read_fold(run, attempt=attempt, rows_held=None)
-    columns = _columns(fold)
+    columns, told = _columns(fold), _told_by_step(fold)
+    steps = {row.step: _cells(row, len(columns)) for row in fold.rows()}
+    unknown = [None] * (len(columns) - 1)
 
     def write(target: Path) -> None:
         with open(target, "w", newline="", encoding="utf-8") as stream:
             table = csv.writer(stream)
-            table.writerow(columns)
-            for row in fold.rows():
-                table.writerow(["" if value is None else value for value in _cells(row, len(columns))])
+            table.writerow([*columns, *told])
+            for step in sorted(steps.keys() | {step for values in told.values() for step in values}):
+                cells = steps.get(step, [step, *unknown]) + [values.get(step) for values in told.values()]
+                table.writerow(["" if value is None else value for value in cells])
 
     write_whole(file, write)
 
 
+def _told_by_step(fold: Fold) -> dict[str, dict[int, float]]:
+    """By column, step -> value: of evaluations, and of what was logged the last value of a step. Names are
+    those that TensorBoard gets, where no other column is called so."""
+    told: dict[str, dict[int, float]] = {}
+    for one in fold.attempts.values():
+        for evaluation in one.evaluations:
+            for name, value in (("loss", evaluation.loss), ("accuracy", evaluation.accuracy)):
+                if value is not None:
+                    told.setdefault(f"held_out/{name}", {})[evaluation.step] = value
+    taken = {*_columns(fold), *told}
+    for name, metric in fold.metrics.items():
+        steps, _, values = (column.tolist() for column in metric.points())
+        column = f"logged/{name}" if name in taken else name
+        told[column] = {int(step): value for step, value in zip(steps, values, strict=True)}
+    return told
+
+
 def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """`{"summary": what show tells, "steps": [one object per complete step]}`, or as `attempt` left the run.
-    What a script logged itself is in "metrics": a list of {step, time, value} by name.
+    What a script, a model or a loss logged is in "metrics": a list of {step, time, value} by name;
+    evaluations are in "held_out": a list of {step, time, loss, accuracy}.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -113,7 +135,13 @@ def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None
     columns = _columns(fold)
     steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in fold.rows()]
     whole: dict[str, Any] = {"summary": summarise(run, fold, attempt=attempt), "steps": steps}
-    if fold.script.is_script:
+    evaluations = [one for attempt in fold.attempts.values() for one in attempt.evaluations]
+    if evaluations:
+        whole["held_out"] = [
+            {"step": one.step, "time": one.t, "loss": one.loss, "accuracy": one.accuracy}
+            for one in evaluations
+        ]
+    if fold.script.is_script or fold.metrics:
         whole["metrics"] = {name: _logged(metric) for name, metric in fold.metrics.items()}
     text = json.dumps(whole, indent=1, allow_nan=False)
     write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base.errors import Problem
 from rankdeck.base.parsing import document_of, refuse_deep
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
@@ -91,11 +92,12 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     """One strategy with its options, and what it would need.
 
     `label` names it for people, with the options that are not its default ones. `verdict` is one of VERDICTS
-    and `reason` says why it is not "fits". `devices` is empty where nothing could be predicted. `configured`:
-    this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
-    from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
-    `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence. Where
-    nothing fits, a last such line without it names a way to fit, or says that there is none.
+    and `reason` says why it is not "fits"; `refusal` is the problem that a run of it would end with at once,
+    None also where the planner alone gave up. `devices` is empty where nothing could be predicted.
+    `configured`: this is what the configuration itself asks for. `changes` are dotted keys of the
+    configuration that differ from it beside the strategy ("train.activation_checkpointing": true); with them
+    the line is advice, `saves_bytes` is what the fullest device would need less, and `advice` says so in a
+    sentence. Where nothing fits, a last such line without it names a way to fit, or says that there is none.
     `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
     or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
     largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
@@ -109,6 +111,7 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     label: str
     verdict: str
     reason: str | None = None
+    refusal: Problem | None = None
     seconds: float = 0.0
     devices: list[PlannedDevice] = msgspec.field(default_factory=list)
     target: str = ""

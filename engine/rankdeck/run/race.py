@@ -125,7 +125,8 @@ class Verdicts(Telling, kw_only=True):
 
     Losses agree that differ by at most `bar` of themselves in the first steps and `late_bar` later.
     `winner` is None in a rehearsal too, whose times are no GPU's: `fastest` is the best place there is, and
-    `fastest_why` says in a sentence what made it that. `notes` are for people.
+    `fastest_why` says in a sentence what made it that. Where the machine changed its speed too much for that,
+    both are None and `inconclusive` says so. `notes` are for people.
     """
 
     reference: int | None = None
@@ -135,6 +136,7 @@ class Verdicts(Telling, kw_only=True):
     fastest: int | None = None
     fastest_why: str = ""
     winner: int | None = None
+    inconclusive: str = ""
     notes: list[str] = msgspec.field(default_factory=list)
 
 

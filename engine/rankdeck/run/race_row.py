@@ -59,6 +59,7 @@ def race_info(folder: RaceDir) -> RunInfo:
             num_entries=len(race.field),
             num_done=race.num_raced,
             fastest=None if fastest is None else fastest.label,
+            is_inconclusive=bool(race.verdicts.inconclusive),
             losses=next((verdict for verdict in _WORST_FIRST if verdict in verdicts), None),
         ),
     )

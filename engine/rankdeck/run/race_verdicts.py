@@ -9,7 +9,8 @@ something else is told with its reason, and has not failed.
 
 Times. An entry's time is its median step. Two are told apart where the intervals of their medians do not
 overlap and they are further apart than the machine drifted, which the entry that ran first and once more at
-the end shows. Read race.py before.
+the end shows. Where only that drift keeps the first ones from being told apart, the race is inconclusive.
+Read race.py before.
 """
 
 from __future__ import annotations
@@ -69,10 +70,14 @@ def judge(race: Race) -> None:
     for entry in race.entries:
         entry.place = None
         entry.agreement = None if reference is None else _agreement(race, entry, reference, bar)
-    groups = _places(race, abs(drift or 0.0))
-    best, why = _fastest(groups)
+    slower = 1 + (drift or 0.0)
+    groups = _places(race, max(slower, 1 / slower) - 1)  # half the time is as far off as twice the time
+    best, why = _fastest(groups, is_over=race.outcome != RUNNING)
+    inconclusive = _inconclusive(drift or 0.0, groups, best)
     is_whole = race.outcome == RUNNING or race.num_raced == len(race.field)
-    if not is_whole and sum(map(len, groups)) < 2:
+    if inconclusive:
+        best, why = None, ""
+    elif not is_whole and sum(map(len, groups)) < 2:
         best, why = None, ""  # it was stopped before there was anything to be faster than
     race.verdicts = Verdicts(
         reference=None if reference is None else reference.number,
@@ -82,6 +87,7 @@ def judge(race: Race) -> None:
         fastest=None if best is None else best.number,
         fastest_why=why,
         winner=None if best is None or race.is_rehearsal else best.number,
+        inconclusive=inconclusive,
         notes=_drift_notes(race, drift, groups),
     )
 
@@ -240,8 +246,18 @@ def _places_in_words(group: Sequence[RaceEntry]) -> str:
     return phrase("{first} to {last}", first=first, last=last)
 
 
-def _fastest(groups: Sequence[Sequence[RaceEntry]]) -> tuple[RaceEntry | None, str]:
-    """The simplest of the fastest that train the same."""
+def _inconclusive(drift: float, groups: Sequence[Sequence[RaceEntry]], best: RaceEntry | None) -> str:
+    """A sentence where the first ones would be told apart but for the drift; else ''."""
+    first = next((group for group in groups if best in group), [])
+    if abs(drift) < _TOLD_DRIFT or not any(_told_apart(first[0], other, 0.0) for other in first[1:]):
+        return ""
+    return phrase(
+        "Inconclusive: machine speed changed by {drift:.0f} % during the race.", drift=abs(drift) * 100
+    )
+
+
+def _fastest(groups: Sequence[Sequence[RaceEntry]], *, is_over: bool) -> tuple[RaceEntry | None, str]:
+    """The simplest of the fastest that train the same; while the race goes on the one with the least time."""
     passed: list[RaceEntry] = []
     for group in groups:
         fair = [one for one in group if one.agreement is not None and one.agreement.verdict != DIFFERS]
@@ -249,7 +265,7 @@ def _fastest(groups: Sequence[Sequence[RaceEntry]]) -> tuple[RaceEntry | None, s
         passed += [one for one in group if one not in fair]
         if not fair:
             continue
-        best = min(fair, key=lambda one: complexity(one.predicted))
+        best = min(fair, key=lambda one: complexity(one.predicted)) if is_over else fair[0]
         *others, last = [one.label for one in passed] or [""]
         said = (_NO_OTHER if len(fair) == 1 else _SIMPLEST)[min(len(passed), 2)]
         return best, phrase(said, count=len(fair), others=", ".join(others), last=last)

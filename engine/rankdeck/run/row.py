@@ -16,6 +16,7 @@ from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
+from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.spells import Spell
 from rankdeck.rundir import (
@@ -47,7 +48,8 @@ class RunFigures:
 @dataclass(frozen=True)
 class RunInfo:
     """What a list shows of a run. None is unknown. Times are Unix seconds, `spells` when it ran; `steps` are
-    those planned, `step` is the last one done (0: none). `figures` is None as long as nobody has folded it.
+    those planned, `step` is the last one done (0: none). `has_checkpoint` is true of every run over several
+    hosts: what they have, they find out. `figures` is None as long as nobody has folded it.
 
     `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use. The row
     of a race (`race`, made by race_row.py) has those of its entries, which say of what race they are
@@ -68,6 +70,7 @@ class RunInfo:
     labels: Labels = field(default_factory=Labels)
     labels_stamp: int | None = None
     step: int = 0
+    has_checkpoint: bool = False
     figures: RunFigures | None = None
     race: RaceFacts | None = None
     entry_of: Path | None = None
@@ -82,23 +85,25 @@ class RunInfo:
 
     @property
     def is_resumable(self) -> bool:
-        """Over before its last step; whether there is a checkpoint, the engine says. No script is, no race,
-        and no entry of one."""
+        """Over before its last step, with a checkpoint to continue from. No script is, no race, and no entry
+        of one."""
         is_whole = self.race is None and self.entry_of is None
-        return self.outcome in RESUMABLE and not self.is_script and is_whole
+        return self.outcome in RESUMABLE and not self.is_script and is_whole and self.has_checkpoint
 
 
 @dataclass(frozen=True)
 class RaceFacts:
     """What a list shows of a race besides: its entries as rows, in the order in which they run, and how many
     of them are over (`num_done` of `num_entries`, the repetition left out). `fastest` is the label of the
-    first place; `losses` the worst verdict on losses, None where none were compared.
+    first place, None also where `is_inconclusive`; `losses` the worst verdict on losses, None where none were
+    compared.
     """
 
     entries: tuple[RunInfo, ...] = ()
     num_entries: int = 0
     num_done: int = 0
     fastest: str | None = None
+    is_inconclusive: bool = False
     losses: str | None = None
 
 
@@ -127,7 +132,14 @@ def read_info(run: RunDir) -> RunInfo:
         labels=labels,
         labels_stamp=stamp,
         step=last_step(run),
+        has_checkpoint=_has_checkpoint(run, begun),
     )
+
+
+def _has_checkpoint(run: RunDir, begun: events.RunStarted | None) -> bool:
+    if begun is not None and any(device.host for device in begun.devices):
+        return True
+    return bool(list_checkpoints(run.checkpoints_folder))
 
 
 def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> Iterator[Spell]:

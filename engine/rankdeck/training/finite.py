@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.training.logged import not_taken
 
 _NAN = {
     "batch": marked(
@@ -135,7 +136,7 @@ def _by_running_again(module: nn.Module, inputs: Any) -> FirstSeen:
     # A module's hook runs after those of the modules inside it, so the innermost place is found first.
     handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), not_taken():
             call(module, inputs)
     except _Found:
         return FirstSeen("output", place[0]) if place[0] else FirstSeen("model")

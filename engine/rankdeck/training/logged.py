@@ -21,6 +21,16 @@ from rankdeck.rundir import EventWriter
 _FLUSH_S = 0.25
 
 
+@contextlib.contextmanager
+def not_taken() -> Iterator[None]:
+    """What is logged meanwhile is of no step: a forward runs once more to find out something."""
+    before, log.taken_by = log.taken_by, None
+    try:
+        yield
+    finally:
+        log.taken_by = before
+
+
 class StepLog:
     """One rank's. Several threads may log: a rank that drives all devices has one for each."""
 

@@ -300,9 +300,12 @@ def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
             data=data,
             shape=tuple(card.input_shape),
         )
-    better = one_of({"mlp": ["digits"], "gpt": ["text"], "resnet": ["images", "digits"]}[use])
+    better = {"mlp": ["digits"], "gpt": ["text"], "resnet": ["images", "digits"]}[use]
     return ModelError(
-        told, path="model.use", advice=phrase("Use data.use = {better}, or another model.", better=better)
+        told,
+        path="model.use",
+        advice=phrase("Use data.use = {better}, or another model.", better=one_of(better)),
+        cure={"data.use": "digits" if "digits" in better else better[0]},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +148,12 @@ def test_save_as_makes_the_file_and_moves_where_relative_paths_start(draft: Draf
     assert draft.config is not None and draft.config.data.args["path"] == str(tmp_path / "deep" / "books")
     draft.set_value(("train", "steps"), 3)
     assert not draft.is_saved
+
+
+@pytest.mark.timeout(30)
+def test_what_is_no_regular_file_is_not_opened_and_never_waited_for(draft: Draft, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    text, failed = draft.text, list[OSError]()
+    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        draft.open_file(path, lambda: None, failed.append)
+    assert len(failed) == 2 and draft.text == text

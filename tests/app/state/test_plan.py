@@ -9,7 +9,7 @@ from pathlib import Path
 from pytestqt.qtbot import QtBot
 
 from rankdeck.config import from_dict
-from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, StepTime
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, StepTime
 from rankdeck_app.disk import Disk
 from rankdeck_app.state.plan import choose
 from rankdeck_app.state.plan_process import PlanProcess
@@ -225,3 +225,15 @@ def test_the_answer_serves_a_run_of_the_same_configuration(qtbot: QtBot, world: 
     assert world.plan.line_for(from_dict(tables, folder=world.folder)) is not None
     tables["train"]["global_batch"] = 64
     assert world.plan.line_for(from_dict(tables, folder=world.folder)) is None
+
+
+def test_what_only_the_chosen_strategy_refuses_stops_no_other(qtbot: QtBot, world: PlanWorld) -> None:
+    world.tell([line("single"), line("ddp", devices=[], verdict=CANNOT, reason="33 is odd.")])
+    world.draft.set_value(("train", "global_batch"), 33)
+    assert world.draft.config is None and world.draft.problems[0].path == "train.global_batch"
+    world.plan.want_all(True)
+    until(qtbot, lambda: world.plan.is_complete)
+    assert shown(world) == {"single": FITS, "ddp": CANNOT} and not world.plan.problem
+    assert world.plan.chosen is not None and world.plan.chosen.strategy == "ddp"
+    world.draft.set_value(("train", "steps"), "soon")
+    assert "is not a whole number" in world.plan.problem

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,42 @@ def test_a_theme_that_cannot_be_used_says_which_file_and_why(tmp_path: Path, tex
     with pytest.raises(ThemeError, match=r"\.json") as caught:
         load_vscode_theme(path)
     assert says in str(caught.value)
+
+
+HOSTILE = {
+    "a number of 10,000 digits": '{"colors": {"foreground": %s}}' % ("9" * 10_000),
+    "deep nesting": '{"colors": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}",
+    "a NUL in the include": r'{"include": "a\u0000b.json"}',
+    "a NUL in the file": '{"colors": {"a": "\0"}}',
+    "comments without an end": "/*" * 200_000,
+    "strings without an end": '{"' + r"\"" * 200_000,
+    "a long value": '{"colors": {"foreground": "%s"}}' % ("x" * 100_000),
+    "a device": '{"include": "/dev/zero"}',
+    "a pipe": '{"include": "pipe"}',
+    "a folder": '{"include": "."}',
+    "links in a circle": '{"include": "circle"}',
+    "too large": " " * (2 << 20),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_theme_from_anywhere_is_refused_in_a_sentence_and_never_waited_for(
+    tmp_path: Path, name: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to("circle")
+    theme = tmp_path / "theme.json"
+    theme.write_text(HOSTILE[name])
+    with pytest.raises(ThemeError) as caught:
+        load_vscode_theme(theme)
+    assert len(str(caught.value)) < 1_000 and "\0" not in str(caught.value)
+
+
+def test_includes_have_an_end_and_a_name_is_a_text(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.json").write_text(json.dumps({"name": [1], "include": f"{number + 1}.json"}))
+    (tmp_path / "40.json").write_text("{}")
+    assert load_vscode_theme(tmp_path / "30.json").name == "30"
+    with pytest.raises(ThemeError, match="includes lead here"):
+        load_vscode_theme(tmp_path / "0.json")

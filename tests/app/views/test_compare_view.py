@@ -22,6 +22,7 @@ from rankdeck_app.shell.palette import MAX_ROWS
 from rankdeck_app.views.compare import compare_figures
 from rankdeck_app.views.compare.page import ComparePage
 from rankdeck_app.views.compare.side_bar import CompareView
+from rankdeck_app.widgets.painting import read_along
 from rankdeck_app.widgets.side_by_side import SideFigure
 from tests.helpers.app_window import open_run, settle, wait_for
 from tests.helpers.verified import VERIFIED
@@ -422,3 +423,20 @@ def test_words_of_a_row_stand_in_the_table_and_in_its_export(make_app: MakeApp) 
     assert unknown.text == "–" and unknown.is_dim
     rows = [row for row in compare_figures.figures_rows(comparison) if row[1] == "One device"]
     assert [list(row[3:]) for row in rows] == [["equal", ""]]
+
+
+def test_chips_leave_out_what_names_have_in_common_and_keep_what_tells_them_apart(
+    make_app: MakeApp, tmp_path: Path, qtbot: QtBot
+) -> None:
+    names = [f"MLP · Single · seed 2 · lr {rate}" for rate in (0.3, 0.1, 0.03, 0.01, 0.003)]
+    page = opened(make_app(), *(written(name).path for name in names))
+    known(page, 5)
+    page.chips.resize(1000, 200)
+    said: list[str] = []
+    with read_along(said.append):
+        for chip in page.chips.chips:
+            chip.grab()
+    shown = [text for text in said if text.startswith("…")]
+    assert len(set(shown)) == 5 and all(
+        name.endswith(text[2:]) for name, text in zip(names, shown, strict=True)
+    )

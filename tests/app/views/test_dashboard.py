@@ -261,6 +261,18 @@ def test_a_failure_is_on_top_with_its_advice(
         lambda: page._banner.text == "Rank 1: ValueError: 12 classes in the labels.\nSet classes."
     )
     assert page.icon_color == "errorForeground"
+    assert [action.command for action in page.tab_actions()] == ["run.again", "run.compare"]
+
+
+def test_only_a_run_with_a_checkpoint_is_to_be_resumed(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    saved = events.CheckpointSaved(step=20, num_bytes=9, seconds=0.1, reason="schedule")
+    written.writer("rank-0").write(saved)
+    written.end("failed", 1)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.is_over)
     assert [action.command for action in page.tab_actions()] == ["run.resume", "run.again", "run.compare"]
 
 

@@ -26,7 +26,7 @@ from rankdeck_app.views.plan.page import PlanPage
 from rankdeck_app.views.plan.row_delegate import INDEX_HEIGHT, bar_sizes, labelled
 from rankdeck_app.views.plan.table import Columns
 from rankdeck_app.views.plan.target import OWN_DEVICES
-from tests.helpers.told_plan import GIB, PlanWorld, line
+from tests.helpers.told_plan import GIB, TOLD, PlanWorld, line
 from tests.helpers.verified import verified_as
 
 WAIT_MS = 10_000
@@ -437,3 +437,39 @@ def test_verifying_is_a_command_that_opens_the_plan(app: App, monkeypatch: pytes
     command.run()
     assert isinstance(app.window.editor.active_page(), PlanPage)
     assert begun == [False, True], "what is not planned yet is planned, too"
+
+
+def test_what_the_plan_knows_to_be_impossible_is_not_launched_and_its_fix_is_offered(
+    qtbot: QtBot, world: PlanWorld, app: App
+) -> None:
+    why = Problem(
+        "model", "Model gpt cannot read data digits.", path="model.use", advice="Use data.use = text.",
+        cure={"data.use": "text"},
+    )  # fmt: skip
+    session, view = app.session, app.window.side_bar.view("launch")
+    refused = {"devices": [], "verdict": CANNOT, "configured": True, "refusal": why}
+    session.engine.python = str(TOLD)
+    session.draft.choose(("data",), "digits")
+    world.tell([line(session.plan.chosen_strategy, **refused)])
+    session.plan.ask_again()
+    qtbot.waitUntil(lambda: app.launching.blocker() is not None, timeout=WAIT_MS)
+    said = view.footer.blocker
+    assert said.words.text() == why.sentence and view.footer.button.property("kind") != "primary"
+    app.window.commands.run("run.launch")
+    assert not app.launching.num_pending and app.launching.form_blocker() is None
+    assert app.window.context.get("raceable"), "others can"
+    qtbot.mouseClick(said.cure, Qt.MouseButton.LeftButton)
+    assert session.draft.value(("data", "use")) == "text" and app.launching.blocker() is None
+    assert view.footer.button.property("kind") == "primary"
+
+
+def test_a_refusal_for_devices_that_one_does_not_have_blocks_no_launch(
+    qtbot: QtBot, world: PlanWorld
+) -> None:
+    refused = line("ddp", devices=[], verdict=CANNOT, configured=True, refusal=Problem("model", "No."))
+    world.tell([refused])
+    world.plan.start()
+    qtbot.waitUntil(lambda: world.plan.refusal is not None, timeout=WAIT_MS)
+    world.plan.set_devices("4 x A100-80GB")
+    qtbot.waitUntil(lambda: world.plan.chosen is not None, timeout=WAIT_MS)
+    assert world.plan.refusal is None

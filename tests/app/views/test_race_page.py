@@ -31,7 +31,7 @@ def figures(race: Race, step: int = 0) -> list[race_figures.RaceRow]:
     return race_figures.rows(RaceSeen(race, step))
 
 
-def test_while_it_goes_on_rows_stand_as_they_run_and_afterwards_by_place() -> None:
+def test_rows_stand_by_step_time_and_what_runs_or_failed_below_them() -> None:
     entries = [
         entry(1, "single", 0.3),
         entry(2, "dp", None),
@@ -42,14 +42,17 @@ def test_while_it_goes_on_rows_stand_as_they_run_and_afterwards_by_place() -> No
     running = [
         entries[0],
         entries[1],
-        entry(3, "ddp", None, state=RUNNING),
-        entry(4, "fsdp", None, state=WAITING),
+        entry(3, "model", 0.2),
+        entry(4, "ddp", None, state=RUNNING),
+        entry(5, "fsdp", None, state=WAITING),
     ]
     shown = figures(judged(*running), step=5)
-    assert [row.title for row in shown] == ["Single", "DP", "DDP", "FSDP"]
-    assert [row.share for row in shown] == [None, None, 0.2, None]
-    assert (shown[1].words, shown[3].words) == ("Device 0 ran out of memory.", "waiting")
-    assert race_figures.stats(RaceSeen(judged(*running)))[0].value == "2 of 4"
+    assert [row.title for row in shown] == ["Model parallel", "Single", "DDP", "FSDP", "DP"]
+    assert [row.share for row in shown] == [None, None, 0.2, None, None]
+    assert (shown[4].words, shown[3].words) == ("Device 0 ran out of memory.", "waiting")
+    told = {stat.label: stat.value for stat in race_figures.stats(RaceSeen(judged(*running)))}
+    assert told["Raced"] == "3 of 5" and told["Fastest so far: Model parallel"] == "200 ms"
+    assert told["Time left"] == "about 3.0 s"
 
     lost = [LeftOut(label="tensor, plan = x", verdict="cannot", reason="No layer can be split.")]
     over = judged(*entries, outcome="completed", left_out=lost)
@@ -214,6 +217,34 @@ def test_the_winner_of_a_race_on_gpus_becomes_the_configurations_strategy(
     assert page.winner_button.isVisible() and not page.stop_button.isVisible()
     page.winner_button.click()
     assert app.session.draft.value(("strategy",)) == {"use": "ddp", "bucket_mb": 50.0}
+
+
+def test_a_race_without_a_result_says_so_and_is_raced_again(
+    qtbot: QtBot, app: App, written: WrittenRace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = app.session.draft.config
+    assert config is not None
+    written.folder.asked.write_text(config.to_toml())
+    again = entry(3, "single", 0.715, repeats=1)
+    written.write(entry(1, "single", 0.316), entry(2, "dp", 0.196), again, outcome="completed")
+    page = opened(qtbot, app, written)
+    assert "Inconclusive: machine speed changed by 126 % during the race." in page.notes.text()
+    assert "Fastest:" not in page.notes.text() and not page.winner_button.isVisible()
+    assert [stat.value for stat in page.strip.figure] == ["2 of 2", "2 of 2", "inconclusive", "+126 %"]
+    assert not any(row.is_fastest for row in page.table.rows.figures)
+    asked: list[Any] = []
+    engine, engine_race = app.session.engine, app.session.engine.race
+
+    def race(*args: Any, **named: Any) -> Any:
+        asked.append(named["options"])
+        engine.python = "/bin/false"
+        return engine_race(*args, **named)
+
+    monkeypatch.setattr(engine, "race", race)
+    page.again_button.click()
+    qtbot.waitUntil(lambda: bool(asked), timeout=WAIT_MS)
+    assert asked == [("--only", "single,dp", "--steps", "25")]
+    qtbot.waitUntil(lambda: not app.launching.num_pending, timeout=WAIT_MS)
 
 
 def test_a_race_is_asked_for_by_command_and_what_stands_in_its_way_is_said(

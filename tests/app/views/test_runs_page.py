@@ -12,6 +12,8 @@ from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QApplication, QCheckBox, QComboBox, QLineEdit, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
+from rankdeck import events
+from rankdeck.checkpoint_files import write_commit
 from rankdeck.rundir import Labels, read_labels, write_labels
 from rankdeck_app.composition import App
 from rankdeck_app.controllers.run_acts import COMPARE, RUN_ACTS
@@ -303,7 +305,9 @@ def test_a_run_that_goes_on_is_not_deleted(qtbot: QtBot, make_app: Callable[[], 
     run.lose()
 
 
-def test_menus_and_keys_offer_what_applies_and_several_are_compared(qtbot: QtBot, page: RunsPage) -> None:
+def test_menus_and_keys_offer_what_applies_and_several_are_compared(
+    qtbot: QtBot, page: RunsPage, runs: dict[str, WrittenRun]
+) -> None:
     app = app_of(page)
 
     def offered(*names: str) -> set[str]:
@@ -318,7 +322,16 @@ def test_menus_and_keys_offer_what_applies_and_several_are_compared(qtbot: QtBot
         qtbot.addWidget(menu)
         return next(action for action in menu.actions() if action.text().startswith("Compare"))
 
-    assert {"Resume", "Run Again", "Rename", "Delete"} <= offered("two") and "Resume" not in offered("one")
+    assert {"Run Again", "Rename", "Delete"} <= offered("two")
+    assert not {"Resume"} & (offered("one") | offered("two")), "there is no checkpoint"
+    saved = runs["two"].dir.checkpoints_folder / "50"
+    saved.mkdir(parents=True)
+    write_commit(saved, {})
+    runs["two"].writer("rank-0").write(
+        events.CheckpointSaved(step=50, num_bytes=9, seconds=0.1, reason="schedule")
+    )
+    app.session.runs.rescan()
+    qtbot.waitUntil(lambda: "Resume" in offered("two"), timeout=10_000)
     assert offered("one", "two") == {
         "Compare", "Open 2 Runs", "Edit Tags of 2 Runs…", "Archive 2 Runs", "Copy 2 Paths", "Delete 2 Runs",
     }  # fmt: skip
@@ -392,3 +405,19 @@ def check_fit(page: RunsPage) -> None:
         assert page.rect().contains(corner) and part.height() >= 20, part
     assert page.count.width() >= page.count.sizeHint().width()
     assert not app_of(page).window.grab().toImage().isNull()
+
+
+def test_the_key_for_comparing_takes_the_runs_that_are_selected(qtbot: QtBot, page: RunsPage) -> None:
+    app, box = app_of(page), app_of(page).window.palette_box
+    choose(qtbot, page, "one", "three")
+    app.window.commands.run("compare.runs")
+    assert not box.isVisible() and app.comparisons.current is not None
+    assert [at.path.name for at in app.comparisons.current.ats] == [
+        info.name for info in page.selected_runs()
+    ]
+    app.window.commands.run("runs.table")
+    choose(qtbot, page, "two")
+    app.window.commands.run("compare.runs")
+    ticked = [row.item.label for row in box.model.rows if row.item.icon == "check"]
+    assert box.isVisible() and ticked == ["two"], "one is too few: the others are asked for"
+    box.hide()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QItemSelectionModel, QPoint, QRect, Qt
-from PySide6.QtGui import QPainter, QPixmap, QStandardItemModel
+from PySide6.QtGui import QFontMetricsF, QPainter, QPixmap, QStandardItemModel
 from PySide6.QtTest import QAbstractItemModelTester
 from PySide6.QtWidgets import QLineEdit, QListView
 from pytestqt.qtbot import QtBot
@@ -22,8 +22,10 @@ from rankdeck.run.spells import Spell
 from rankdeck.rundir import Labels
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME, PLACES
 from rankdeck_app.widgets.run_list import ROW_HEIGHT, RunDelegate, strategy_text
+from rankdeck_app.widgets.run_names import SharedNames
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
 
@@ -434,7 +436,16 @@ def test_names_take_the_room_that_is_left_until_a_person_stretches_a_column(
     assert header.sectionSize(NAME) == COLUMNS[NAME].width < header.length()
     header.resizeSection(1, 300)
     table.resize(1900, 300)
-    assert header.sectionSize(NAME) == COLUMNS[NAME].width == header.columns_state()[0]["width"]
+    assert header.length() == header.viewport().width(), "another column was stretched"
+    again = RunTable(theme, made())
+    qtbot.addWidget(again)
+    again.resize(1900, 300)
+    again.show()
+    again.header.restore(json.loads(json.dumps(header.columns_state())))
+    assert again.columnWidth(1) == 300 and again.header.length() == again.header.viewport().width()
+    header.resizeSection(NAME, 120)
+    table.resize(1800, 300)
+    assert header.sectionSize(NAME) == 120 == header.columns_state()[0]["width"]
     header.reset_columns()
     assert header.length() == header.viewport().width()
 
@@ -474,3 +485,31 @@ def test_the_header_sorts_groups_and_hides(qtbot: QtBot, table: RunTable) -> Non
     assert not table.isColumnHidden([column.key for column in COLUMNS].index("note"))
     actions["Reset Columns"].trigger()
     assert not table.isColumnHidden(2)
+
+
+LONG = [f"MLP · Single · seed {seed} · lr {rate}" for seed in (1, 2) for rate in (0.3, 0.003)]
+
+
+def test_names_shrink_last_and_columns_that_hold_nothing_first(qtbot: QtBot, theme: Theme) -> None:
+    table = RunTable(theme, made([run(name, "single") for name in LONG]))
+    qtbot.addWidget(table)
+    table.show()
+    header, needed = table.header, QFontMetricsF(chart_font(12)).horizontalAdvance(LONG[-1]) + 16
+    for width in (1900, 1033, 600, 1900):
+        table.resize(width, 300)
+        assert header.sectionSize(NAME) >= needed, width
+    table.resize(600, 300)
+    usual = header.fontMetrics().horizontalAdvance("Imbalance")
+    assert header.sectionSize(PLACES["imbalance"]) == 40 < usual
+    table.resize(1900, 300)
+    assert header.sectionSize(PLACES["imbalance"]) > usual
+
+
+def test_a_name_without_room_keeps_what_tells_it_from_others(qapp: object) -> None:
+    metrics, names = QFontMetricsF(chart_font(12)), SharedNames([*LONG, "GPT · DP · 4"])
+    width = metrics.horizontalAdvance(LONG[0])
+    assert names.fitted(LONG[0], metrics, width) == LONG[0]
+    assert names.fitted(LONG[0], metrics, width - 1) == "… Single · seed 1 · lr 0.3"
+    cut = {names.fitted(name, metrics, metrics.horizontalAdvance("… seed 1 · lr 0.003")) for name in LONG}
+    assert len(cut) == 4 and all(name.startswith("… seed") for name in cut)
+    assert names.fitted("GPT · DP · 4", metrics, metrics.horizontalAdvance("GPT · DP")).startswith("GPT")

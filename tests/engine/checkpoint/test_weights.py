@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from rankdeck.checkpoint.weights import save_weights
@@ -25,3 +26,9 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         save_weights(target, {"a": torch.zeros(2)}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_file_says_that_it_is_of_torch_as_transformers_asks(tmp_path: Path) -> None:
+    save_weights(tmp_path / "w.safetensors", {"a": torch.zeros(2)}, {"step": "3"})
+    with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
+        assert file.metadata() == {"step": "3", "format": "pt"}

@@ -10,9 +10,10 @@ import pytest
 import typer
 
 from rankdeck.cli import race
-from rankdeck.cli.race_display import expected_s, left_s
-from rankdeck.cli.race_tables import print_race
+from rankdeck.cli.race_display import left_s
+from rankdeck.cli.race_tables import introduction, print_race
 from rankdeck.run.race import RUNNING, WAITING
+from rankdeck.run.race_time import expected_s, remaining_text
 from rankdeck.rundir import RaceDir
 from tests.helpers.racing import asked, line
 from tests.helpers.told_race import entry, judged
@@ -37,6 +38,25 @@ def test_what_is_left_is_as_many_entries_as_are_not_over_at_the_pace_so_far() ->
     assert left_s(later, 10.0) == 30.0, "the second, the third, and the first once more"
     last = judged(entry(1, "single"), entry(2, "ddp"), entry(3, "single", None, state=RUNNING, repeats=1))
     assert left_s(last, 10.0) == 5.0
+
+
+def test_every_race_says_how_long_it_takes_before_it_starts_and_while_it_goes_on() -> None:
+    begun = judged(entry(1, "single", None, state=RUNNING), entry(2, "ddp", None, state=WAITING))
+    assert introduction(begun).endswith("the first 5 not timed; about 0:51")
+    assert remaining_text(begun) == "about 0:51"
+    later = judged(entry(1, "single"), entry(2, "ddp", None, state=RUNNING))
+    assert remaining_text(later) == "about 2.0 s", "a second for the second, and for the first once more"
+
+
+def test_a_race_on_a_machine_that_changed_its_speed_is_inconclusive_in_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = entry(3, "single", 0.715, repeats=1)
+    race = judged(entry(1, "single", 0.316), entry(2, "dp", 0.196), again, outcome="completed")
+    print_race(RaceDir(tmp_path), race)
+    out = capsys.readouterr().out
+    assert "Inconclusive: machine speed changed by 126 % during the race. Race again" in out
+    assert "simplest" not in out
 
 
 @pytest.mark.parametrize(

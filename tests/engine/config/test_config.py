@@ -278,3 +278,21 @@ def test_what_is_still_to_be_filled_in_is_told_with_its_line_and_nothing_else_is
         ("fill-in", "model.args.width", 3),
         ("fill-in", "train.global_batch", 6),
     ]
+
+
+def test_a_plan_reads_what_only_the_chosen_strategy_refuses() -> None:
+    strategy = 'strategy = { use = "ddp", bucket_mb = 5 }'
+    text = f'train = {{ global_batch = 33 }}\ndevices = {{ use = "cpu:2" }}\n{strategy}'
+    with pytest.raises(ConfigError, match="does not divide"):
+        from_text(text, folder=Path.cwd())
+    config = from_text(text, folder=Path.cwd(), to_plan=True)
+    assert (config.strategy.use, config.strategy.options) == (
+        "ddp",
+        from_text(strategy, folder=Path.cwd()).strategy.options,
+    )
+    assert from_text(config.to_toml(), folder=Path.cwd(), to_plan=True) == config
+    for wrong in ("train = { stepz = 3 }", 'strategy = "ddpp"', 'train = { global_batch = "many" }'):
+        with pytest.raises(ConfigError):
+            from_text(wrong, folder=Path.cwd(), to_plan=True)
+    with pytest.raises(ConfigError, match="stepz"):
+        from_text(text, folder=Path.cwd(), to_plan=True, overrides=["train.stepz=3"])

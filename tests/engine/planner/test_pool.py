@@ -145,7 +145,28 @@ def test_a_refused_combination_is_a_line_with_the_reason() -> None:
         for line in plan_lines_of(base, [Candidate("ddp"), Candidate("single")], REHEARSAL)
     }
     assert found["ddp"].verdict == "cannot" and "does not divide" in (found["ddp"].reason or "")
+    refusal = found["ddp"].refusal
+    assert refusal is not None and (refusal.path, refusal.advice) == ("train.global_batch", "Use 14 or 16.")
+    assert found["single"].verdict == "fits" and found["single"].refusal is None
+
+
+def test_a_batch_that_the_chosen_strategy_cannot_divide_stops_no_other_row() -> None:
+    text = MLP.replace("16", "15") + 'strategy = "ddp"'
+    base = from_text(text, folder=Path.cwd(), to_plan=True)
+    rows = candidates_for(base, "single,ddp", 2)
+    found = {line.label: line for line in plan_lines_of(base, rows, REHEARSAL)}
     assert found["single"].verdict == "fits"
+    assert found["ddp"].configured and "does not divide" in (found["ddp"].reason or "")
+
+
+def test_what_a_run_would_refuse_is_told_with_its_fix_and_a_planner_that_gives_up_refuses_nothing() -> None:
+    base = from_text(MLP.replace("mlp", "gpt").replace("synthetic", "digits"), folder=Path.cwd())
+    (line,) = plan_lines_of(base, [Candidate("pipeline")], REHEARSAL)
+    assert line.refusal is not None and line.refusal.cure == {"data.use": "text"}
+    assert line.refusal.message.startswith("Model gpt cannot read data digits") and not line.devices
+    for model in ("endless", "raising"):
+        (line,) = plan_lines_of(own(model), [Candidate("single")], REHEARSAL)
+        assert line.verdict == "cannot" and line.refusal is None, model
 
 
 def test_a_model_that_looks_at_values_gets_a_lower_bound_that_may_fit() -> None:

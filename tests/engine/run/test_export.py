@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from rankdeck import events
 from rankdeck.base.errors import ConfigError
 from rankdeck.run import export as exporting
 from tests.helpers.written_run import WrittenRun
@@ -64,6 +65,31 @@ def test_a_table_has_one_row_per_step_and_an_empty_cell_is_unknown(run: WrittenR
     assert [row["loss"] for row in rows] == ["3.0", "", "1.0"]
     assert rows[0]["samples"] == "16"
     assert list(rows[0]) == ["step", "loss", "lr", "samples", "step_s", "ended"]
+
+
+def test_evaluations_and_what_was_logged_are_columns_beside_the_steps(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(1, steps=3)
+    run.steps(0, 1, [3.0, 2.0, 1.0])
+    writer = run.writer("rank-0")
+    writer.write(events.Evaluation(step=2, loss=2.5, samples=8, seconds=0.1, accuracy=0.5))
+    logged = {"margin": [7.0, 8.0], "loss": [0.25, 0.5]}
+    columns = {"steps": [1, 5], "times": [1.0, 2.0], "after": [1, 5], "values": logged}
+    writer.write(events.Metrics(rank=0, through="rankdeck", **columns))
+    run.end()
+    exporting.steps_csv(run.dir, tmp_path / "steps.csv")
+    with open(tmp_path / "steps.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2", "3", "5"]
+    assert [row["loss"] for row in rows] == ["3.0", "2.0", "1.0", ""]
+    assert [row["held_out/loss"] for row in rows] == ["", "2.5", "", ""]
+    assert [row["held_out/accuracy"] for row in rows] == ["", "0.5", "", ""]
+    assert [row["margin"] for row in rows] == ["7.0", "", "", "8.0"]
+    assert [row["logged/loss"] for row in rows] == ["0.25", "", "", "0.5"]
+    exporting.everything_json(run.dir, tmp_path / "run.json")
+    whole = json.loads((tmp_path / "run.json").read_text())
+    assert [one["value"] for one in whole["metrics"]["margin"]] == [7.0, 8.0]
+    assert [(one["step"], one["loss"]) for one in whole["held_out"]] == [(2, 2.5)]
 
 
 def test_json_holds_the_summary_and_every_step(run: WrittenRun, tmp_path: Path) -> None:

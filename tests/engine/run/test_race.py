@@ -98,9 +98,40 @@ def test_places_that_drift_or_spread_cannot_tell_apart_are_shared(
 def test_the_winner_is_the_simplest_of_the_fastest_that_train_the_same_and_none_of_a_rehearsal(
     entries: list[RaceEntry], kind: str, fastest: int | None, winner: int | None, why: str
 ) -> None:
-    verdicts = judged(*entries, kind=kind).verdicts
+    verdicts = judged(*entries, kind=kind, outcome=COMPLETED).verdicts
     assert (verdicts.fastest, verdicts.winner) == (fastest, winner)
     assert why in verdicts.fastest_why
+
+
+@pytest.mark.parametrize(
+    ("times", "again", "fastest", "inconclusive"),
+    [
+        ((0.316, 0.196), 0.715, None, "Inconclusive: machine speed changed by 126 % during the race."),
+        ((0.316, 0.196), 0.16, None, "Inconclusive: machine speed changed by 49 % during the race."),
+        ((0.316, 0.1), 0.35, 2, ""),
+        ((0.316, 0.196), 0.32, 2, ""),
+        ((0.1, 0.1), 0.2, 1, ""),
+    ],
+)
+def test_a_machine_that_changed_its_speed_names_no_winner_unless_one_is_further_ahead(
+    tmp_path: Path, times: tuple[float, float], again: float, fastest: int | None, inconclusive: str
+) -> None:
+    first, second = times
+    entries = (entry(1, "single", first), entry(2, "dp", second), entry(3, "single", again, repeats=1))
+    race = judged(*entries, outcome=COMPLETED)
+    verdicts = race.verdicts
+    assert (verdicts.fastest, verdicts.winner, verdicts.inconclusive) == (fastest, fastest, inconclusive)
+    assert bool(verdicts.fastest_why) == (fastest is not None)
+    folder = create_race(tmp_path, "Race · GPT", "")
+    write_race(folder, race)
+    facts = race_info(folder).race
+    assert facts is not None and facts.is_inconclusive == bool(inconclusive)
+
+
+def test_the_fastest_so_far_is_the_one_with_the_least_time() -> None:
+    entries = entry(1, "single", 0.101, jitter=0.1), entry(2, "ddp", 0.1, jitter=0.1)
+    assert judged(*entries).verdicts.fastest == 2
+    assert judged(*entries, outcome=COMPLETED).verdicts.fastest == 1, "the simpler of two that are alike"
 
 
 def test_a_repetition_that_failed_leaves_the_drift_unknown() -> None:

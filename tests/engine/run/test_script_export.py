@@ -36,10 +36,13 @@ def test_the_table_has_the_columns_of_a_script(run: WrittenScript, tmp_path: Pat
     exporting.steps_csv(run.dir, tmp_path / "steps.csv")
     with open(tmp_path / "steps.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["loss"], row["samples"], row["wait_s"], row["grad_norm"]) for row in rows] == [
-        ("4.0", "16", "0.25", "2.0"),
-        ("", "16", "0.25", ""),
+    assert [(row["step"], row["loss"], row["samples"], row["wait_s"], row["grad_norm"]) for row in rows] == [
+        ("-7", "", "", "", ""),
+        ("1", "4.0", "16", "0.25", "2.0"),
+        ("2", "", "16", "0.25", ""),
+        ("8", "", "", "", ""),
     ]
+    assert [row["accuracy"] for row in rows] == ["0.1", "", "", "0.7"]
 
 
 def test_everything_holds_what_the_script_logged(run: WrittenScript, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankdeck.observer import log
 from rankdeck.training.finite import FirstSeen, first_non_finite
 
 
@@ -72,3 +73,19 @@ def test_a_rank_that_cannot_run_the_forward_alone_does_not_run_it() -> None:
 def test_both_kinds_of_loss_are_told_alike(what: str) -> None:
     nan, infinite = (FirstSeen(what, "x").told(loss, 2, 0) for loss in (float("nan"), float("-inf")))
     assert nan.replace("NaN", "infinite") == infinite
+
+
+class Logs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        log.log(seen=1.0)
+        return x / 0
+
+
+def test_running_the_batch_again_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[object] = []
+    monkeypatch.setattr(log, "taken_by", lambda *values: taken.append(values))
+    model = nn.Sequential(nn.Linear(2, 2), Logs())
+    assert first_non_finite(model, torch.ones(1, 2)) == FirstSeen("output", "1")
+    assert not taken
+    model(torch.ones(1, 2))
+    assert len(taken) == 1, "a step's own forward does"

@@ -12,7 +12,15 @@ from functools import partial
 from itertools import pairwise
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import (
+    QContextMenuEvent,
+    QFontMetricsF,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+)
 from PySide6.QtWidgets import QAbstractButton, QMenu, QSizePolicy, QWidget
 
 from rankdeck.compare.naming import MOST_RUNS, RunAt
@@ -20,8 +28,9 @@ from rankdeck.compare.table import letter_of
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import tool_button
-from rankdeck_app.widgets.painting import paint_text
+from rankdeck_app.widgets.painting import chart_font, paint_text
 from rankdeck_app.widgets.run_list import outcome_look, outcome_text
+from rankdeck_app.widgets.run_names import SharedNames
 from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
 
 _HEIGHT, _GAP = 48, 10
@@ -57,8 +66,9 @@ class RunChip(QAbstractButton):
         theme.changed.connect(self.update)
         self.set_figure(figure)
 
-    def set_figure(self, figure: ChipFigure) -> None:
-        self.figure = figure
+    def set_figure(self, figure: ChipFigure, names: SharedNames | None = None) -> None:
+        """`names` are those of all chips."""
+        self.figure, self._names = figure, names or SharedNames([figure.name])
         letter, base, what = letter_of(figure.place), "", tr("Click: differences are from this run")
         if figure.is_baseline:
             base, what = tr("the baseline"), tr("Differences are from this run")
@@ -116,7 +126,9 @@ class RunChip(QAbstractButton):
         paint_dash(painter, self._theme, QRectF(10, 28, LETTER_WIDTH, 12), figure.place)
         left = plate.right() + 10
         title = QRectF(left, 6, self.width() - left - 30, 20)
-        paint_text(painter, title, figure.name, color("foreground"), 12, bold=True, elide=_ELIDED)
+        metrics = QFontMetricsF(chart_font(12, bold=True))
+        name = self._names.fitted(figure.name, metrics, title.width())
+        paint_text(painter, title, name, color("foreground"), 12, bold=True)
         icon, tone, _ = outcome_look(figure.outcome)
         draw_icon(painter, icon, QRectF(left, 27, 14, 14), color(tone))
         facts = QRectF(left + 19, 26, self.width() - left - 29, 16)
@@ -160,6 +172,7 @@ class ChipRow(QWidget):
         super().__init__()
         self._theme, self._acts = theme, acts
         self.chips: list[RunChip] = []
+        self._names: list[str] = []
         self.add_tile = _AddTile(theme)
         self.add_tile.setParent(self)
         self.add_tile.clicked.connect(lambda: self.added.emit())
@@ -172,9 +185,11 @@ class ChipRow(QWidget):
         """Chips stay the same objects while their runs stay: one of them may have the focus."""
         if [chip.figure.at for chip in self.chips] != [figure.at for figure in figures]:
             self._make(figures)
+        names = [figure.name for figure in figures]
+        is_new, self._names = names != self._names, names
         for chip, figure in zip(self.chips, figures, strict=True):
-            if chip.figure != figure:
-                chip.set_figure(figure)
+            if is_new or chip.figure != figure:
+                chip.set_figure(figure, SharedNames(names))
 
     def _make(self, figures: Sequence[ChipFigure]) -> None:
         known = {chip.figure.at: chip for chip in self.chips}

@@ -42,7 +42,7 @@ class _ChosenDelegate(ListRowDelegate):
         left = round(plate.right()) + 38
         room = QRect(left, rect.y(), rect.right() - left - 12, rect.height())
         text = tr("{run} (baseline)", run=name) if is_baseline else name
-        paint_text(painter, room, text, ink("foreground"), 12, elide=_PLAIN)
+        paint_text(painter, room, text, ink("foreground"), 12, elide=Qt.TextElideMode.ElideMiddle)
 
 
 class _FoundDelegate(RunDelegate):

@@ -12,7 +12,6 @@ from PySide6.QtWidgets import QWidget
 
 from rankdeck.config.cures import is_out_of_memory
 from rankdeck.run.batch import Changed
-from rankdeck.run.row import RESUMABLE
 from rankdeck.run.ways_out import cure_name
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
@@ -102,7 +101,7 @@ class RunPage(RunTab):
         resume = PageAction("debug-continue", tr("Resume"), "run.resume")
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
-        actions = [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
+        actions = [resume, again, compare] if self.run.is_resumable else [again, compare]
         # A banner has room for three beside its words.
         if any(map(is_out_of_memory, self.run.problems)):
             return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]

@@ -25,7 +25,7 @@ from rankdeck_app.state.plan import DraftPlan, can_choose, choose
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.advice import AdviceList
-from rankdeck_app.views.plan.raced import race_words
+from rankdeck_app.views.plan.raced import race_text, race_words
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.views.plan.target import TargetBox
 from rankdeck_app.views.plan.verified import verified_sentence
@@ -240,6 +240,7 @@ class PlanPage(Page):
         self._names.show_axis(plan_figures.axis(scale) if lines else "")
         self.strip.set_figure(plan_figures.stats(plan))
         self.race_button.setEnabled(plan is self._here)
+        self.race_button.setText(race_text(plan))
         self._show_verifying()
         raced = self._raced if plan is self._here else None
         self.table.set_rows(plan_figures.rows(plan, raced), scale)

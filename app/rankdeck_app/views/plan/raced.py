@@ -1,11 +1,15 @@
-"""The line above the plan's table that says of which race the measured figures below its predictions are."""
+"""What is said of races above the plan's table: whose figures are shown, and how long a race takes."""
 
 from __future__ import annotations
 
 from rankdeck.base.phrases import marked
+from rankdeck.config.planning import RACE_STEPS
 from rankdeck.run import race as races
-from rankdeck_app.language import tr
+from rankdeck.run.plan_lines import FITS, TIGHT
+from rankdeck.run.race_time import expected_text
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft_race import DraftRace
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.widgets.time_words import age_words
 
 _STOPPED = {
@@ -38,3 +42,11 @@ def race_words(raced: DraftRace, now_s: float) -> str:
     if race.outcome in _STOPPED:
         return tr(_STOPPED[race.outcome], done=done, count=count, **values)
     return tr("Below each prediction: measured by {race}, {age}, {where}.", **values)
+
+
+def race_text(plan: DraftPlan) -> str:
+    """What the button says that races: also how long that takes, once all answers are there."""
+    raced = [line for line in plan.lines if line.verdict in (FITS, TIGHT)]
+    if not plan.is_complete or not raced:
+        return tr("Race What Fits")
+    return tr("Race What Fits ({time})", time=spoken(expected_text(raced, RACE_STEPS)))

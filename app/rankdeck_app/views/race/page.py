@@ -25,10 +25,13 @@ from rankdeck_app.widgets.stat_strip import StatStrip
 
 
 class RacePage(Page):
-    """`stop_asked`; `entry_opened` carries an entry; `winner_used` the entry that won."""
+    """`stop_asked`; `again_asked` of a race without a result; `entry_opened` carries an entry; `winner_used`
+    the entry that won.
+    """
 
     path_command = "view.show.runs"
     stop_asked = Signal()
+    again_asked = Signal()
     entry_opened = Signal(object)
     winner_used = Signal(object)
     can_split = False
@@ -49,7 +52,10 @@ class RacePage(Page):
         self.stop_button = push_button(tr("Stop the Race"), ends, self.stop)
         uses = tr("Make its strategy the configuration's")
         self.winner_button = push_button(tr("Use the Winner"), uses, self._use_winner, kind="primary")
-        bar = row((self.strip, 1), self.stop_button, self.winner_button, spacing=8, align=MIDDLE)
+        again = tr("Race the same strategies again, when nothing else uses the machine")
+        self.again_button = push_button(tr("Race Again"), again, self.again_asked.emit, kind="primary")
+        buttons = (self.stop_button, self.again_button, self.winner_button)
+        bar = row((self.strip, 1), *buttons, spacing=8, align=MIDDLE)
         inside = QWidget()
         column(bar, (self._card, 1), self.notes, on=inside, margins=(16, 2, 16, 12), spacing=10)
         column(scrolled(inside, tr("Race")), on=self)
@@ -82,6 +88,7 @@ class RacePage(Page):
         self.table.set_rows(rows)
         self._head.show_plan(any(one.predicted_s is not None and one.step_s is not None for one in rows))
         self.stop_button.setVisible(is_running)
+        self.again_button.setVisible(race is not None and not is_running and bool(race.verdicts.inconclusive))
         self.winner_button.setVisible(self._winner() is not None)
         self.notes.setText(self._words())
         self.notes.setVisible(bool(self.notes.text()))

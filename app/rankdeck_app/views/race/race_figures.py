@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from rankdeck.base.units import format_bytes, format_rate
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
 from rankdeck.run.race import Race, RaceEntry
+from rankdeck.run.race_time import remaining_text
 from rankdeck.run.verified import DIFFERS, EQUAL, NOTED, ONE_DEVICE, OUTCOME_WORDS
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.plan_words import options_text, strategy_name, time_text
@@ -74,15 +76,13 @@ class RaceRow:
 
 
 def rows(seen: RaceSeen) -> list[RaceRow]:
-    """While it goes on in the order in which they run, then by place; what failed or does not race stands
-    last."""
+    """By step time, then what runs or waits, in that order; what failed or does not race stands last."""
     race = seen.race
     if race is None:
         return []
-    entries = list(race.entries)
-    if race.outcome != races.RUNNING:
-        entries = sorted(race.field, key=lambda one: (one.place or len(race.entries) + 1, one.median_s or 0))
-    return [*(_row(race, entry, seen.step) for entry in entries), *_left_out(race)]
+    entries = race.entries if race.outcome == races.RUNNING else race.field
+    in_order = sorted(entries, key=lambda one: (one.is_over and not one.median_s, one.median_s or math.inf))
+    return [*(_row(race, entry, seen.step) for entry in in_order), *_left_out(race)]
 
 
 def _left_out(race: Race) -> Iterator[RaceRow]:
@@ -225,16 +225,24 @@ def stats(seen: RaceSeen) -> tuple[Stat, ...]:
     agreeing = sum(one.verdict == races.AGREES for one in held)
     best, drift = race.entry(race.verdicts.fastest), race.verdicts.drift
     fastest = UNKNOWN if best is None or best.median_s is None else time_text(best.median_s)
+    inconclusive = tr("inconclusive") if race.verdicts.inconclusive else ""
+    left = (Stat(tr("Time left"), spoken(remaining_text(race)), ""),) if race.outcome == races.RUNNING else ()
     return (
         Stat(tr("Raced"), _of(race.num_raced, len(race.field)), _of(88, 88)),
+        *left,
         Stat(
             tr("Losses that agree"),
             _of(agreeing, len(held)) if held else UNKNOWN,
             _of(88, 88),
             any(one.verdict == races.DIFFERS for one in held),
         ),
-        Stat(_fastest_label(race, best), fastest, "888.8 ms"),
-        Stat(tr("Drift of the machine"), UNKNOWN if drift is None else f"{drift * 100:+.0f} %", "+88 %"),
+        Stat(_fastest_label(race, best), inconclusive or fastest, inconclusive or "888.8 ms"),
+        Stat(
+            tr("Drift of the machine"),
+            UNKNOWN if drift is None else f"{drift * 100:+.0f} %",
+            "+88 %",
+            bool(inconclusive),
+        ),
     )
 
 
@@ -264,6 +272,9 @@ def notes(race: Race) -> list[str]:
         name = ", ".join(filter(None, (strategy_name(best.predicted), options_text(best.label))))
         why = spoken(race.verdicts.fastest_why, race.verdicts.phrases)
         said.append(tr("Fastest: {strategy}. {why}", strategy=name, why=why))
+    if race.verdicts.inconclusive:
+        again = tr("Race again when nothing else uses the machine.")
+        said.append(f"{spoken(race.verdicts.inconclusive, race.verdicts.phrases)} {again}")
     said += [spoken(note, race.verdicts.phrases) for note in race.verdicts.notes]
     said += _verified(race)
     for entry in race.field:
