@@ -12,7 +12,7 @@ import typer
 
 from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
-from rankdeck.cli import console
+from rankdeck.cli import console, on_host
 from rankdeck.cli.until_end import term_interrupts
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def resume_on_hosts(
 
 
 def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
-    from rankdeck.cli import on_host
     from rankdeck.cli.follow import choose
     from rankdeck.cli.until_end import stay
     from rankdeck.remote import ssh
