@@ -23,7 +23,8 @@ from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.until_end import INTERRUPTED, Interrupts, finish, handled
+from rankdeck.cli.leaving import ANSWER_S, Stopping, say_left
+from rankdeck.cli.until_end import INTERRUPTED, finish, handled
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
@@ -36,8 +37,6 @@ OLD_S = 3.0
 _TURN_S = 0.1
 _TOLD_EVERY_S = 0.5
 _LATE_S = 5.0
-_ANSWER_S = 15.0
-"""How long one who asks to leave waits for the host's word that it has stopped what runs there."""
 _MOST_INTERRUPTS = 3
 _ACTS = ("stop", "checkpoint", "stacks")
 _HOST, _FOLDER = "--host", "-C"
@@ -167,7 +166,7 @@ class _Command:
                     num_passed += 1
                     link.send(wire.Signal(number=0, signal=signal.SIGINT))
                     if num_passed == _MOST_INTERRUPTS:
-                        until_s = time.monotonic() + _ANSWER_S
+                        until_s = time.monotonic() + ANSWER_S
                 if time.monotonic() > until_s:
                     say_left(link.host)
                     return INTERRUPTED
@@ -295,7 +294,7 @@ def stay(host: str, path: str, *, as_json: bool, num_interrupts: int = 0) -> int
     from rankdeck.remote.following import RemoteRun
 
     followed = RemoteRun(host, path, is_known=True)
-    stopping = _Stopping(followed, path, num_interrupts)
+    stopping = Stopping(followed, path, num_interrupts)
     with stopping.interrupts.counted(), followed:
         run = _found(followed, stopping)
         if run is None:
@@ -314,7 +313,7 @@ def stay(host: str, path: str, *, as_json: bool, num_interrupts: int = 0) -> int
         return code
 
 
-def _found(followed: RemoteRun, stopping: _Stopping) -> RunDir | None:
+def _found(followed: RemoteRun, stopping: Stopping) -> RunDir | None:
     """The copy once it can be read; None where a person left before."""
     began_s, is_told = time.monotonic(), False
     while (run := followed.copy_within(_TURN_S)) is None:
@@ -326,58 +325,6 @@ def _found(followed: RemoteRun, stopping: _Stopping) -> RunDir | None:
                 phrase("{host} does not answer yet; the run goes on there.", host=followed.link.host)
             )
     return run
-
-
-def say_left(host: str, run: str = "") -> None:
-    """What may go on on a host after one has left, and how to stop it."""
-    if run:
-        words = phrase(
-            "{host} has not said that the run has stopped. It may go on there. To stop it: "
-            "rankdeck --host {host} stop {run}",
-            host=host,
-            run=run,
-        )
-    else:
-        words = phrase(
-            "{host} has not said that the command has ended. See what goes on there: "
-            "rankdeck --host {host} runs",
-            host=host,
-        )
-    console.err().print(words, soft_wrap=True)
-
-
-class _Stopping:
-    """What Ctrl-C does to a run of another host: the first two ask for its stop, the third one leaves when
-    the host has stopped it, or has not said so for a while. Before there is a `display`, it speaks on stderr.
-    """
-
-    def __init__(self, followed: RemoteRun, path: str, num_interrupts: int) -> None:
-        self._followed, self._path = followed, path
-        self.display: Display | None = None
-        self.interrupts = Interrupts(self._ask, self.say)
-        self.interrupts.count = num_interrupts
-        self._until_s: float | None = None
-
-    def _ask(self, now: bool) -> None:
-        self._followed.ask(["stop", self._path, *(["--now"] if now else [])])
-
-    def say(self, words: str) -> None:
-        if self.display is None:
-            console.err().print(words, soft_wrap=True)
-        else:
-            self.display.say(words)
-
-    def goes_on(self) -> bool:
-        """Do what the signals since the last call ask for; False where it is time to leave."""
-        if self.interrupts.act():
-            return True
-        if self._until_s is None:
-            self._until_s = time.monotonic() + _ANSWER_S
-            host = self._followed.link.host
-            self.say(
-                phrase("leaving once {host} has stopped it, in {s:.0f} s at most", host=host, s=_ANSWER_S)
-            )
-        return time.monotonic() < self._until_s
 
 
 class _Age:

@@ -244,6 +244,10 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
 
 def last_words(run: RunDir) -> str:
     """'completed after 0:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
+    if not run.path.exists():
+        from rankdeck.run.problems import lost_problem
+
+        return lost_problem(run).message
     end, status = run.end(), status_of(run)
     words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.launch.control import request_stop, wait_ended
+from rankdeck.run.problems import lost_problem
 from rankdeck.rundir import RunDir
 from tests.helpers import killing, launching
 from tests.helpers.launching import launch, wait_for_ranks
@@ -20,6 +21,7 @@ def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
     shutil.rmtree(run.path)
     wait_until(lambda: not processes_of_run(run.path), deadline_s=12)
     assert not run.path.exists()
+    assert lost_problem(run).code == "removed"
 
 
 _SLOW_AT_FIRST = """
