@@ -1,5 +1,5 @@
-"""Ctrl-C of one who watches a run of another host: nobody leaves before the host has answered, or without word
-of what may go on there.
+"""Ctrl-C of one who watches a run of another host: nobody leaves before the host has answered, or without
+word of what may go on there.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rankdeck.cli import console
 from rankdeck.cli.terminal import Keyboard, keyboard_for
 from rankdeck.cli.words import losses_in_words, lost_in_words
 from rankdeck.launch.attached import Attached
-from rankdeck.launch.control import request_stop, send_signal, wait_ended
+from rankdeck.launch.control import is_over, request_stop, send_signal, wait_ended
 from rankdeck.rundir import EventReader, RunDir, events_from_end
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Staying:
         """
         with _signals() as woken:
             try:
-                while self._run.outcome() == "running":
+                while not is_over(self._run):
                     self._tick(woken)
                     if self._readers.are_gone():
                         self._ask_to_stop(now=False)
