@@ -151,6 +151,32 @@ def test_hosts_have_the_same_versions_of_what_the_lock_file_beside_own_code_name
     assert (code / "uv.lock").read_text() == lock.read_text()
 
 
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_one_host_or_none_is_refused_at_once(tmp_path: Path, command: str) -> None:
+    file = job(tmp_path / "job")
+    for named, words in (
+        ("box1", "rankdeck --host box1 train"),
+        (",", "names no host"),
+        ("", "names no host"),
+    ):
+        told = rankdeck_here(command, file, "--hosts", named, code=2)
+        assert words in told.err and "Traceback" not in told.err, told
+    file.write_text(file.read_text().replace(json.dumps(_HERE), '["box1"]'))
+    if command == "train":
+        assert "box1 alone is not several hosts" in rankdeck_here("train", file, code=2).err
+
+
+def test_by_hand_a_host_of_the_heads_name_is_refused_with_the_reason(tmp_path: Path) -> None:
+    asked = ("train", "digits-mlp", "--strategy", "ddp", "--devices", "cpu:1", "--hosts", "2", "--json")
+    head = rankdeck_here(*asked, "--runs", tmp_path / "one", "--listen", "127.0.0.1", "--detach", code=0).json
+    told = rankdeck(*asked, "--runs", tmp_path / "two", "--join", head["place"], code=1)
+    (other,) = list_folder(tmp_path / "two")
+    end = other.end()
+    assert end is not None and "RANKDECK_HOST=NAME" in str(end.reason), told
+    assert f"did not take {platform.node()}: a host of that name is there" in str(end.reason)
+    rankdeck_here("stop", head["path"], code=0)
+
+
 def test_elsewhere_than_with_train_such_a_configuration_is_refused(tmp_path: Path) -> None:
     file = job(tmp_path / "job")
     told = rankdeck_here("race", file, "--runs", tmp_path / "runs")

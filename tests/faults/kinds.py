@@ -407,6 +407,8 @@ MACHINE = (
         Told(rank="any", severity="nothing", outcome=("removed",), exit_codes=()),
         outside="remove run",
     ),
+    Kind("run directory moved", "nothing", GOES_ON, outside="move run"),
+    Kind("run frozen for 40 s", "nothing", GOES_ON, outside="freeze run", moments=("middle",)),
     Kind("requests folder removed", "nothing", GOES_ON, classes=OURS, outside="remove requests"),
     Kind(
         "store killed",

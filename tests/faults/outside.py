@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -12,9 +13,11 @@ import psutil
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
 
+_FROZEN_S = 40.0
 
-def act(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:
-    """`ranks`: those whose code waits for it."""
+
+def act(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> RunDir:
+    """The run where it is then. `ranks`: those whose code waits for it."""
     match what:
         case "kill rank":
             os.kill(_pid(folder, ranks[0]), signal.SIGKILL)
@@ -41,10 +44,26 @@ def act(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:
             (run.path / "control.sock").unlink(missing_ok=True)
         case "remove run":
             shutil.rmtree(run.path)
+        case "move run":
+            return RunDir(run.path.rename(run.path.with_name(f"{run.name}-moved")))
+        case "freeze run":
+            _freeze(run)
         case "remove requests":
             shutil.rmtree(run.requests_folder, ignore_errors=True)
         case _:
             raise ValueError(what)
+    return run
+
+
+def _freeze(run: RunDir) -> None:
+    """All of it, as a cgroup that is frozen does; nobody in it has an own clock."""
+    guard = psutil.Process(launching.guard_pid(run) or 0)
+    frozen = [guard, *guard.children(recursive=True)]
+    for process in frozen:
+        process.suspend()
+    time.sleep(_FROZEN_S)
+    for process in frozen:
+        process.resume()
 
 
 def go_on(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> None:

@@ -112,7 +112,7 @@ def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float
         hit_s = min(float(sign.read_text().split()[0]) for sign in there) + kind.shows_s
     if kind.outside:
         hit_s = time.time()
-        outside.act(kind.outside, run, folder / "job", ranks)
+        run = outside.act(kind.outside, run, folder / "job", ranks)
         (folder / "job" / "go-on").touch()
     if kind.hangs:
         heard_s = _wait_for_hang(run, kind, drawn, folder, ranks)

@@ -59,13 +59,15 @@ class HostRun:
 
 
 class DeskRun(HostRun):
-    """Begun on its hosts from here, over ssh; the one command is the desk's."""
+    """Begun on its hosts from here, over ssh; the one command is the desk's. `alone`: by --host."""
 
-    def __init__(self, hosts: Sequence[Host], *arguments: str) -> None:
+    def __init__(self, hosts: Sequence[Host], *arguments: str, alone: bool = False) -> None:
         self.hosts = hosts
         self._before = {host.name: _names(host) for host in hosts}
         self._logs = [hosts[0].folder / "desk.log"]
         asked = ["train", *arguments, "--hosts", ",".join(host.name for host in hosts)]
+        if alone:
+            asked = ["--host", hosts[0].name, "train", *arguments]
         with self._logs[0].open("wb") as log:
             self.commands = [
                 subprocess.Popen([*RANKDECK, *asked], stdin=subprocess.DEVNULL, stdout=log, stderr=log)

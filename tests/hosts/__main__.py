@@ -38,6 +38,7 @@ trial is right when
 - what only slows or hides a run (a sampler or a pipe that dies, a desk that is cut off, a slow network, a
   clock that is off) changed nothing: no error was told, and the weights are those of one host within 2e-6;
 - nothing began where a host has another torch;
+- what was left with three Ctrl-C, while it trained or before, was stopped on all hosts;
 - every event of the run can be read at the head, and none is missing.
 
 This page is written by it.

@@ -5,6 +5,7 @@ drawn from a seed. What is right is said in __main__.py.
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import msgspec
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.checkpoint_files import newest_whole
+from rankdeck.cli.until_end import INTERRUPTED
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import EventReader, RunDir, list_folder
 from tests.helpers import launching
@@ -149,7 +151,8 @@ SURVIVED = {
     "a clock is off": Survived(_shift_clock, before=True, undo=lambda network, host: host.give()),
 }
 REFUSED = "another torch"
-KINDS = (*ENDS, *SURVIVED, REFUSED)
+LEFT = {"Ctrl-C thrice while it trains": False, "Ctrl-C thrice while it begins": True}
+KINDS = (*ENDS, *SURVIVED, *LEFT, REFUSED)
 
 
 class Trials:
@@ -170,6 +173,8 @@ class Trials:
                 self._ended(trial, kind, host)
             elif kind is not None:
                 self._survived(trial, kind, host, choose)
+            elif name in LEFT:
+                self._left(trial, choose, begins=LEFT[name])
             else:
                 self._refused(trial, host)
         except Exception as error:
@@ -285,6 +290,33 @@ class Trials:
             rankdeck("train", *job, *steps, "--runs", folder, code=0)
             (self._wholes[number],) = list_folder(folder)
         return self._wholes[number]
+
+    def _left(self, trial: Trial, choose: random.Random, *, begins: bool) -> None:
+        """At the desk, of a run of all hosts or of the first one alone: it is stopped."""
+        hosts = [*self._network.hosts.values()]
+        alone, trial.goes_on = trial.goes_on, False
+        run = DeskRun(hosts[:1] if alone else hosts, *_LONG, alone=alone)
+        try:
+            if begins:
+                time.sleep(choose.uniform(0.3, 8.0))
+            else:
+                _await_step(run, trial.step)
+            fault_s = time.monotonic()
+            for _ in range(3):
+                run.commands[0].send_signal(signal.SIGINT)
+                time.sleep(choose.uniform(0.05, 0.4))
+            trial.outcome = f"exit codes {run.codes(END_S)}"
+            # Before it has begun anything, nothing catches the third one.
+            if run.commands[0].returncode not in (INTERRUPTED, *([-signal.SIGINT] if begins else [])):
+                trial.wrong.append(trial.outcome)
+            trial.message = run.said(0)[-300:]
+            while any(map(processes, hosts)) and time.monotonic() < fault_s + with_load(GONE_S):
+                time.sleep(0.05)
+            trial.gone_s = round(time.monotonic() - fault_s, 1)
+            if not begins and run.part(0).outcome() != "stopped":
+                trial.wrong.append(f"outcome {run.part(0).outcome()}: {run.said(0)[-600:]}")
+        finally:
+            run.end()
 
     def _refused(self, trial: Trial, host: Host) -> None:
         """From the desk and by hand alike: nobody begins."""

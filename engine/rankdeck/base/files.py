@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,13 @@ def is_folder(path: Path) -> bool:
         return stat.S_ISDIR(path.stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def wait_for_folder(folder: Path) -> None:
+    """For a second at most: a run's directory that was moved just now is led to by its guard."""
+    until_s = time.monotonic() + 1.0
+    while not folder.exists() and time.monotonic() < until_s:
+        time.sleep(0.02)
 
 
 def entries(folder: Path) -> list[Path]:

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.files import is_regular, sync_to_disk, write_own
+from rankdeck.base.files import is_regular, sync_to_disk, wait_for_folder, write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint.complex_pairs import as_pairs, described, from_pairs, to_read_into
@@ -134,6 +134,7 @@ class CheckpointStore:
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
         """Bytes, and what is lost. Raises: CheckpointError; nothing is left then."""
+        wait_for_folder(self.folder.parent)
         parts: list[Saved] = []
 
         def take() -> dict[str, int]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from rankdeck.cli.display import Display
+from rankdeck.launch.control import is_over
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold
 from rankdeck.rundir import EventReader, RunDir, attempt_of
@@ -26,7 +27,7 @@ def follow(
     try:
         while True:
             # The end is looked for before the events are read: after it nothing more is written.
-            ended = run.outcome() != "running"
+            ended = is_over(run)
             is_new = False
             for name, chunk in reader.batches():
                 is_new = True

@@ -34,10 +34,16 @@ Join = Annotated[
 
 
 def host_names(hosts: str | None) -> list[str]:
-    """Empty where a number is given, or nothing."""
+    """Empty where a number is given, or nothing. Raises: ConfigError, it names none."""
     if hosts is None or hosts.strip().isdecimal():
         return []
-    return [name.strip() for name in hosts.split(",") if name.strip()]
+    if names := [name.strip() for name in hosts.split(",") if name.strip()]:
+        return names
+    raise ConfigError(
+        phrase("--hosts {hosts} names no host.", hosts=json.dumps(hosts)),
+        code="usage",
+        advice=phrase("As in: --hosts box1,box2"),
+    )
 
 
 def name_at_head(run: RunDir, head: str) -> str:

@@ -7,12 +7,14 @@ that breaks costs nothing but the view, which says how old it is.
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,17 +23,21 @@ from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.until_end import INTERRUPTED, Interrupts, finish
+from rankdeck.cli.leaving import ANSWER_S, Stopping, say_left
+from rankdeck.cli.until_end import INTERRUPTED, finish, handled
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
     from rankdeck.remote import wire
     from rankdeck.remote.following import RemoteRun
+    from rankdeck.rundir import RunDir
 
 OLD_S = 3.0
 """What is shown is said to be old from there on."""
 _TURN_S = 0.1
 _TOLD_EVERY_S = 0.5
+_LATE_S = 5.0
+_MOST_INTERRUPTS = 3
 _ACTS = ("stop", "checkpoint", "stacks")
 _HOST, _FOLDER = "--host", "-C"
 
@@ -115,6 +121,7 @@ class _Command:
         self._argv, self._folder, self._on_output = list(argv), folder, on_output
         self._code: int | None = None
         self._has_begun = False
+        self.num_interrupts = 0
         self._link = Link(host, self._take, self._begin)
 
     def _begin(self) -> None:
@@ -139,21 +146,30 @@ class _Command:
                 raise wire.WireError("nobody asked for it")
 
     def until_end(self) -> int:
-        """Its exit code. The first Ctrl-C is passed on to it, the second one leaves."""
+        """Its exit code. Ctrl-C is passed on to it; the third one leaves once it has ended, or after a while
+        with word of what may go on there.
+        """
         from rankdeck.remote import wire
 
-        with self._link as link:
-            num_interrupts = 0
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            self.num_interrupts += 1
+
+        num_passed, until_s = 0, math.inf
+        with self._link as link, handled(interrupt, signal.SIGINT):
             while self._code is None:
-                try:
-                    link.poll(_TURN_S)
-                    if self._has_begun and not link.is_up:
-                        raise self._broken(link.host)
-                except KeyboardInterrupt:
-                    num_interrupts += 1
-                    if num_interrupts > 1 or not link.is_up:
-                        return INTERRUPTED
+                if self.num_interrupts and not self._has_begun:
+                    return INTERRUPTED
+                link.poll(_TURN_S)
+                if self._has_begun and not link.is_up:
+                    raise self._broken(link.host)
+                for _ in range(num_passed, min(self.num_interrupts, _MOST_INTERRUPTS)):
+                    num_passed += 1
                     link.send(wire.Signal(number=0, signal=signal.SIGINT))
+                    if num_passed == _MOST_INTERRUPTS:
+                        until_s = time.monotonic() + ANSWER_S
+                if time.monotonic() > until_s:
+                    say_left(link.host)
+                    return INTERRUPTED
         return self._code
 
     def _broken(self, host: str) -> MachineError:
@@ -206,7 +222,8 @@ def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int
             _print(stream, data)
 
     asked = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
-    code = _Command(host, folder, asked, take).until_end()
+    command = _Command(host, folder, asked, take)
+    code = command.until_end()
     try:
         told = json_of(bytes(said))
         problems = msgspec.convert(told, _Told).problems
@@ -219,7 +236,7 @@ def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int
         for problem in [] if as_json else problems:
             console.problem(problem)
         return code or 1
-    return stay(host, path, as_json=as_json)
+    return stay(host, path, as_json=as_json, num_interrupts=command.num_interrupts)
 
 
 def _watch(host: str, name: str, *, as_json: bool) -> int:
@@ -271,30 +288,43 @@ def of_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
     return None
 
 
-def stay(host: str, path: str, *, as_json: bool) -> int:
-    """As `stay` of a run here: Ctrl-C stops it there."""
+def stay(host: str, path: str, *, as_json: bool, num_interrupts: int = 0) -> int:
+    """As `stay` of a run here: Ctrl-C stops it there, `num_interrupts` have come already."""
     from rankdeck.cli.follow import choose, follow
     from rankdeck.remote.following import RemoteRun
 
-    def say_late() -> None:
-        words = phrase("{host} does not answer yet; the run goes on there.", host=host)
-        console.err().print(words, soft_wrap=True)
-
-    with RemoteRun(host, path, is_known=True) as followed:
-        run = followed.copy(say_late)
+    followed = RemoteRun(host, path, is_known=True)
+    stopping = Stopping(followed, path, num_interrupts)
+    with stopping.interrupts.counted(), followed:
+        run = _found(followed, stopping)
+        if run is None:
+            say_left(host, path)
+            return INTERRUPTED
         display = choose(run, progress=not as_json)
+        stopping.display, age = display, _Age(followed, display)
+        try:
+            fold = follow(run, display, lambda: age.tick() and stopping.goes_on())
+        except BrokenPipeError:
+            _Command(host, "", ["stop", path], lambda *_: None).until_end()
+            raise
+        code = finish(run, fold, as_json=as_json, interrupted=stopping.interrupts.count > 0)
+        if run.outcome() == "running":
+            say_left(host, path)
+        return code
 
-        def stop(now: bool) -> None:
-            followed.ask(["stop", path, *(["--now"] if now else [])])
 
-        interrupts, age = Interrupts(stop, display.say), _Age(followed, display)
-        with interrupts.counted():
-            try:
-                fold = follow(run, display, lambda: age.tick() and interrupts.act())
-            except BrokenPipeError:
-                _Command(host, "", ["stop", path], lambda *_: None).until_end()
-                raise
-            return finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
+def _found(followed: RemoteRun, stopping: Stopping) -> RunDir | None:
+    """The copy once it can be read; None where a person left before."""
+    began_s, is_told = time.monotonic(), False
+    while (run := followed.copy_within(_TURN_S)) is None:
+        if not stopping.goes_on():
+            return None
+        if not is_told and time.monotonic() - began_s > _LATE_S:
+            is_told = True
+            stopping.say(
+                phrase("{host} does not answer yet; the run goes on there.", host=followed.link.host)
+            )
+    return run
 
 
 class _Age:

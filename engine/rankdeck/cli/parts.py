@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rankdeck.base.errors import MachineError
+from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import phrase
-from rankdeck.cli import console
+from rankdeck.cli import console, on_host
 from rankdeck.cli.until_end import term_interrupts
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def resume_on_hosts(
 
 
 def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
-    from rankdeck.cli import on_host
     from rankdeck.cli.follow import choose
     from rankdeck.cli.until_end import stay
     from rankdeck.remote import ssh
@@ -68,7 +67,15 @@ def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
 def _look_over(
     hosts: Sequence[str], address: str | None, *, needs_gpus: bool, code: Path | None = None
 ) -> None:
-    """Raises: MachineError, these hosts cannot train one run."""
+    """Raises: ConfigError, it is one host alone; MachineError, these hosts cannot train one run."""
+    if len(hosts) < 2:
+        raise ConfigError(
+            phrase("{host} alone is not several hosts.", host=hosts[0]),
+            path="hosts.use",
+            advice=phrase(
+                "Name another one, or train on that one: rankdeck --host {host} train", host=hosts[0]
+            ),
+        )
     from rankdeck.cli.doctor import print_row
     from rankdeck.doctor.lines import Verdict
     from rankdeck.doctor.over_hosts import look_over_hosts

@@ -25,7 +25,7 @@ from rankdeck.cli import console
 from rankdeck.cli.terminal import Keyboard, keyboard_for
 from rankdeck.cli.words import losses_in_words, lost_in_words
 from rankdeck.launch.attached import Attached
-from rankdeck.launch.control import request_stop, send_signal, wait_ended
+from rankdeck.launch.control import is_over, request_stop, send_signal, wait_ended
 from rankdeck.rundir import EventReader, RunDir, events_from_end
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Staying:
         """
         with _signals() as woken:
             try:
-                while self._run.outcome() == "running":
+                while not is_over(self._run):
                     self._tick(woken)
                     if self._readers.are_gone():
                         self._ask_to_stop(now=False)
@@ -244,6 +244,10 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
 
 def last_words(run: RunDir) -> str:
     """'completed after 0:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
+    if not run.path.exists():
+        from rankdeck.run.problems import lost_problem
+
+        return lost_problem(run).message
     end, status = run.end(), status_of(run)
     words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")

@@ -99,16 +99,28 @@ def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
 
 @contextlib.contextmanager
 def term_interrupts() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: what was begun is ended by whoever began it."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    """SIGTERM is as Ctrl-C: what was begun is ended by whoever began it, which no second one cuts short."""
+    has_come = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        if not has_come:
+            has_come = True
+            raise KeyboardInterrupt
+
+    with handled(interrupt, signal.SIGINT, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """These signals go to `handler` in between."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class Interrupts:
@@ -120,14 +132,8 @@ class Interrupts:
         self._done = 0
         self.count = 0
 
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def counted(self) -> contextlib.AbstractContextManager[None]:
+        return handled(self._note, signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1

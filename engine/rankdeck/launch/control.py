@@ -23,6 +23,7 @@ from rankdeck.rundir import EventReader, RunDir, put_request
 
 _ANSWER_S = 5.0
 _POLL_S = 0.05
+_MOVED_WITHIN_S = 2.0
 _LONGEST_ANSWER = 1 << 16
 
 
@@ -128,6 +129,15 @@ def _check_alive(run: RunDir) -> None:
             phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()),
             advice=phrase("rankdeck runs lists what is running."),
         )
+
+
+def is_over(run: RunDir) -> bool:
+    """Whether it has ended. One that is not where it was may have been moved just now: its guard then leads
+    its first name there."""
+    until_s = time.monotonic() + _MOVED_WITHIN_S
+    while (outcome := run.outcome()) == "lost" and not run.path.exists() and time.monotonic() < until_s:
+        time.sleep(_POLL_S)
+    return outcome != "running"
 
 
 def wait_ended(run: RunDir, timeout_s: float) -> bool:

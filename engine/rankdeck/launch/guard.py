@@ -30,13 +30,14 @@ from rankdeck.observer import title
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
-LOOK_S = 1.0
+LOOK_S = 0.25
 """How often a guard looks where its run's directory is."""
 EXIT_STOPPED = 130
 GUARD = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NO_MEMORY = phrase("If nobody killed it, the kernel may have run out of memory (see dmesg).")
+_LEAVE_IT = phrase("Give it its first name back and resume it, or resume it where it is.")
 _PIPE = os.O_NONBLOCK | os.O_CLOEXEC
 _HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -86,7 +87,7 @@ class Guard:
         self._stop_asked = False
         self._attempt: int = spec["attempt"]
         self._max_restarts: int = spec.get("max_restarts", 0)
-        self._word = LastWord(self._run, self._attempt)
+        self._word = LastWord(self._attempt)
         self._kill_at: float | None = None
         self._saves, self._suspended = SaveWatch(self._run), SuspendedChild()
         self._words = b""
@@ -192,6 +193,8 @@ class Guard:
             if self.whereabouts.is_deleted:
                 self.stop(now=True)
             self.whereabouts.follow()
+            if self.whereabouts.is_replaced:
+                self._kill_supervisor()
             now_s = time.monotonic()
             self.look(now_s)
             if self._suspended.look(self._supervisor, now_s):
@@ -286,7 +289,7 @@ class Guard:
         used, most = self._attempt - self._spec["attempt"], self._max_restarts
         if self._status is None or self._status >= 0 or self._stop_asked or used >= most:
             return False
-        if self.whereabouts.is_deleted:
+        if self.whereabouts.is_deleted or self.whereabouts.is_replaced:
             return False
         self.tell_lost_save()
         self._word.tell_problem(
@@ -319,7 +322,10 @@ class Guard:
         self.tell_lost_save()
         status = 1 if self._status is None else self._status
         reason = self._reason()
-        if self._stop_asked and (status < 0 or status == EXIT_STOPPED):
+        if self.whereabouts.is_replaced and status < 0:
+            outcome, code, reason = "failed", 1, self.whereabouts.how_it_was_replaced()
+            self._word.tell_problem("run-folder", reason, _LEAVE_IT)
+        elif self._stop_asked and (status < 0 or status == EXIT_STOPPED):
             outcome, code, reason = "stopped", EXIT_STOPPED, None
         elif status == 0:
             outcome, code = "completed", 0

@@ -37,7 +37,7 @@ class HeadGuard(HostGuard):
         server = socket.socket(fileno=given["listener"])
         os.set_inheritable(server.fileno(), False)
         self._gathering = Gathering(
-            self._selector, server, given["secret"], given["others"], self._hear, self._lose
+            self._selector, server, given["secret"], given["others"], self._hear, self._lose, self.name
         )
         self._clocks = HostClocks(self._run, self._gathering.say_to)
         self._open_store()

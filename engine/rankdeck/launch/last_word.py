@@ -54,15 +54,14 @@ def how_it_was_killed(number: int) -> Sentence:
 class LastWord:
     """Of one run; the attempt that it tells of is `first_attempt`, or a later one that has begun since."""
 
-    def __init__(self, run: str, first_attempt: int) -> None:
-        self._run = run
+    def __init__(self, first_attempt: int) -> None:
         self._first_attempt = first_attempt
         self._num_told = 0
         self._folder = self._reserved = -1
 
     def reserve(self, folder: int) -> None:
         """Take the room for end.json now: at the end the disk may be full. `folder`: the run's directory,
-        open. Raises: OSError."""
+        open, by which it is found wherever it is moved. Raises: OSError."""
         self._folder, flags = folder, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._reserved = os.open(_PART, flags, 0o644, dir_fd=folder)
         os.pwrite(self._reserved, b" " * _RESERVED_BYTES, 0)
@@ -70,8 +69,11 @@ class LastWord:
 
     def attempt(self) -> int:
         """A supervisor that restarts its ranks begins attempts of its own."""
-        names = [path.name.split(".")[1] for path in Path(self._run, "events").glob("supervisor.*.jsonl")]
+        names = [path.name.split(".")[1] for path in self._events().glob("supervisor.*.jsonl")]
         return max((int(name) for name in names if name.isdecimal()), default=self._first_attempt)
+
+    def _events(self) -> Path:
+        return Path(f"/proc/self/fd/{self._folder}/events")
 
     def tell_problem(
         self, code: str, message: Sentence, advice: Sentence | None = None, *, severity: str = "error"
@@ -104,7 +106,7 @@ class LastWord:
         whole = {**event, "v": 1, "seq": self._num_told, "t": time.time()}
         self._num_told += 1
         try:
-            with open(f"{self._run}/events/guard.{self.attempt()}.jsonl", "a", encoding="utf-8") as file:
+            with open(self._events() / f"guard.{self.attempt()}.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(whole) + "\n")
         except OSError:
             pass

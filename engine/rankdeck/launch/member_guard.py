@@ -63,7 +63,12 @@ class MemberGuard(HostGuard):
                     self.fail(phrase("What the head says of the hosts makes no sense."))
             case "refused":
                 self.fail(
-                    phrase("The run's head did not take {name}: one of that name is there.", name=self.name)
+                    phrase(
+                        "The run's head did not take {name}: a host of that name is there, or all have come. "
+                        "To give this one another name, put {variable}=NAME before its command.",
+                        name=self.name,
+                        variable="RANKDECK_HOST",
+                    )
                 )
             case "stop":
                 self.stop(now=bool(word.get("now")))

@@ -178,8 +178,8 @@ class _Awake:
 
 
 class Gathering:
-    """The head's end: `server` listens. `hosts` are those that have come, in their order; `on_word(name,
-    word)` gets what they say, `on_gone(name, how)` that one has gone.
+    """The head's end: `server` listens, `name` is the head's own. `hosts` are those that have come, in their
+    order; `on_word(name, word)` gets what they say, `on_gone(name, how)` that one has gone.
     """
 
     def __init__(
@@ -190,8 +190,10 @@ class Gathering:
         num_others: int,
         on_word: Callable[[str, Word], None],
         on_gone: Callable[[str, str], None],
+        name: str = "",
     ) -> None:
         self._selector, self._secret, self._num_others = selector, secret, num_others
+        self._name = name
         self._on_word, self._on_gone = on_word, on_gone
         self._server = server
         server.setblocking(False)
@@ -238,7 +240,8 @@ class Gathering:
             peer.close()
             return
         self._strangers.remove(peer)
-        if not isinstance(name, str) or not name or name in self.hosts or self.is_complete:
+        taken = isinstance(name, str) and (name in self.hosts or name == self._name)
+        if not isinstance(name, str) or not name or taken or self.is_complete:
             peer.say({"word": "refused", "name": name if isinstance(name, str) else ""})
             peer.close()
             return

@@ -161,8 +161,9 @@ class Racing:
         environment |= {"title": entry.label, FIRST_STEPS: self.race.steps, "race": self.race.name}
         name = Path(entry.folder).name
         hidden = rundir.create(self.folder.entries_folder, config, environment, name)
-        prediction_file(hidden).write_bytes(plan_lines.encode(entry.predicted))
-        return start_guard(hidden, (), supervisor_of(self._asked.worker), detach=False, held=self._held)
+        with rundir.removed_unless_begun(hidden.path):
+            prediction_file(hidden).write_bytes(plan_lines.encode(entry.predicted))
+            return start_guard(hidden, (), supervisor_of(self._asked.worker), detach=False, held=self._held)
 
     def finish(self, entry: RaceEntry, fold: Fold) -> None:
         """What its run came to, once that has ended."""

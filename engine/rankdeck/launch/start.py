@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -76,9 +76,12 @@ def start(
     own = {} if first_steps is None else {FIRST_STEPS: first_steps}
     environment |= {"title": _title(title, config, runs), **own}
     hidden = rundir.create(runs, config, environment, name)
-    with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
-        listed = first_steps is None
-        return _begin(hidden, choice, supervisor_of(worker), detach=detach, hosts=hosts, listed=listed)
+    handed_over = several.handed_over(config, choice.devices) if several else nullcontext()
+    with rundir.removed_unless_begun(hidden.path), handed_over as hosts:
+        run = start_guard(hidden, choice.leases, supervisor_of(worker), detach=detach, hosts=hosts)
+    if first_steps is None:
+        rundir.enter_in_index(run)
+    return run
 
 
 def resume(
@@ -145,26 +148,9 @@ def start_script(
     supervised = Supervised(
         "rankdeck.launch.script_supervisor", signals=True, stop_s=SCRIPT_STOP_S, attached=attached
     )
-    return _begin(hidden, choice, supervised, detach=detach)
-
-
-def _begin(
-    hidden: RunDir,
-    choice: choose.ChosenDevices,
-    supervised: Supervised,
-    *,
-    detach: bool,
-    hosts: Mapping[str, Any] | None = None,
-    listed: bool = True,
-) -> RunDir:
-    """The run under its guard; nothing of it is left where that fails."""
-    try:
-        run = start_guard(hidden, choice.leases, supervised, detach=detach, hosts=hosts)
-    except BaseException:
-        shutil.rmtree(hidden.path, ignore_errors=True)
-        raise
-    if listed:
-        rundir.enter_in_index(run)
+    with rundir.removed_unless_begun(hidden.path):
+        run = start_guard(hidden, choice.leases, supervised, detach=detach)
+    rundir.enter_in_index(run)
     return run
 
 

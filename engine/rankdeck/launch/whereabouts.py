@@ -1,7 +1,8 @@
 """Where a run's directory is while the run lasts: somebody may remove it, or move it.
 
 One that was moved is found under its first name by a link, through which its ranks save, until the run is
-over. To another disk nothing can be moved: what was there is copied and removed.
+over. Where something else has that name by then, the run ends: its ranks would save into that. To another
+disk nothing can be moved: what was there is copied and removed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+
+from rankdeck.launch.last_word import Sentence, phrase
 
 _REMOVED = " (deleted)"
 _HEARD_S = 2.0
@@ -22,6 +25,8 @@ class Whereabouts:
         self._run, self._folder, self._lock = Path(run), folder, lock
         self._at = self._first = self._now()
         self._is_linked = False
+        self.is_replaced = False
+        """Whether something else has the first name, and the directory is elsewhere."""
 
     def _now(self) -> str:
         """Known to the kernel: this waits for no disk."""
@@ -46,7 +51,14 @@ class Whereabouts:
                 self._run.symlink_to(now)
                 self._is_linked = True
             except OSError:
-                pass  # something else has that name by now
+                self.is_replaced = True
+
+    def how_it_was_replaced(self) -> Sentence:
+        return phrase(
+            "The run's folder was moved to {folder}, and something else has its name: the run ended before "
+            "it could write there.",
+            folder=self._at,
+        )
 
     def leave(self) -> None:
         """The run is over, and nobody holds its lock."""

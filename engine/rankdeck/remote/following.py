@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -18,9 +17,9 @@ from rankdeck.remote.link import Link
 from rankdeck.remote.mirror import Mirror, folder_of
 from rankdeck.rundir import HostedRun, RunDir
 
-_TURN_S, _LATE_S = 0.05, 5.0
-_NUMBER, _ASKED = 0, 1
-"""Of what is followed, and of the commands about it."""
+_TURN_S = 0.05
+_NUMBER = 0
+"""Of what is followed; the commands about it are counted from 1 on."""
 
 
 class RemoteRun:
@@ -35,6 +34,8 @@ class RemoteRun:
         self._for_itself: tempfile.TemporaryDirectory[str] | None = None
         self._error: RankdeckError | None = None
         self._asked: SimpleQueue[list[str]] = SimpleQueue()
+        self._unanswered: dict[int, list[str]] = {}
+        self._num_asked = 0
         self._is_told = False
         self._is_found, self._is_over = threading.Event(), threading.Event()
         self.link = Link(host, self._take, self._ask, is_known=is_known)
@@ -53,23 +54,29 @@ class RemoteRun:
         if self._for_itself is not None:
             self._for_itself.cleanup()
 
-    def copy(self, say_late: Callable[[], object] = lambda: None) -> RunDir:
-        """Wait until the copy can be read: of a run that is over all of it is here then. `say_late` is called
-        where that takes long.
+    def copy(self) -> RunDir:
+        """Wait until the copy can be read: of a run that is over all of it is here then.
 
         Raises:
             RankdeckError: there is no such run, no such host, or no room for a copy.
         """
-        if not self._is_found.wait(_LATE_S):
-            say_late()
-            self._is_found.wait()
+        run = self.copy_within(None)
+        assert run is not None
+        return run
+
+    def copy_within(self, seconds: float | None) -> RunDir | None:
+        """The same; None where it cannot be read by then."""
+        if not self._is_found.wait(seconds):
+            return None
         if self._error is not None:
             raise self._error
         assert self._mirror is not None
         return self._mirror.run
 
     def ask(self, argv: list[str]) -> None:
-        """Run `rankdeck ARGV` there, about this run; what it says is lost."""
+        """Run `rankdeck ARGV` there, about this run, and again where the connection breaks before it has
+        ended; what it says is lost.
+        """
         self._asked.put(argv)
 
     @property
@@ -82,8 +89,11 @@ class RemoteRun:
             while not self._is_over.is_set():
                 self.link.poll(_TURN_S)
                 self._tell_clock()
-                while self.link.is_up and not self._asked.empty():
-                    self.link.send(wire.Command(number=_ASKED, argv=self._asked.get()))
+                while not self._asked.empty():
+                    self._num_asked += 1
+                    self._unanswered[self._num_asked] = self._asked.get()
+                    if self.link.is_up:
+                        self._send(self._num_asked)
         except RankdeckError as error:
             self._error = error
         except OSError as error:
@@ -101,7 +111,15 @@ class RemoteRun:
             if self._is_told:
                 self._is_found.set()
 
+    def _send(self, number: int) -> None:
+        self.link.send(wire.Command(number=number, argv=self._unanswered[number]))
+
     def _ask(self) -> None:
+        for number in self._unanswered:
+            self._send(number)
+        self._follow()
+
+    def _follow(self) -> None:
         if self._mirror is None or self._path is None:
             self.link.send(wire.Find(number=_NUMBER, run=self._name))
             return
@@ -117,13 +135,15 @@ class RemoteRun:
                 ahead_s = 0.0 if before is None else before.ahead_s
                 self._mirror.tell_origin(HostedRun(self._host, message.path, ahead_s=ahead_s))
                 self._path = message.path
-                self._ask()
+                self._follow()
             case wire.Refused() if message.number == _NUMBER:
                 raise RankdeckError(message.message, code=message.code, advice=message.advice or None)
             case wire.Piece() | wire.Whole() | wire.Told() if self._mirror is not None:
                 self._mirror.take(message, body)
                 self._is_told = self._is_told or isinstance(message, wire.Told)
-            case wire.Output() | wire.Ended() | wire.Refused():
+            case wire.Ended() | wire.Refused():
+                self._unanswered.pop(message.number, None)
+            case wire.Output():
                 pass
             case _:
                 raise wire.WireError("nobody asked for it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.phrases import phrase
@@ -37,7 +38,7 @@ class Host:
         self.name = name
         self.folder: str | None = None
         self.error: RankdeckError | None = None
-        self._say = say
+        self.say = partial(say, name)
         self._ran: list[Ran] = []
         self.was_up = False
         self.link = Link(name, self._take)
@@ -80,7 +81,7 @@ class Host:
                 out = self._ran[message.number].out
                 out += body[: _MOST_SAID_BYTES - len(out)]
             case wire.Output():
-                self._say(self.name, body.decode(errors="replace").strip())
+                self.say(body.decode(errors="replace").strip())
             case wire.Ended() if message.number < len(self._ran):
                 self._ran[message.number].code = message.code
             case wire.Refused():

@@ -87,13 +87,21 @@ def _begin(
         ]
         _answer(hosts, asked)
     except BaseException:
-        # What is only beginning can be stopped once it has said where it is.
-        hosts.poll_until(lambda: first.code is not None or head.error is not None, _END_S)
-        if path := _said(first).path:
-            stopped = head.begin(["stop", path, "--now"])
-            hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
+        _stop(hosts, first)
         raise
     return head.name, begun
+
+
+def _stop(hosts: Hosts, first: Ran) -> None:
+    """What is only beginning can be stopped once it has said where it is."""
+    head = first.host
+    hosts.poll_until(lambda: first.code is not None or head.error is not None, _END_S)
+    path, stopped = _said(first).path, first
+    if path:
+        stopped = head.begin(["stop", path, "--now"])
+        hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
+    if stopped.code is None or (path and stopped.code):
+        head.say(phrase("a run may go on here: rankdeck --host {host} runs", host=head.name))
 
 
 def address_of(head: Host, others: Sequence[Host]) -> str:

@@ -12,6 +12,15 @@ from rankdeck.rundir import LineCounts, RunDir
 
 def lost_problem(run: RunDir) -> Problem:
     """What is said of a run that has no last word, or none that can be read, and no guard."""
+    if not os.path.lexists(run.path):
+        return Problem(
+            "removed",
+            phrase("The run ended because its folder was removed: {folder}.", folder=run.path),
+            path=str(run.path),
+            advice=phrase(
+                "What it wrote went with it. Start it again, and leave its folder until it is over."
+            ),
+        )
     last_word = run.path / "end.json"
     return Problem(
         "lost",

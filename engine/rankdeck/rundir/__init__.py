@@ -30,6 +30,7 @@ from rankdeck.rundir.listing import (
 )
 from rankdeck.rundir.races import FIRST_STEPS, RaceDir, create_race, find_race, is_entry, is_race, list_races
 from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
+from rankdeck.rundir.unbegun import removed_unless_begun
 from rankdeck.rundir.writing import EventWriter
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "list_runs",
     "put_request",
     "read_labels",
+    "removed_unless_begun",
     "runs_folder",
     "slug",
     "way_out",

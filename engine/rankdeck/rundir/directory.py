@@ -35,6 +35,7 @@ from rankdeck.base.parsing import document_of, json_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end
+from rankdeck.rundir.unbegun import HIDDEN, remove_abandoned, removed_unless_begun
 from rankdeck.rundir.writing import EventWriter
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ OUTCOMES = (
     marked("stopped"),
     marked("lost"),
 )
-HIDDEN = ".new-"
 
 
 def slug(name: str) -> str:
@@ -346,11 +346,15 @@ def create(
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
     final = runs.absolute() / name
     hidden = final.with_name(HIDDEN + final.name)
+    remove_abandoned(hidden.parent)
     try:
-        for folder in (hidden / "events", hidden / "logs"):
-            folder.mkdir(parents=True)
-        (hidden / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-        (hidden / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+        hidden.mkdir(parents=True)
+        with removed_unless_begun(hidden):
+            for folder in (hidden / "events", hidden / "logs"):
+                folder.mkdir()
+            (hidden / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+            text = json.dumps(environment, indent=2) + "\n"
+            (hidden / "environment.json").write_text(text, encoding="utf-8")
     except OSError as error:
         raise _no_runs_there(runs, error) from None
     return RunDir(hidden)

@@ -10,7 +10,8 @@ from rankdeck.base import files
 from rankdeck.base.errors import RunNotFoundError, one_of
 from rankdeck.base.home import expanded, state_dir
 from rankdeck.base.phrases import phrase
-from rankdeck.rundir.directory import HIDDEN, RunDir, slug
+from rankdeck.rundir.directory import RunDir, slug
+from rankdeck.rundir.unbegun import HIDDEN
 
 MOST_INDEXED = 50_000
 """Paths of the index that are looked at, the newest."""

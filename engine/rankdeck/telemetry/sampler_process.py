@@ -26,6 +26,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 WELL_AFTER_S = 60.0
 """A sampler that has lived as long is a good one: the next pause is the first again."""
 HANGS_AFTER_S = 30.0
+_AWAY_S = 5.0
+"""Nobody looked for so long: this process was suspended, and the sampler with it."""
 _NO_DRIVER = 3
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """What a library does to its process; any other signal came from outside and tells nothing of a device."""
@@ -80,7 +82,7 @@ class SamplerProcess:
         self._hangs_after_s = hangs_after_s
         self._first_pause_s = self._pause_s = first_pause_s
         self._begins_s = 0.0
-        self._began_s = 0.0
+        self._began_s = self._looked_s = self._woke_s = 0.0
         self._worked = not piped
         self._last_code = 0
         self._buffer = b""
@@ -104,7 +106,7 @@ class SamplerProcess:
             command += ["--skip", device]
         if self._last_code == _NO_DRIVER:
             command.append("--told")
-        self._began_s = time.monotonic()
+        self._began_s = self._looked_s = self._woke_s = time.monotonic()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -130,10 +132,14 @@ class SamplerProcess:
         if code is not None:
             # Its last lines are taken first.
             return [] if self._piped and not self._at_end else self._ended(code, note)
-        lived_s = time.monotonic() - self._began_s
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _AWAY_S:
+            self._woke_s = now_s
+        self._looked_s = now_s
+        silent_s = now_s - self._began_s if note.age_s is None else note.age_s
         # To open the driver takes seconds where GPUs sleep.
         after_s = self._hangs_after_s if note.device else HANGS_AFTER_S
-        if (lived_s if note.age_s is None else note.age_s) > after_s:
+        if min(silent_s, now_s - self._woke_s) > after_s:
             self._process.kill()  # if the kernel does not let go of it, it is left behind
             return self._ended(-signal.SIGKILL, note, hangs=True)
         return []

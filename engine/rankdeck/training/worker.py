@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rankdeck import events
 from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.files import wait_for_folder
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
 from rankdeck.base.phrases import marked, phrase
@@ -319,6 +320,7 @@ class Worker:
             return
         self._phase(marked("saving weights"))
         path = self._place.run.weights
+        wait_for_folder(path.parent)
         try:
             metadata = {"run": self._place.run.name, "step": str(self.step)}
             with saver.agreement.saving():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def test_signs_that_act_on_a_terminal_do_not_come_from_a_host(host: FarHost) -> 
     assert "\x1b" not in shown.out + shown.err
 
 
-def test_a_run_there_is_begun_followed_and_stopped_by_ctrl_c(host: FarHost) -> None:
+def begun(host: FarHost) -> tuple[subprocess.Popen[str], RunDir, RunDir]:
+    """A command that trains there, its copy here, and the run."""
     command = [*RANKDECK, "--host", "box1", "train", "digits-mlp", "--devices", "cpu:1", "--json"]
     command += ["--set", "train.steps=1000000", "--set", "train.evaluate_every=0"]
     process = subprocess.Popen(
@@ -70,6 +72,33 @@ def test_a_run_there_is_begun_followed_and_stopped_by_ctrl_c(host: FarHost) -> N
     (copy,) = wait_until(lambda: list_folder(copies), deadline_s=60)
     there = RunDir(host.runs / copy.name)
     wait_until(lambda: (copy.events_folder / "rank-0.0.jsonl").exists(), deadline_s=60)
+    return process, copy, there
+
+
+def test_three_quick_ctrl_c_leave_once_the_run_there_has_stopped(host: FarHost) -> None:
+    process, _, there = begun(host)
+    for _ in range(3):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.1)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and '"outcome": "stopped"' in out, (out, err)
+    assert there.outcome() == "stopped"
+
+
+def test_a_host_that_does_not_answer_ctrl_c_is_left_with_what_to_do(host: FarHost) -> None:
+    process, _, there = begun(host)
+    host.cut()
+    for _ in range(3):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.1)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and there.is_alive()
+    assert f"To stop it: rankdeck --host box1 stop {there.path}" in err
+    rankdeck("stop", there.path, "--now", code=0)
+
+
+def test_a_run_there_is_begun_followed_and_stopped_by_ctrl_c(host: FarHost) -> None:
+    process, copy, there = begun(host)
     host.end()  # the view alone breaks
     assert there.is_alive()
     os.kill(process.pid, signal.SIGINT)

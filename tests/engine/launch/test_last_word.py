@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ def said_with(phrase: Callable[..., Any]) -> tuple[Any, Any]:
 def test_a_guards_problem_keeps_what_every_part_of_it_was_made_of(tmp_path: Path) -> None:
     run = create(tmp_path / "runs", small_config(tmp_path), {})
     message, advice = said_with(last_word.phrase)
-    word = LastWord(str(run.path), 0)
+    word, folder = LastWord(0), os.open(run.path, os.O_DIRECTORY)
+    word.reserve(folder)
     word.tell_problem("x", message, advice)
     word.tell_problem("y", message, severity="warning")
     message, advice = said_with(phrases.phrase)
     assert message == "Killed. It goes on after step 3." and advice == "Use {a} as it is."
     assert problems(run) == [Problem("x", message, advice=advice)]
     assert problems(run, "warning") == [Problem("y", message, severity="warning")]
+    os.close(folder)
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (63, "signal 63")])

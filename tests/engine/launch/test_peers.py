@@ -47,6 +47,7 @@ class Head:
             num_others,
             lambda name, word: self.heard.append((name, word)),
             lambda name, how: self.gone.append((name, how)),
+            "head",
         )
 
     def turn(self) -> None:
@@ -135,12 +136,13 @@ def test_one_that_goes_before_all_are_there_may_come_again(head: Head) -> None:
     head.until(lambda: head.meeting.is_complete, again, two)
 
 
-def test_one_of_a_name_that_is_there_is_refused(head: Head) -> None:
+@pytest.mark.parametrize("name", ["box1", "head"])
+def test_one_of_a_name_that_is_there_is_refused(head: Head, name: str) -> None:
     one = Other(head, "box1")
     head.until(lambda: head.meeting.hosts, one)
-    same = Other(head, "box1")
+    same = Other(head, name)
     head.until(lambda: same.gone, one, same)
-    assert same.heard == [{"word": "refused", "name": "box1"}] and list(head.meeting.hosts) == ["box1"]
+    assert same.heard == [{"word": "refused", "name": name}] and list(head.meeting.hosts) == ["box1"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.launch.control import request_stop, wait_ended
-from rankdeck.rundir import RunDir
+from rankdeck.run.fold import read_fold
+from rankdeck.run.problems import lost_problem
+from rankdeck.rundir import RunDir, list_folder
 from tests.helpers import killing, launching
+from tests.helpers.cli import start_rankdeck
 from tests.helpers.launching import launch, wait_for_ranks
 from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until, with_load
@@ -20,6 +23,7 @@ def test_a_run_whose_directory_is_deleted_ends(tmp_path: Path) -> None:
     shutil.rmtree(run.path)
     wait_until(lambda: not processes_of_run(run.path), deadline_s=12)
     assert not run.path.exists()
+    assert lost_problem(run).code == "removed"
 
 
 _SLOW_AT_FIRST = """
@@ -61,6 +65,34 @@ def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is(tmp_path: 
     assert newest_whole(again.checkpoints_folder)[0] is not None and not launching.problems(again)
 
 
+def test_a_command_that_stays_with_a_run_that_is_moved_stays_until_its_end(tmp_path: Path) -> None:
+    command = ["train", "digits-mlp", "--devices", "cpu:1", "--runs", tmp_path / "runs"]
+    with start_rankdeck(*command, "--set", "train.steps=1000000") as attached:
+        (run,) = wait_until(lambda: list_folder(tmp_path / "runs"))
+        killing.wait_for_step(run, 2)
+        moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+        wait_until(run.path.is_symlink)
+        step = read_fold(moved).step or 0
+        killing.wait_for_step(moved, step + 50)
+        assert attached.poll() is None
+        request_stop(moved)
+        assert attached.wait(with_load(60)) == 130
+    assert moved.outcome() == "stopped" and newest_whole(moved.checkpoints_folder)[0] is not None
+
+
+def test_a_run_whose_name_something_else_took_ends_and_writes_nothing_there(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    wait_until((run.events_folder / "sampler.0.jsonl").exists, what="the sampler's file")
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    for name in ("events", "checkpoints", "requests"):
+        (run.path / name).mkdir(parents=True)
+    assert wait_ended(moved, with_load(20)) and moved.outcome() == "failed"
+    (told,) = launching.problems(moved)
+    assert told.code == "run-folder" and f"moved to {moved.path}" in told.message
+    assert not [path for path in run.path.rglob("*") if not path.is_dir()]
+
+
 def test_what_took_a_moved_runs_first_name_stays(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
     wait_for_ranks(run)
@@ -68,6 +100,5 @@ def test_what_took_a_moved_runs_first_name_stays(tmp_path: Path) -> None:
     wait_until((run.events_folder / "sampler.0.jsonl").exists, what="the sampler's file")
     moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
     run.path.mkdir()
-    request_stop(moved, now=True)
-    assert wait_ended(moved, with_load(20)) and moved.outcome() == "stopped"
+    assert wait_ended(moved, with_load(20)) and moved.outcome() == "failed"
     assert [*run.path.iterdir()] == []

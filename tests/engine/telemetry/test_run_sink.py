@@ -43,6 +43,21 @@ def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time() -> None:
     assert pauses_s == [0.02, 0.04, 0.02]
 
 
+def test_a_sampler_that_was_suspended_with_its_watcher_is_not_taken_for_one_that_hangs() -> None:
+    sampler = SamplerProcess(piped=True)
+    try:
+        begun = sampler.pid
+        # As after a frozen cgroup: both have stood still, and the clock has not.
+        sampler._began_s -= 2 * sampler_process.HANGS_AFTER_S
+        sampler._looked_s -= 2 * sampler_process.HANGS_AFTER_S
+        assert not sampler.poll() and sampler.pid == begun
+        sampler._woke_s -= 2 * sampler_process.HANGS_AFTER_S
+        (told,) = sampler.poll()
+        assert "has not answered" in told.message
+    finally:
+        sampler.stop()
+
+
 def test_a_runs_driver_that_is_away_is_told_once_and_waited_for(
     gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
