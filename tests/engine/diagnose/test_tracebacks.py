@@ -144,7 +144,7 @@ _OF_TORCHRUN = """E1128 19:29:27.062 171 api.py:1002] failed (exitcode: 1) local
 Traceback (most recent call last):
   File "/env/bin/torchrun", line 8, in <module>
     sys.exit(main())
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
 ============================================================
 train.py FAILED
 """
