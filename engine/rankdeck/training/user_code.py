@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import nn, utils
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
@@ -63,6 +63,19 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
     pair = _call(target, args, folder, "data", DataError)
     if _is_one_data_set(pair):
         pair = (pair, None)
+    if _is_stream(pair):
+        raise DataError(
+            phrase(
+                "data.use = {target!r} returned {kind}, a stream: nothing tells its devices which samples "
+                "are theirs.",
+                target=target,
+                kind=_kind(pair),
+            ),
+            path="data.use",
+            advice=phrase(
+                "Return a data set with __len__ and __getitem__(index); of a DataLoader, return its dataset."
+            ),
+        )
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
             phrase(
@@ -307,6 +320,11 @@ def _similar(place: str, folder: Path) -> str | None:
         return None
     found = close[0] if place.endswith(".py") else close[0][:-3].replace("/", ".")
     return phrase('Did you mean "{word}"?', word=found)
+
+
+def _is_stream(value: Any) -> bool:
+    """Whether it gives samples or batches in an order of its own (IterableDataset, DataLoader)."""
+    return isinstance(value, utils.data.IterableDataset | utils.data.DataLoader)
 
 
 def _is_one_data_set(returned: object) -> bool:
