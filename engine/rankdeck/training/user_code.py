@@ -29,6 +29,7 @@ from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckErr
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.data.base import SampleSet
 from rankdeck.diagnose.exceptions import own_place, words_of
+from rankdeck.torch_compat.fake_tensors import active_mode
 
 ErrorClass = type[RankdeckError]
 
@@ -298,11 +299,14 @@ def raised_by_user(
     else:
         template = _IMPORT_RAISED if imported else _RAISED
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    advice = phrase("Mend the code there, then start again.")
+    if active_mode() is not None:
+        advice = phrase("A plan makes models without memory: where a run makes this one, the code is right.")
     return error_class(
         phrase(template, key=key, target=target, error=said, file=file, line=line),
         path=file,
         line=line,
-        advice=phrase("Mend the code there, then start again.") if file else None,
+        advice=advice if file else None,
     )
 
 

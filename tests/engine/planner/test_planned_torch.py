@@ -232,3 +232,13 @@ def test_a_model_that_was_read_or_copied_is_planned_as_the_plain_one(
         return planned.devices
 
     assert needs(factory) == needs("plain")
+
+
+def test_a_factory_that_only_a_plan_cannot_follow_is_not_blamed(tmp_path: Path) -> None:
+    file = tmp_path / "reads.py"
+    file.write_text("import torch\ndef make(): return torch.ones(1).data_ptr()\n", encoding="utf-8")
+    text = f'model = {{ use = "{file}:make" }}\ndata = {{ use = "digits" }}\ndevices = {{ use = "cpu:1" }}'
+    target = Target("1 device", (TargetDevice(None, None),), like_cuda=False)
+    reason = plan_rank(from_text(text, folder=tmp_path), 0, target).reason
+    assert reason is not None and "reads.py, line 2" in reason and "without memory" in reason
+    assert "Mend" not in reason
