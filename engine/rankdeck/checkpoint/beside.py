@@ -94,6 +94,7 @@ class Beside:
         seen: set[int] = set()
         for path, optimizer in self.optimizers.items():
             groups = enumerate(optimizer.param_groups)
+            owners: list[tuple[str, _Kept]]
             owners = [(f"group/{joined(path, index)}", group) for index, group in groups]
             of_it = f"/{path}" if path else ""
             owners += [(f"optimizer{of_it}", vars(optimizer)), (f"state{of_it}", optimizer.state)]

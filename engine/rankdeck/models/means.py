@@ -87,8 +87,9 @@ def _product(other: Tensor, divisor: Count | None) -> Count:
     """Of what is divided by in turn. A number of Python's comes as a tensor that no dispatch mode can take:
     it becomes a number again, without a copy, as every count does that a CPU holds."""
     is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
-    count: Count = other.tolist() if is_at_hand else other
-    return count if divisor is None else count * divisor
+    count: Any = other.tolist() if is_at_hand else other
+    product: Count = count if divisor is None else count * divisor
+    return product
 
 
 def _is_of_numbers(reduction: Any, source: Any) -> bool:

@@ -105,7 +105,7 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
 
 def _tell_left_out(session: RankSession, owner: Any, name: str, through: str) -> None:
     """`owner.name` logs what is no number: its first call says that it is not kept."""
-    original = getattr(owner, name, None)
+    original: Any = getattr(owner, name, None)
     if not hasattr(original, "__code__"):
         return
 
