@@ -232,7 +232,8 @@ def blank_state(state: TrainingState, there: Mapping[str, Any]) -> Blank:
             continue
         weights_dtype = there[f"model.{known}"].properties.dtype
         for what, name in by_owner[known]:
-            group = groups.get((_keeper(what, optimizers)[0], parameter))
+            keeper, _ = _keeper(what, optimizers)
+            group = None if keeper is None else groups.get((keeper, parameter))
             room = None if group is None else _room_for(name, there[name], parameter, group, weights_dtype)
             if room is None:
                 blank.homeless.add(in_words(name))
