@@ -6,6 +6,7 @@ another dtype than its weight, state for one rank's slice, lists.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -133,6 +134,56 @@ class Nesting(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner = self.inner or torch.optim.AdamW(self.param_groups[0]["params"])
         self.inner.step()
+
+
+class Lookahead(Optimizer):
+    """Holds an optimizer and its groups, and steps back halfway to slow weights every second time.
+    After Zhang et al., 2019."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        self.optimizer = torch.optim.AdamW(params, lr)
+        self.param_groups = self.optimizer.param_groups
+        self.defaults = self.optimizer.defaults
+        self.state: Any = defaultdict(dict)
+        self.fast_state = self.optimizer.state
+        self.num_steps = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("slow", parameter.detach().clone())
+        self.optimizer.step()
+        self.num_steps += 1
+        for parameter, state in self.state.items() if self.num_steps % 2 == 0 else ():
+            parameter.copy_(state["slow"].lerp_(parameter, 0.5))
+
+
+class Wrapping(Optimizer):
+    """Shares its groups with an optimizer that it wraps, as SAM does; both are torch's."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+        self.base_optimizer = torch.optim.AdamW(self.param_groups)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base_optimizer.step()
+
+
+class Keyed(torch.optim.SGD):
+    """Keeps an average of each weight by the weight itself, made before the first step."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.slow = {weight: weight.detach().clone() for weight in self.param_groups[0]["params"]}
+        self.names = {weight: index for index, weight in enumerate(self.slow)}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for weight, slow in self.slow.items():
+            slow.lerp_(local_of(weight.detach()), 0.1)
 
 
 class Factored(torch.optim.Adafactor):

@@ -63,10 +63,10 @@ def model_origin(script: Script, optimizer: str) -> Origin | None:
 def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
     """What makes the model; `model` is its class's name as it was seen."""
     if origin is not None and isinstance(origin.node, ast.Call):
-        wraps = _wraps(origin)
-        return wraps or script.namer.named(origin, "build_model")
+        return _wraps(origin) or _without_forward(origin) or script.namer.named(origin, "build_model")
     for source, call in script.calls(model):
-        return script.namer.named(Origin(source, call), "build_model")
+        found = Origin(source, call)
+        return _without_forward(found) or script.namer.named(found, "build_model")
     return Finding(
         notes=[
             f"The script trains a {model}; where it makes it was not found.",
@@ -93,6 +93,25 @@ def _wraps(origin: Origin) -> Finding | None:
                 ]
             )
     return None
+
+
+def _without_forward(origin: Origin) -> Finding | None:
+    """Of a LightningModule that only trains: its loss is made in training_step, and nothing calls it."""
+    call = origin.node
+    assert isinstance(call, ast.Call)
+    found = origin.source.definition_of(origin.source.dotted(call.func) or "")
+    if found is None or not isinstance(found[1], ast.ClassDef):
+        return None
+    methods = {node.name for node in found[1].body if isinstance(node, ast.FunctionDef)}
+    if "training_step" not in methods or "forward" in methods:
+        return None
+    return Finding(
+        notes=[
+            f"{origin.place} makes it with {origin.text}, which has a training_step and no forward.",
+            "Here the model is called on a batch's inputs: give it a forward, or name a function that",
+            'returns the module that training_step calls, as "file.py:build_model".',
+        ]
+    )
 
 
 def _entered(origin: Origin) -> Origin:

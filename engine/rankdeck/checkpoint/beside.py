@@ -7,7 +7,8 @@ only what differs from how it was before the first step is saved. Names: <where>
 
     group/<index>    optimizer    state    buffer/<module>    attribute/<module>
 
-Read training_state.py next.
+An optimizer may hold another (Lookahead, SAM): that one's are group/<path>:<index>, optimizer/<path> and
+state/<path>, with the attribute that holds it as the path. Read training_state.py next.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Beside:
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self._module = module
-        self._optimizer = optimizer
+        self.optimizers = held_optimizers(optimizer)
         self._first_tensors = {name: _on_host(value) for name, value in self._entries(Tensor)}
         self._first_values = dict(self._plain_values())
 
@@ -90,10 +91,15 @@ class Beside:
         return homeless
 
     def _owners(self) -> Iterator[tuple[str, _Kept]]:
-        for index, group in enumerate(self._optimizer.param_groups):
-            yield f"group/{index}", group
-        yield "optimizer", vars(self._optimizer)
-        yield "state", self._optimizer.state
+        seen: set[int] = set()
+        for path, optimizer in self.optimizers.items():
+            groups = enumerate(optimizer.param_groups)
+            owners: list[tuple[str, _Kept]]
+            owners = [(f"group/{joined(path, index)}", group) for index, group in groups]
+            of_it = f"/{path}" if path else ""
+            owners += [(f"optimizer{of_it}", vars(optimizer)), (f"state{of_it}", optimizer.state)]
+            yield from (owner for owner in owners if id(owner[1]) not in seen)
+            seen |= {id(owner) for _, owner in owners}
         for path, module in self._module.named_modules():
             yield f"buffer/{path}", own_buffers(module)
             yield f"attribute/{path}", vars(module)
@@ -112,22 +118,66 @@ class Beside:
                     yield f"{where}/{key}", value
 
     def _plain_values(self) -> Iterator[tuple[str, Any]]:
+        states = [optimizer.state for optimizer in self.optimizers.values()]
         for name, value in self._entries(object):
             of_a_module = name.startswith(("buffer/", "attribute/"))
+            if not of_a_module and any(value is state for state in states):
+                continue
             if not isinstance(value, Tensor) and (_is_simple(value) or not of_a_module):
                 yield name, _plain_or_opaque(value)
 
 
+def joined(path: str, name: object) -> str:
+    """The name of what an optimizer keeps: with the path to it, where another holds it."""
+    return f"{path}:{name}" if path else str(name)
+
+
+def held_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """An optimizer and those that it holds as attributes, by the path to each: "" is the outermost's."""
+    found = {"": optimizer}
+    queue = deque(found.items())
+    while queue:
+        path, holder = queue.popleft()
+        for key, value in vars(holder).items():
+            if isinstance(value, Optimizer) and all(value is not known for known in found.values()):
+                queue.append((joined(path, key), value))
+                found[joined(path, key)] = value
+    return found
+
+
 class _Opaque:
-    """A value that no file can hold: all that is known is whether it is still the same object."""
+    """A value that no file can hold: all that is known is whether it is still the same object, and of a
+    container of tensors whether one of them was changed."""
 
     def __init__(self, value: object) -> None:
         self._value = value
+        self._versions = _versions(value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Opaque) and self._value is other._value
+        return (
+            isinstance(other, _Opaque) and self._value is other._value and self._versions == other._versions
+        )
 
     __hash__: Callable[[], int] = None  # type: ignore[assignment]
+
+
+def _versions(value: object, depth: int = 3) -> Any:
+    """How often each tensor in a container was written to; weights are in the care of others."""
+    if isinstance(value, Tensor):
+        return None if isinstance(value, nn.Parameter) else (id(value), value._version)
+    if depth and isinstance(value, Mapping):
+        return [_versions(item, depth - 1) for item in value.values()]
+    if depth and isinstance(value, _ROWS):
+        return [_versions(item, depth - 1) for item in value]
+    return None
+
+
+def _names_weights(value: object, depth: int = 3) -> bool:
+    """Whether a container has weights in it, or is by weights: those of a file would be others."""
+    if isinstance(value, nn.Parameter):
+        return True
+    rows = [*value, *value.values()] if isinstance(value, Mapping) else value
+    return depth > 0 and isinstance(rows, _ROWS) and any(_names_weights(item, depth - 1) for item in rows)
 
 
 def _is_simple(value: object) -> bool:
@@ -140,6 +190,8 @@ def _is_simple(value: object) -> bool:
 
 
 def _plain_or_opaque(value: object) -> Any:
+    if _names_weights(value):
+        return _Opaque(value)
     try:
         return to_plain(value)
     except TypeError:

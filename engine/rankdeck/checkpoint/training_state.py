@@ -6,6 +6,7 @@
     slice.<name>.<what>        the same in a rank's own tensor, of which no other rank knows what it is of
     values                     what of it is no tensor, the extra state of modules, and all of beside.py
 
+Where an optimizer holds another, <what> of the inner one is <path>:<what>, as in base_optimizer:exp_avg.
 A tied weight stands under every name that this rank knows it by: a pipeline's last stage may know another one
 than its first. Sharded tensors are DTensors and stay so; whoever reads them takes what it holds. Rates and
 the like are not kept: they come from the configuration, which a resume may change. Read store.py next.
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.checkpoint.beside import Beside
+from rankdeck.checkpoint.beside import Beside, joined
 from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.dtensors import is_dtensor
@@ -66,7 +67,7 @@ def state_of(state: TrainingState) -> Saved:
     own, values, lost = state.beside.changed()
     extra, elsewhere = extra_state_of(state.module, state.stages)
     for names, parameter in _parameters(state.module):
-        for what, value in state.optimizer.state.get(parameter, {}).items():
+        for what, value in _kept_for(parameter, state.beside.optimizers):
             if isinstance(value, Tensor):
                 kind = _kind_of(value, parameter)
                 where = own if kind == "slice" else tensors
@@ -75,6 +76,21 @@ def state_of(state: TrainingState) -> Saved:
                 plain = _plain(value, _OF_OPTIMIZER, what)
                 values |= {f"{name}.{what}": plain for name in names}
     return Saved(tensors, own, values | extra, elsewhere, [in_words(name) for name in lost])
+
+
+def _kept_for(parameter: nn.Parameter, optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, Any]]:
+    """What optimizers keep for a parameter; what one shares with the one that holds it comes once."""
+    seen: set[int] = set()
+    for path, optimizer in optimizers.items():
+        kept = optimizer.state.get(parameter, {}) if id(optimizer.state) not in seen else {}
+        seen.add(id(optimizer.state))
+        yield from ((joined(path, what), value) for what, value in kept.items())
+
+
+def _keeper(what: str, optimizers: Mapping[str, Optimizer]) -> tuple[Optimizer | None, str]:
+    """The optimizer that keeps `what` for each parameter, None where it is not there, and its own name."""
+    path, _, own = what.rpartition(":")
+    return (optimizers.get(path), own) if path else (optimizers[""], what)
 
 
 def _kind_of(value: Tensor, parameter: nn.Parameter) -> str:
@@ -111,7 +127,7 @@ def in_words(name: str) -> str:
         case "group":
             return f"{key} of the optimizer's param_groups[{place}]"
         case "optimizer" | "state":
-            return f"the optimizer's {key}"
+            return f"the optimizer's {joined(place, key)}"
     return f"{place}.{key} of the model" if place else f"the model's {key}"
 
 
@@ -203,14 +219,22 @@ def blank_state(state: TrainingState, there: Mapping[str, Any]) -> Blank:
         if kind in ("optimizer", "scalar"):
             owner, _, what = rest.rpartition(".")
             by_owner.setdefault(owner, []).append((what, name))
-    groups = {parameter: group for group in state.optimizer.param_groups for parameter in group["params"]}
+    optimizers = state.beside.optimizers
+    groups = {
+        (optimizer, parameter): group
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     for names, parameter in _parameters(state.module):
         known = next((name for name in names if name in by_owner), None)
-        if known is None or parameter not in groups:
+        if known is None or (state.optimizer, parameter) not in groups:
             continue
         weights_dtype = there[f"model.{known}"].properties.dtype
         for what, name in by_owner[known]:
-            room = _room_for(name, there[name], parameter, groups[parameter], weights_dtype)
+            keeper, _ = _keeper(what, optimizers)
+            group = None if keeper is None else groups.get((keeper, parameter))
+            room = None if group is None else _room_for(name, there[name], parameter, group, weights_dtype)
             if room is None:
                 blank.homeless.add(in_words(name))
                 continue
@@ -248,6 +272,7 @@ def put_state(
     for name, value in [*values.items(), *own.items()]:
         owner, _, what = name.rpartition(".")
         by_owner.setdefault(owner, {})[what] = value
+    homeless = set(blank.homeless)
     for names, parameter in _parameters(state.module):
         kept: dict[str, Any] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]
@@ -258,13 +283,20 @@ def put_state(
             kept |= {what: tensor.to(parameter.device) for what, tensor in slices.items()}
             plain = by_owner.get(name, {})
             kept |= {what: from_plain(value, parameter.device) for what, value in plain.items()}
-        if kept:
-            state.optimizer.state[parameter] = kept
-    homeless = state.beside.put(
+        by_keeper: dict[Optimizer, dict[str, Any]] = {}
+        for what, value in kept.items():
+            keeper, own_name = _keeper(what, state.beside.optimizers)
+            if keeper is None:
+                homeless.add(in_words(f"optimizer.{what}"))
+            else:
+                by_keeper.setdefault(keeper, {})[own_name] = value
+        for keeper, of_it in by_keeper.items():
+            keeper.state[parameter] = of_it
+    elsewhere = state.beside.put(
         {name: tensor for name, tensor in own.items() if not name.startswith("slice.")},
         {name: value for name, value in values.items() if "/" in name and not name.startswith(_EXTRA)},
     )
-    return [*blank.homeless, *map(in_words, [*missing, *homeless])]
+    return [*homeless, *map(in_words, [*missing, *elsewhere])]
 
 
 def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:

@@ -213,11 +213,14 @@ def _usage_problem(error: Exception) -> Problem | None:
         names = {name.strip("-"): name for name in possible}
         close = difflib.get_close_matches(unknown.strip("-"), names)
         error.possibilities = [names[name] for name in close]  # type: ignore[attr-defined]
+    hidden = {name for name, command in COMMAND.commands.items() if command.hidden}
     message, _, hint = re.sub(
         r" \(Possible options: (.*)\)",
         r" Did you mean \1?",
         str(format_message()).replace("Value error, ", ""),
     ).partition(" Did you mean ")
+    if hidden.intersection(re.findall(r"'([\w-]+)'", hint)):
+        hint = ""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "rankdeck"
     if hint:

@@ -95,6 +95,8 @@ def find_run(text: str) -> RunDir:
     except RunNotFoundError as error:
         race = rundir.find_race(text, folder) if error.code == RunNotFoundError.code else None
         if race is None:
+            if (run := _of_preset(text)) is not None:
+                return run
             raise
         raise RunNotFoundError(
             phrase("{race} is a race, and no run.", race=race.name),
@@ -105,6 +107,17 @@ def find_run(text: str) -> RunDir:
                 race=race.name,
             ),
         ) from None
+
+
+def _of_preset(text: str) -> RunDir | None:
+    """The newest run of the preset that the text names: what it trains gives its runs other names."""
+    from rankdeck import rundir
+    from rankdeck.config import presets
+
+    if presets.find(text) is None:
+        return None
+    runs = rundir.list_runs(rundir.default_runs_folder())
+    return next((run for run in runs if text in run.environment().get("command_line", [])), None)
 
 
 def find_race(text: str) -> RaceDir | None:

@@ -7,6 +7,7 @@ run.py next.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.interpreters import ChosenPython
 from rankdeck.config.script import ScriptConfig, ScriptTable, ranks_of
 from rankdeck.launch.torchrun import OWN_VARIABLES
+
+_STARTS_PYTHON = re.compile(r"python[\d.]*|torchrun")
+_LAUNCHERS = ("accelerate", "deepspeed", "lightning", "make")
+_OF_SHELLS = (".sh", ".bash", ".zsh")
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,11 @@ def _check_text(table: Mapping[str, Any]) -> None:
 
 def _check_script(entry: ScriptEntry, folder: Path) -> None:
     """Raises: ConfigError where the script's file is not there, with what may have been meant."""
-    if entry.kind != "file" or _exists(folder / entry.run):
+    if entry.kind != "file":
+        return
+    is_there = _exists(folder / entry.run)
+    _check_is_python(entry, is_there=is_there)
+    if is_there:
         return
     from rankdeck.config import presets, script_search
 
@@ -188,6 +197,26 @@ def _check_script(entry: ScriptEntry, folder: Path) -> None:
         advice = phrase("Name a script, as in: rankdeck run train.py. A module is run with -m.")
     raise ConfigError(
         phrase("There is no script {script} in {folder}.", script=entry.run, folder=folder),
+        code="no-script",
+        path="script.run",
+        advice=advice,
+    )
+
+
+def _check_is_python(entry: ScriptEntry, *, is_there: bool) -> None:
+    """Raises: ConfigError where python or torchrun was written too, or the script is not Python's."""
+    program = Path(entry.run).name
+    script = entry.args[0] if entry.args else "train.py"
+    if _STARTS_PYTHON.fullmatch(program):
+        advice = phrase("Leave it out, as in: rankdeck run {script}", script=script)
+    elif is_there and program.endswith(_OF_SHELLS):
+        advice = phrase("Run it as a program: rankdeck run --no-python bash {script}", script=entry.run)
+    elif not is_there and program in _LAUNCHERS:
+        advice = phrase("Run it as a program: rankdeck run --no-python {program} ...", program=program)
+    else:
+        return
+    raise ConfigError(
+        phrase("{program} is not a Python script.", program=entry.run),
         code="no-script",
         path="script.run",
         advice=advice,

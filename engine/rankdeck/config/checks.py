@@ -33,6 +33,12 @@ _NOT_AN_OPTION: dict[Place, str] = {
     ("train", "schedule"): marked("{option} is not an option of schedule {use}."),
     ("strategy",): marked("{option} is not an option of strategy {use}."),
 }
+_CALLED_HERE = {
+    "batch_size": "train.global_batch",
+    "lr": "train.optimizer.lr",
+    "learning_rate": "train.optimizer.lr",
+}
+"""Other programs' names for options of ours."""
 _NO_CARD: dict[Place, str] = {
     ("model",): marked('There is no model called "{use}".'),
     ("data",): marked('There is no data set called "{use}".'),
@@ -107,11 +113,16 @@ class ProblemReport:
             message = phrase(_NOT_AN_OPTION[card[0]], option=dotted, use=card[1])
         known = [name for name in table_type.model_fields if name != "options"]
         advice = did_you_mean(place[-1], known)
+        elsewhere = _CALLED_HERE.get(place[-1].lower()) if card is None else None
+        if elsewhere is not None:
+            advice = phrase('Did you mean "{word}"?', word=elsewhere)
         if advice is None:
             none = phrase("It has no options.")
             advice = phrase("Known: {names}.", names=one_of(known)) if known else none
         cure = {dotted: None}
-        if (meant := closest(place[-1], known)) is not None:
+        if elsewhere is not None:
+            cure[elsewhere] = item["input"]
+        elif (meant := closest(place[-1], known)) is not None:
             cure[".".join((*place[:-1], meant))] = item["input"]
         self.add("unknown-option", place, message, advice, cure)
 

@@ -174,7 +174,10 @@ class _Reader:
             raise DataError(
                 phrase("The samples of one batch cannot be stacked: {error}", error=error),
                 path="data.use",
-                advice=phrase("Give every sample tensors, arrays or numbers of the same shapes."),
+                advice=phrase(
+                    "Give every sample tensors, arrays or numbers of the same shapes, or give the data set a "
+                    "read_batch(indices) that returns a whole batch, as a DataLoader's collate_fn does."
+                ),
             ) from None
 
     def _sample(self, draw: Draw) -> Any:

@@ -209,6 +209,15 @@ RULES: tuple[Rule, ...] = (
         r"unrecognized arguments: [^\n]*--local[-_]rank",
         advice=marked("Read the rank from os.environ['LOCAL_RANK'] instead of --local-rank."),
     ),
+    Rule(
+        "world-size-mismatch",
+        r"You set `devices=\d+` and `num_nodes=\d+` in Lightning, but the product",
+        says=marked("Lightning starts its ranks itself, and took this process for one of torchrun's."),
+        advice=marked(
+            "Let Rankdeck start them with --nproc-per-node, or start it without torchrun's variables: "
+            "rankdeck run --plain."
+        ),
+    ),
     # GPUs
     Rule(
         "gpu-shared",
@@ -370,7 +379,10 @@ RULES: tuple[Rule, ...] = (
         r"(?P<other>\[[^\]]*\]) at entry (?P<entry>\d+))?"
         r"|each element in list of batch should be of equal size",
         says=marked("Samples of one batch differ in shape: {first} and {other}."),
-        advice=marked("Pad or cut them to one shape in the data set."),
+        advice=marked(
+            "Pad or cut them to one shape in the data set, or give it a read_batch(indices) that returns a "
+            "whole batch, as a collate_fn does."
+        ),
         to_scripts=marked("Pad or cut them to one shape in the data set, or pass a collate_fn."),
     ),
     Rule(

@@ -36,6 +36,8 @@ _NOT_THE_END = ("Exception ignored in", "--- Logging error ---")
 _OF_THREAD = "Exception in thread "
 """What it prints before one that ends a thread: the process goes on."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_OF_CHILDREN = ("ChildFailedError", "CalledProcessError")
+"""What a launcher that the script starts (torchrun, accelerate) raises of a process that has failed."""
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _LONGEST_MESSAGE = 40
 """Lines of a message that are looked at."""
@@ -78,7 +80,8 @@ def find_raised(text: str, folder: str = "") -> Raised | None:
     of files are relative to."""
     text = _BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
     lines = _OF_GROUP.sub("", _OF_RANK.sub("", text)).split("\n")
-    found, of_thread, before = None, None, ""
+    found: list[Raised] = []
+    of_thread, before = None, ""
     for number, line in enumerate(lines):
         if not _HEADER.match(line):
             continue
@@ -86,10 +89,25 @@ def find_raised(text: str, folder: str = "") -> Raised | None:
             before = lines[number - 1] if number else ""
         if before.startswith(_OF_THREAD):
             of_thread = _read(lines, number + 1, folder) or of_thread
-        elif not before.startswith(_NOT_THE_END):
-            found = _read(lines, number + 1, folder) or found
+        elif not before.startswith(_NOT_THE_END) and (raised := _read(lines, number + 1, folder)):
+            found.append(raised)
     thread = replace(of_thread, in_thread=True) if of_thread is not None else None
-    return found or _syntax_error(lines, folder) or thread
+    return _cause(found) or _syntax_error(lines, folder) or thread
+
+
+def _cause(found: list[Raised]) -> Raised | None:
+    """The last, or what the processes of a launcher raised before it says that they failed: there, one that
+    only lost the others is not the cause."""
+    own = [raised for raised in found if raised.name not in _OF_CHILDREN]
+    if not own or found[-1].name not in _OF_CHILDREN:
+        return found[-1] if found else None
+    causes = [raised for raised in own if not _lost_others(raised)]
+    return (causes or own)[-1]
+
+
+def _lost_others(raised: Raised) -> bool:
+    named = name(raised.name, raised.text)
+    return named is not None and named.rule.of_others
 
 
 def raised_in_thread(log: Path, folder: str) -> str:

@@ -76,10 +76,20 @@ def _terms(edge: tuple[Any, int], divisor: Count | None) -> Iterator[Mean | None
     elif hasattr(node, "_saved_reduction"):
         yield _of_loss_function(node, divisor)
     elif kind in _LINEAR and (kind not in ("Mul", "Div") or len(above) == 1):
+        within = _product(node._saved_other, divisor) if kind == "Div" else divisor
         for one in above:
-            yield from _terms(one, node._saved_other if kind == "Div" else divisor)
+            yield from _terms(one, within)
     else:
         yield None
+
+
+def _product(other: Tensor, divisor: Count | None) -> Count:
+    """Of what is divided by in turn. A number of Python's comes as a tensor that no dispatch mode can take:
+    it becomes a number again, without a copy, as every count does that a CPU holds."""
+    is_at_hand = type(other) is Tensor and other.device.type == "cpu" and not other.ndim
+    count: Any = other.tolist() if is_at_hand else other
+    product: Count = count if divisor is None else count * divisor
+    return product
 
 
 def _is_of_numbers(reduction: Any, source: Any) -> bool:

@@ -46,6 +46,9 @@ def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick,
             try:
                 for values, step in pick(*args, **kwargs):
                     book.add(through, values, step, **how)
+                    for value in values.values() if through == "wandb" else ():
+                        if type(value).__module__.partition(".")[0] == "wandb":
+                            session.switch_off(*_left_out(through, type(value).__name__))
             except Exception as error:
                 off.append(True)
                 session.switch_off(f"{PART} ({through})", error)
@@ -100,6 +103,24 @@ def _wandb(self: Any, data: Any = None, step: Any = None, *_: Any, **__: Any) ->
     return [(data, step)] if data else []
 
 
+def _tell_left_out(session: RankSession, owner: Any, name: str, through: str) -> None:
+    """`owner.name` logs what is no number: its first call says that it is not kept."""
+    original: Any = getattr(owner, name, None)
+    if not hasattr(original, "__code__"):
+        return
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session.switch_off(*_left_out(through, name))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _left_out(through: str, what: str) -> tuple[str, str]:
+    return f"all but numbers ({through})", f"{what} is not kept; it is where {through} writes it"
+
+
 def _mlflow(key: Any, value: Any, step: Any = None, *_: Any, **__: Any) -> Told:
     return [({key: value}, step)]
 
@@ -143,6 +164,14 @@ _CALLS: dict[str, tuple[str, tuple[tuple[str, str, Pick], ...]]] = {
         (("MlflowClient", "log_metric", _mlflow_client), ("MlflowClient", "log_batch", _mlflow_batch)),
     ),
 }
+_NO_NUMBERS = {
+    "tensorboard": [
+        f"add_{what}"
+        for what in ("image", "images", "figure", "video", "audio", "text", "histogram", "embedding", "mesh")
+    ],
+    "mlflow": ["log_image", "log_figure", "log_text", "log_table"],
+}
+"""Calls that log something else, by logger."""
 _LIGHTNING_LOGGERS = {
     "fabric.loggers.csv_logs": "CSVLogger",
     "fabric.loggers.tensorboard": "TensorBoardLogger",
@@ -165,6 +194,9 @@ def install(module: ModuleType, session: RankSession) -> None:
             home = getattr(module, owner, None) if owner else module
             if home is not None:
                 _wrap(session, home, call, through, pick, between="." if through == "wandb" else "/")
+        home = getattr(module, "SummaryWriter", module)
+        for call in _NO_NUMBERS.get(through, ()):
+            _tell_left_out(session, home, call, through)
         return
     known = _OF_LIGHTNING[name]
     if known.endswith(_CONNECTOR):

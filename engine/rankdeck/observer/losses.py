@@ -13,7 +13,7 @@ import sys
 import time
 
 from .frames import leave_out
-from .readings import Scalars, modes_on
+from .readings import Scalars, Unread, modes_on
 from .scales import unscaled
 
 TYPE_CHECKING = False
@@ -83,11 +83,13 @@ class Losses:
             tensors = []
         for function in session.on_backward:
             function(tensors)
-        if session.sampled:
-            if len(self.readings) < _MOST_READINGS:
-                self.readings.append(self._read(tensors))
-            else:
-                self.readings[-1] = None  # Of so many the sum is not known.
+        if len(self.readings) < _MOST_READINGS:
+            loss = self._loss_of(tensors)
+            if loss is not None:
+                loss = self._readings.read(loss) if session.sampled else Unread(self._readings, loss.detach())
+            self.readings.append(loss)
+        else:
+            self.readings[-1] = None  # Of so many the sum is not known.
 
     def failed(self) -> None:
         """The backward that was called last ended in an exception: its loss is nobody's."""
@@ -96,7 +98,7 @@ class Losses:
         if self.readings:
             self.readings.pop()
 
-    def _read(self, tensors: Any) -> Any:
+    def _loss_of(self, tensors: Any) -> Any:
         if not tensors or any(tensor.numel() != 1 for tensor in tensors) or modes_on(self._torch):
             return None
         with self._torch.no_grad():
@@ -105,8 +107,8 @@ class Losses:
                 if loss is None or (self.with_unknown_scale and loss is tensor):
                     return None
             if len(losses) == 1:
-                return self._readings.read(losses[0])
-            return self._readings.read(self._torch.stack([t.detach().reshape(()) for t in losses]).sum())
+                return losses[0]
+            return self._torch.stack([t.detach().reshape(()) for t in losses]).sum()
 
 
 def num_running(frame: Any, code: Any) -> int:

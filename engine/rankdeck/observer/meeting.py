@@ -2,7 +2,8 @@
 
 torchrun's environment says that whoever started the ranks hosts the store, so that torch lets nobody else
 host one: processes that meet at another port wait for ever, under torchrun too. The store at the run's own
-port is the run's; at any other it is left to the script's rank 0, as without us.
+port is the run's; at any other it is left to the script's rank 0, as without us. An agent that the script
+starts (torchrun, accelerate) hosts the store of its own ranks, and gives each a file for its error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _HOSTED = "TORCHELASTIC_USE_AGENT_STORE"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def install(rendezvous: Any, session: RankSession) -> None:
@@ -28,7 +30,8 @@ def install(rendezvous: Any, session: RankSession) -> None:
 
     @functools.wraps(make)
     def observed(hostname: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        hosted = os.environ.get(_HOSTED) if ours is not None and str(port) != ours else None
+        is_own = ours is not None and str(port) != ours and not _has_own_agent(session.run)
+        hosted = os.environ.get(_HOSTED) if is_own else None
         if hosted is not None:
             del os.environ[_HOSTED]
         try:
@@ -41,3 +44,9 @@ def install(rendezvous: Any, session: RankSession) -> None:
                 os.environ[_HOSTED] = hosted
 
     rendezvous._create_c10d_store = observed
+
+
+def _has_own_agent(run: str) -> bool:
+    """Whether an agent of the script's started this process: its error file is none of the run's."""
+    error_file = os.environ.get(_ERROR_FILE)
+    return error_file is not None and not error_file.startswith(os.path.join(run, ""))

@@ -85,6 +85,18 @@ class Scalars:
         return Pending(memory, self._turns, place, turn)
 
 
+class Unread:
+    """A number of a step that is not sampled, which is read only if that step is the last one."""
+
+    def __init__(self, scalars: Scalars, tensor: Any) -> None:
+        self._scalars, self._tensor = scalars, tensor
+        self._version = tensor._version
+
+    def read(self) -> Reading:
+        """The value; None where it was changed since."""
+        return None if self._tensor._version != self._version else self._scalars.read(self._tensor)
+
+
 class OffCpu:
     """Reads tensors that were logged and lie elsewhere than on a CPU."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import deque
 
-from .readings import resolved, settled, total
+from .readings import Unread, resolved, settled, total
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _MOST_A_LINE = 500
 _NOT_SAMPLED = (None, None, None)
+_LAST_AFTER_S = 0.25
+"""A step that no other follows for as long as this is the last one, as far as is known."""
 
 
 class Rows:
@@ -48,6 +51,13 @@ class Rows:
             lines: list[Any] = []
             while self._rows and len(lines) < _MOST_A_LINE:
                 row = self._rows[0]
+                if any(isinstance(loss, Unread) for loss in row[2]):
+                    is_last = len(self._rows) == 1
+                    age_s = time.perf_counter() - row[0]
+                    if is_last and age_s < _LAST_AFTER_S and not self._session.ending:
+                        break
+                    losses = [loss.read() if isinstance(loss, Unread) else loss for loss in row[2] if is_last]
+                    row = self._rows[0] = (*row[:2], losses, *row[3:])
                 values: Any = _NOT_SAMPLED
                 if row[2] or row[3] is not None or row[4] is not None:
                     values = settled(functools.partial(_numbers, row), row[0], self._session.ending)

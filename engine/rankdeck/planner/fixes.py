@@ -28,7 +28,7 @@ from rankdeck.config.gpu_models import MAX_PLANNED
 from rankdeck.planner.advice import changes_for, least_batch
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.targets import Target
-from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT, PlanLine, PlannedDevice
+from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT, PlanLine, PlannedDevice, trains_otherwise
 
 PlannerOn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
 
@@ -87,7 +87,8 @@ def _best(lines: Sequence[PlanLine]) -> PlanLine | None:
 def _in_question(known: Sequence[PlanLine], base: RunConfig, target: Target) -> list[Candidate]:
     """Own strategy, that with the least on its fullest device, and fsdp, unless weights, gradients and
     optimizer state alone are too large."""
-    least = min((line for line in known if not line.changes), key=_lacks_bytes, default=known[0])
+    exact = [line for line in known if not line.changes and not trains_otherwise(line)]
+    least = min(exact, key=_lacks_bytes, default=known[0])
     found = [
         Candidate(base.strategy.use, dict(base.strategy.options), configured=True),
         Candidate(least.strategy, dict(least.options)),

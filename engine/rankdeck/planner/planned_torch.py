@@ -40,6 +40,8 @@ def planned(
         changes.weights_in_place(replaced)
         if not initial_values:
             changes.no_initial_values(replaced)
+        changes.copies_of_shapes(replaced)
+        changes.files_of_shapes(replaced)
         changes.meshes_for_real(replaced)
         changes.one_empty_slice(replaced)
         changes.own_objects_only(replaced)
@@ -59,7 +61,7 @@ class PlannedBackend(Backend):
 
     def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
-        model = name_modules(model_fn())
+        model = name_modules(changes.without_memory(model_fn()))
         self._built()
         masking = sys.modules.get(MASKING)
         if masking is not None and hasattr(masking, "is_tracing"):
@@ -68,7 +70,7 @@ class PlannedBackend(Backend):
 
     def model_without_memory(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
-        return model_fn()
+        return changes.without_memory(model_fn())
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
         made: DeviceMesh = changes.for_real(super().device_mesh)(mesh, device_type)

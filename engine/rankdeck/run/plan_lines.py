@@ -243,16 +243,15 @@ def _room(device: PlannedDevice) -> int:
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is what to
-    take and `reason` says why in a sentence; None where no line has figures, or nothing fits."""
+    """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is to be
+    taken for the `reason`; None where no line has figures, or nothing fits."""
 
     cheapest: int | None
     recommended: int | None
     reason: str = ""
 
 
-_ABOUT = 1.5
-"""A range whose ends are closer than this factor is told by its middle."""
+_ABOUT = 1.5  # ranges whose ends are closer are told by their middle
 EQUALLY_FAST = 1.1
 """Predictions whose middles are no further apart than this factor cannot tell which is faster."""
 _ONLY_ONE = (marked("It fits with room."), marked("As far as is known it fits with room."))
@@ -289,6 +288,8 @@ _SIMPLEST_OF_FASTEST = (
         "As far as is known it fits with room, and of the fastest that do (within 10 %) it is the simplest."
     ),
 )
+_Rows = Sequence[tuple[int, PlanLine]]
+_LEFT_OUT = marked("{reason} pipeline-async is left out: it trains something else than one device.")
 
 
 def marks(lines: Iterable[PlanLine]) -> Marks:
@@ -296,16 +297,30 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
 
     Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
     times are not known, the simplest in which all devices work at once. Where memory is tight under all that
-    fit, the one that needs the least. What only may fit (a bound) is taken where nothing is sure to. The
-    reason holds for the rows as they are shown.
+    fit, the one that needs the least. What only may fit (a bound) is taken where nothing is sure to, what
+    trains otherwise where nothing else was asked for. The reason holds for the rows as they are shown.
     """
     asked = [(place, line) for place, line in enumerate(lines) if not line.changes]
     known = [(place, line) for place, line in asked if line.devices and line.strategy in STRATEGIES]
     cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
+    exact = [item for item in asked if not trains_otherwise(item[1])] or asked
+    marks = _marks(cheapest, exact, [item for item in known if item in exact])
+    if not marks.reason or all(item in exact for item in known):
+        return marks
+    return msgspec.structs.replace(marks, reason=phrase(_LEFT_OUT, reason=marks.reason))
+
+
+def trains_otherwise(line: PlanLine) -> bool:
+    """Whether a run of it ends with other weights than one device by design."""
+    return line.strategy in STRATEGIES and STRATEGIES[line.strategy].is_stale
+
+
+def _marks(cheapest: int | None, asked: _Rows, known: _Rows) -> Marks:
     sure = [item for item in known if item[1].verdict == FITS and not _is_open(item[1])]
     fits = sure or [item for item in known if item[1].verdict == FITS]
     if not fits:
-        return _least_of_tight(cheapest, [item for item in known if item[1].verdict == TIGHT])
+        tight = [item for item in known if item[1].verdict == TIGHT]
+        return _least_of_tight(cheapest, tight) if tight else Marks(cheapest, None)
     if len(fits) == 1:
         ((place, line),) = fits
         may_fit = any(_is_open(other) for _, other in asked if other is not line)
@@ -327,9 +342,7 @@ def _because(line: PlanLine, why: tuple[str, str]) -> str:
     return phrase(why[line.is_bound and line.bound != MOST])
 
 
-def _least_of_tight(cheapest: int | None, tight: Sequence[tuple[int, PlanLine]]) -> Marks:
-    if not tight:
-        return Marks(cheapest, None)
+def _least_of_tight(cheapest: int | None, tight: _Rows) -> Marks:
     sure = [item for item in tight if not _is_open(item[1])]
     place, _ = min(sure or tight, key=lambda item: _need(item[1]))
     return Marks(
@@ -347,8 +360,7 @@ def is_last_word(line: PlanLine) -> bool:
 
 
 def words_of(line: PlanLine) -> str:
-    """The verdict for people, as a marked text: a lower bound that fits and an upper one that does not leave
-    it open."""
+    """The verdict for people, as a marked text."""
     return MAY_FIT if _is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
 
 
@@ -371,9 +383,8 @@ def _two_digits(value: float) -> str:
 
 
 def _need(line: PlanLine) -> int:
-    """What is shown of a line: the bytes of its fullest device."""
     assert line.fullest is not None
-    return line.fullest.total_bytes
+    return line.fullest.total_bytes  # which is shown of a line
 
 
 def _planning(line: PlanLine) -> Planning:
@@ -381,8 +392,7 @@ def _planning(line: PlanLine) -> Planning:
 
 
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
-    """What sorts lines from the simplest on: options that are set come first; one thread that drives several
-    devices is no simplification."""
+    """What sorts lines from the simplest on; one thread for several devices is no simplification."""
     options = len(STRATEGIES[line.strategy].changed(line.options))
     drives_several = _planning(line).one_thread and len(line.devices) > 1
     return options, drives_several, list(STRATEGIES).index(line.strategy)

@@ -6,6 +6,8 @@
     one rank's objects   broadcast_object_list keeps what this rank has: planned ranks have the same
     one empty slice      ranks that get nothing of a weight share one tensor of no elements
     sends that hold      in a rehearsal, as gloo does, a handle of a send keeps its tensor
+    copies               deepcopy reads memory and would copy the fake mode too: a copy is made of shapes
+    files                what safetensors or numpy read is a tensor of the same shape
 
 A place that torch has moved is left alone; what then fails is one line of a plan.
 """
@@ -24,6 +26,7 @@ import torch.distributed.fsdp._fully_shard._fsdp_param as sharding
 from torch import Tensor, nn
 
 from rankdeck.torch_compat.dispatch import without_modes
+from rankdeck.torch_compat.fake_tensors import FakeTensor, active_mode
 from rankdeck.torch_compat.modules import own_tensors
 from rankdeck.torch_compat.places import Private
 from rankdeck.torch_compat.replaced import Replaced
@@ -42,6 +45,7 @@ PLACES = (
         takes=("tensor", "num_chunks", "dim"),
     ),
     Private("torch.nn.init:kaiming_uniform_", "plans take longer", takes=("tensor",)),
+    Private("torch:asarray", "plans of models that read safetensors fail"),
 )
 
 
@@ -82,6 +86,55 @@ def no_initial_values(replaced: Replaced) -> None:
     for name, function in vars(nn.init).copy().items():
         if name.endswith("_") and not name.startswith("_") and callable(function):
             replaced.put(nn.init, name, as_it_is)
+
+
+def copies_of_shapes(replaced: Replaced) -> None:
+    """copy.deepcopy of a fake tensor makes another of the same mode."""
+
+    def copied(self: FakeTensor, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("Only leaves of the graph support deepcopy.")
+            made = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = nn.Parameter(made, self.requires_grad) if _is_weight(self) else made
+        copy: Tensor = memo[id(self)]
+        return copy
+
+    replaced.put(FakeTensor, "__deepcopy__", copied)
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def files_of_shapes(replaced: Replaced) -> None:
+    """Functions that make tensors of memory that is there give fake ones in fake mode."""
+
+    def as_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            mode = active_mode()
+            if mode is None:
+                return function(*args, **kwargs)
+            if args and isinstance(args[0], torch.UntypedStorage):  # safetensors read it
+                return torch.empty(args[0].nbytes(), dtype=torch.uint8)
+            tensor = function(*args, **kwargs)
+            return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+        return made
+
+    for name in ("asarray", "frombuffer", "from_numpy"):
+        replaced.put(torch, name, as_shape(getattr(torch, name)))
+
+
+def without_memory(model: nn.Module) -> nn.Module:
+    """The model with fake tensors in place of those that a thread of its own made, where no mode is."""
+    mode = active_mode()
+    for module in model.modules() if mode is not None else ():
+        for tensors in own_tensors(module):
+            for name, tensor in tensors.items():
+                if tensor is not None and not isinstance(tensor, FakeTensor):
+                    tensors[name] = mode.from_tensor(tensor)
+    return model
 
 
 def meshes_for_real(replaced: Replaced) -> None:

@@ -22,13 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import nn, utils
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.data.base import SampleSet
 from rankdeck.diagnose.exceptions import own_place, words_of
+from rankdeck.torch_compat.fake_tensors import active_mode
 
 ErrorClass = type[RankdeckError]
 
@@ -63,6 +64,19 @@ def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[Samp
     pair = _call(target, args, folder, "data", DataError)
     if _is_one_data_set(pair):
         pair = (pair, None)
+    if _is_stream(pair):
+        raise DataError(
+            phrase(
+                "data.use = {target!r} returned {kind}, a stream: nothing tells its devices which samples "
+                "are theirs.",
+                target=target,
+                kind=_kind(pair),
+            ),
+            path="data.use",
+            advice=phrase(
+                "Return a data set with __len__ and __getitem__(index); of a DataLoader, return its dataset."
+            ),
+        )
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
             phrase(
@@ -285,11 +299,14 @@ def raised_by_user(
     else:
         template = _IMPORT_RAISED if imported else _RAISED
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    advice = phrase("Mend the code there, then start again.")
+    if active_mode() is not None:
+        advice = phrase("A plan makes models without memory: where a run makes this one, the code is right.")
     return error_class(
         phrase(template, key=key, target=target, error=said, file=file, line=line),
         path=file,
         line=line,
-        advice=phrase("Mend the code there, then start again.") if file else None,
+        advice=advice if file else None,
     )
 
 
@@ -307,6 +324,11 @@ def _similar(place: str, folder: Path) -> str | None:
         return None
     found = close[0] if place.endswith(".py") else close[0][:-3].replace("/", ".")
     return phrase('Did you mean "{word}"?', word=found)
+
+
+def _is_stream(value: Any) -> bool:
+    """Whether it gives samples or batches in an order of its own (IterableDataset, DataLoader)."""
+    return isinstance(value, utils.data.IterableDataset | utils.data.DataLoader)
 
 
 def _is_one_data_set(returned: object) -> bool:

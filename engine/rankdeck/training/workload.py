@@ -95,13 +95,21 @@ class Workload:
         try:
             if make.__module__.startswith("torch.optim."):
                 return make(_by_layout(parameters), **options)
-            return make(parameters, **options)
+            return _with_hooks(make(parameters, **options))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 phrase("train.optimizer {optimizer}: {error}.", optimizer=chosen.use, error=error),
                 path="train.optimizer",
                 advice=phrase("Check its options."),
             ) from None
+
+
+def _with_hooks(optimizer: Optimizer) -> Optimizer:
+    """With what torch's constructor makes, which one that wraps another may never have called."""
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        vars(optimizer).setdefault("defaults", {})
+        Optimizer.__setstate__(optimizer, {})
+    return optimizer
 
 
 def _by_layout(parameters: Iterable[nn.Parameter]) -> list[Any]:

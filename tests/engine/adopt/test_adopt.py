@@ -93,6 +93,16 @@ def test_a_model_that_no_name_makes_is_left_with_the_function_to_write(
     assert "def build_model():" in one.text and "train.py, line 1" in one.text
 
 
+def test_a_lightning_module_that_only_trains_is_no_model_to_name(project: Path) -> None:
+    module = "def training_step(self, batch, index): ..."
+    text = changed("model = Net(width=2)", "model = Lit(width=2)")
+    for methods, left in ((module, ["model.use"]), (f"{module}\n        def forward(self, x): ...", [])):
+        lit = f"    class Lit(nn.Module):\n        def __init__(self, width): ...\n        {methods}\n\n"
+        one = adopted(project, text.replace("    def main", lit + "    def main", 1))
+        assert missing(one) == left
+        assert ("a training_step and no forward" in one.text) == bool(left)
+
+
 def test_a_wrapped_moved_and_passed_on_model_is_followed_to_what_made_it(project: Path) -> None:
     text = """
         from accelerate import Accelerator

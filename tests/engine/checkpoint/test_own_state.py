@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from rankdeck.checkpoint import beside
 from rankdeck.checkpoint.plain import from_plain, to_plain
@@ -85,7 +85,14 @@ def same_end(left: Path, right: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    [(MLP, "ScheduleFree"), (MLP, "Prodigy"), (MLP, "OwnSlices"), ("drifting", ADAMW), ("amax", ADAMW)],
+    [
+        (MLP, "ScheduleFree"),
+        (MLP, "Prodigy"),
+        (MLP, "OwnSlices"),
+        (MLP, "Lookahead"),
+        ("drifting", ADAMW),
+        ("amax", ADAMW),
+    ],
 )
 def test_what_steps_change_beside_weights_is_restored_to_the_bit(
     tmp_path: Path, model: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +106,38 @@ def test_what_steps_change_beside_weights_is_restored_to_the_bit(
     monkeypatch.setattr("rankdeck.checkpoint.training_state._EXTRA", "not here/")
     run(tmp_path / "off", config, source=source)
     assert not same_end(source, tmp_path / "off")
+
+
+@pytest.mark.parametrize("kind", [own_optimizers.Lookahead, own_optimizers.Wrapping])
+def test_an_optimizer_that_holds_an_optimizer_is_restored_with_it(
+    tmp_path: Path, kind: type[torch.optim.Optimizer]
+) -> None:
+    def made() -> TrainingState:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+        return TrainingState(model, kind(model.parameters()))
+
+    def train(state: TrainingState, steps: range) -> list[Tensor]:
+        for step in steps:
+            torch.manual_seed(step)
+            state.optimizer.zero_grad()
+            state.module(torch.rand(4, 8)).square().sum().backward()
+            state.optimizer.step()
+        return [weight.detach().clone() for weight in state.module.parameters()]
+
+    state = made()
+    train(state, range(3))
+    store(tmp_path).save(3, state, {})
+    undisturbed = train(state, range(3, 6))
+    checkpoint, _ = newest_whole(tmp_path)
+    assert checkpoint is not None
+    resumed = made()
+    assert store(tmp_path).restore(checkpoint, resumed).missing == []
+    assert all(map(torch.equal, train(resumed, range(3, 6)), undisturbed))
+    plain = TrainingState(resumed.module, torch.optim.SGD(resumed.module.parameters()))
+    missing = store(tmp_path).restore(checkpoint, plain).missing
+    held = "optimizer" if kind is own_optimizers.Lookahead else "base_optimizer"
+    assert f"the optimizer's {held}:exp_avg of each weight" in missing
 
 
 def test_what_the_configuration_says_stays_the_configurations(tmp_path: Path) -> None:
@@ -204,6 +243,8 @@ def test_what_no_file_can_hold_is_told_at_once_and_by_a_resume(tmp_path: Path) -
     assert told.startswith("Checkpoints of this run do not hold the optimizer's inner")
     (again,) = run(tmp_path / "on", toml(MLP, "Nesting", every=0), source=tmp_path / "source")
     assert "does not bring back the optimizer's inner" in again
+    (keyed,) = run(tmp_path / "keyed", toml(MLP, "Keyed"))
+    assert "do not hold the optimizer's slow" in keyed and "names" not in keyed
 
 
 def test_a_schedule_free_run_trains_one_kind_of_weights_and_keeps_the_other(tmp_path: Path) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from rankdeck import rundir
+from rankdeck.base.errors import RunNotFoundError
 from rankdeck.cli.app import BROKEN_PIPE
+from rankdeck.cli.options import find_run
+from rankdeck.config import from_dict
 from tests.helpers.cli import rankdeck, rankdeck_here
 from tests.helpers.written_run import WrittenRun
 
@@ -299,3 +303,16 @@ def test_signs_that_the_terminal_does_not_know_are_spelled_out(
 def test_a_tag_needs_a_word() -> None:
     WrittenRun(Path(os.environ["RANKDECK_RUNS"]), "one").end()
     assert spoken("label", "one", "--tag", " ")[::2] == (2, "A tag needs a word.\nAs in --tag baseline.\n")
+
+
+def test_a_presets_name_finds_the_run_that_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = rundir.default_runs_folder()
+    for preset in ("digits-mlp", "gpt-dp"):
+        config = from_dict({}, folder=tmp_path)
+        hidden = rundir.create(runs, config, {"command_line": ["rankdeck", "train", preset]})
+        hidden.path.rename(rundir.final_path(hidden))
+    (made,) = [run for run in rundir.list_runs(runs) if "digits-mlp" in run.environment()["command_line"]]
+    assert find_run("digits-mlp").path == made.path
+    with pytest.raises(RunNotFoundError):
+        find_run("gpt-fsdp")

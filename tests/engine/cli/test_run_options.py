@@ -255,6 +255,29 @@ def test_all_refused_options_are_named_at_once_and_as_json_where_asked(
     assert [problem["path"] for problem in done.json["problems"]] == ["--nnodes", "--rdzv-id"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "said", "advice"),
+    [
+        (["python", "train.py"], "python is not", "Leave it out, as in: rankdeck run train.py"),
+        (["/usr/bin/python3.11", "train.py"], "python3.11 is not", "Leave it out"),
+        (["torchrun", "train.py"], "torchrun is not", "Leave it out, as in: rankdeck run train.py"),
+        (["train.sh"], "train.sh is not", "rankdeck run --no-python bash train.sh"),
+        (["make", "train"], "make is not", "rankdeck run --no-python make ..."),
+    ],
+)
+def test_what_is_no_python_script_is_told_how_it_runs(
+    project: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], said: str, advice: str
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "train.sh").write_text("torchrun train.py\n", encoding="utf-8")
+    done = rankdeck_here("run", *typed, code=2)
+    assert f"{said} a Python script." in done.err and advice in done.err
+
+
+def test_a_hidden_command_is_never_meant() -> None:
+    assert "meet" not in rankdeck_here("delete", "last", code=2).err
+
+
 def test_help_speaks_of_no_types_of_python() -> None:
     told = rankdeck_here("run", "--help", code=0).out
     assert "SCRIPT [ARGS]" in told and "list[" not in told

@@ -57,6 +57,8 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
         ('model = "mlp"', "wrong-type", "model", "[model]"),
         ("[train]\noptimizer = 5", "wrong-type", "train.optimizer", "use ="),
         ("[train]\noptimizer = { use = 5 }", "wrong-type", "train.optimizer.use", "Use sgd"),
+        ("[train]\nbatch_size = 8", "unknown-option", "train.batch_size", '"train.global_batch"'),
+        ("[train]\nlr = 0.1", "unknown-option", "train.lr", 'Did you mean "train.optimizer.lr"'),
         ("[train]\nsteps = 0", "wrong-value", "train.steps", "at least 1"),
         ("[train]\nsteps = 10000000000000000000000", "wrong-value", "train.steps", "less than"),
         ("[launch]\ntimeout_s = 1e300", "wrong-value", "launch.timeout_s", "at most"),

@@ -209,6 +209,8 @@ TOLD = [
     ("weight-in-slices", "RuntimeError", "aten.mm.default got mixed torch.Tensor and DTensor, need to "
      "convert all torch.Tensor to DTensor before calling distributed operators!"),
     ("unknown-rank-option", "", "train.py: error: unrecognized arguments: --local-rank=1"),
+    ("world-size-mismatch", "ValueError", "You set `devices=2` and `num_nodes=1` in Lightning, but the "
+     "product (2 * 1) does not match the world size (1)."),
     ("data-too-slow", "RuntimeError", "DataLoader timed out after 30 seconds"),
     ("no-main-guard", "RuntimeError", "An attempt has been made to start a new process before the\n"
      "        current process has finished its bootstrapping phase."),

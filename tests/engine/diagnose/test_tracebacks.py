@@ -139,6 +139,29 @@ def test_a_thread_s_exception_is_not_the_end_of_a_process_that_has_ended(tmp_pat
     assert raised_in_thread(log, "") == raised_in_thread(tmp_path / "gone", "") == ""
 
 
+_MISMATCH = "mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)"
+_OF_TORCHRUN = """E1128 19:29:27.062 171 api.py:1002] failed (exitcode: 1) local_rank: 1 of binary: python
+Traceback (most recent call last):
+  File "/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
+============================================================
+train.py FAILED
+"""
+
+
+def test_a_launchers_word_of_its_processes_is_looked_through() -> None:
+    """A script that calls torchrun: what a rank raised, not a rank that lost it, nor torchrun."""
+    raised, lost = (
+        "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+        for rank, text in ((1, _PLAIN), (0, _PLAIN.replace(_MISMATCH, "Connection closed by peer")))
+    )
+    assert find_raised(raised + lost + _OF_TORCHRUN) == find_raised(_PLAIN)
+    assert find_raised(lost + _OF_TORCHRUN) == find_raised(lost)
+    alone = find_raised(_OF_TORCHRUN)
+    assert alone is not None and alone.name == "ChildFailedError"
+
+
 def test_what_was_printed_without_a_traceback_is_no_exception() -> None:
     for text in ("", "ValueError: printed\n", 'Traceback (most recent call last):\n  File "x.py", line 1\n'):
         assert find_raised(text) is None

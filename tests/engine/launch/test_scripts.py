@@ -559,3 +559,33 @@ def test_whoever_is_killed_nothing_of_a_script_is_left(tmp_path: Path, victim: s
     end = launching.ended(run)
     launching.wait_until_gone(run)
     assert end.outcome == {"supervisor": "failed", "command": "stopped"}[victim]
+
+
+_MEETS = """
+import os, sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("met", dist.get_rank(), dist.get_world_size(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("plain", "options"),
+    [(False, ("--master-port", "PORT")), pytest.param(True, ("--standalone",), marks=pytest.mark.slow)],
+)
+def test_torchrun_inside_of_a_script_hosts_where_its_ranks_meet(
+    tmp_path: Path, plain: bool, options: tuple[str, ...]
+) -> None:
+    given = " ".join(options).replace("PORT", str(_free_port()))
+    (tmp_path / "train.sh").write_text(
+        f"{PYTHON} -m torch.distributed.run --nproc-per-node 2 {given} train.py\n", encoding="utf-8"
+    )
+    run = launch_script(
+        tmp_path, _MEETS, kind="program", run="bash", args=["train.sh"], plain=plain, observe="light"
+    )
+    end, _ = finished(run)
+    assert end.outcome == "completed", log(run, kind="err").decode()
+    assert sorted(log(run).decode().split("\n")) == ["", "met 0 2", "met 1 2"]

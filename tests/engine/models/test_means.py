@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankdeck.config.catalog import MASKED
 from rankdeck.models import losses, means
 from rankdeck.models.means import terms
+from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 TARGETS = torch.tensor([1, 2, MASKED, 3, 0, MASKED])
 MASK = torch.tensor([1, 1, 0, 0, 1, 0])
+
+
+class Dispatched(TorchDispatchMode):
+    """Passes everything on, as the ledger does: tensors of Python numbers arrive as numbers."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **kwargs or {})
 
 
 def counts(loss: Tensor) -> list[float | None]:
@@ -41,6 +51,10 @@ def per_target(logits: Tensor) -> Tensor:
         (lambda x: torch.stack([F.cross_entropy(x, TARGETS), x.mean()]).mean(), [4, 30]),
         (lambda x: F.cross_entropy(x, TARGETS) + 0.1 * x.softmax(1).mean(0).square().sum(), [4, None]),
         (lambda x: F.cross_entropy(x, TARGETS, reduction="sum"), [None]),
+        (lambda x: F.kl_div(x.log_softmax(1), torch.full((6, 5), 0.2), reduction="batchmean"), [6]),
+        (lambda x: per_target(x).sum() / len(x), [6]),
+        (lambda x: per_target(x).sum() / 2 / (TARGETS != MASKED).sum(), [8]),
+        (lambda x: per_target(x).sum() / 4.5 / 2.0, [9]),
         (lambda x: F.cross_entropy(x, TARGETS).unsqueeze(0).mean(), [4]),
         (lambda x: F.cross_entropy(x, TARGETS).detach(), []),
     ],
@@ -50,6 +64,18 @@ def test_each_mean_says_by_how_much_it_divides(
 ) -> None:
     logits = torch.randn(6, 5, requires_grad=True)
     assert counts(loss(logits)) == expected
+    with Dispatched():
+        assert counts(loss(logits)) == expected
+
+
+@pytest.mark.parametrize("mode", [Dispatched, FakeTensorMode])
+def test_a_loss_divided_by_a_python_number_is_a_sum_again(mode: Any) -> None:
+    with mode():
+        logits = torch.ones(6, 5, requires_grad=True)
+        total, count = losses.model_loss().function({"loss": per_target(logits).sum() / len(logits)}, {})
+    assert (count, total.dtype, total.shape) == (6, torch.float32, ())
+    if mode is Dispatched:
+        assert total.item() == 30
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0, 6), (1, 4)])

@@ -298,3 +298,40 @@ def test_a_library_that_is_installed_is_seen_as_it_logs(library: str, tmp_path: 
     told = seen.values(_THROUGH.get(library, library))
     assert {name: [list(pair) for pair in pairs] for name, pairs in told.items()} == kept
     assert "loggers" not in "".join(seen.off())
+
+
+def test_what_is_logged_and_is_no_number_is_said_to_be_left_out(tmp_path: Path) -> None:
+    package = tmp_path / "tensorboardX"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "writer.py").write_text(
+        "class SummaryWriter:\n"
+        "    def add_scalar(self, tag, value, step=None): pass\n"
+        "    def add_image(self, tag, image, step=None): return tag\n"
+    )
+    wandb = tmp_path / "wandb"
+    (wandb / "sdk").mkdir(parents=True)
+    (wandb / "__init__.py").write_text("class Image: pass\n")
+    (wandb / "sdk/__init__.py").write_text("")
+    (wandb / "sdk/wandb_run.py").write_text("class Run:\n    def log(self, data, step=None): pass\n")
+    script = """
+import torch, wandb
+from tensorboardX.writer import SummaryWriter
+from wandb.sdk.wandb_run import Run
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], 0.01)
+weight.sum().backward()
+optimizer.step()
+SummaryWriter().add_scalar("loss", 1.0, 1)
+Run().log({"loss": 1.0})
+if IMAGES:
+    print(SummaryWriter().add_image("sample", torch.zeros(3, 2, 2)))
+    Run().log({"loss": 1.0, "sample": wandb.Image()})
+"""
+    done = observe(script.replace("IMAGES", "True"), tmp_path)
+    assert (done.status, done.stdout) == (0, "sample\n"), done.stderr
+    off = {part: reason for part, reason in done.off().items() if part.startswith("all but numbers")}
+    assert off == {
+        "all but numbers (tensorboard)": "add_image is not kept; it is where tensorboard writes it",
+        "all but numbers (wandb)": "Image is not kept; it is where wandb writes it",
+    }

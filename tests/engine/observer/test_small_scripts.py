@@ -14,7 +14,7 @@ import pytest
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage
 from rankdeck.diagnose.calls import calls_of
-from tests.helpers.watched import Watched, watch_each
+from tests.helpers.watched import Watched, observe, watch_each
 
 _TRAINS = """
 import os, signal, sys, threading, time, torch
@@ -204,3 +204,23 @@ def test_who_logs_first_and_steps_later_is_one_rank(seen: dict[str, Watched]) ->
     assert logged == {"width": [8.0], "loss": [0.5, 0.25]}
     assert sum(len(event.ended) for event in done.of(events.Steps)) == 3
     assert len(done.of(events.RankStarted)) == 1
+
+
+@pytest.mark.parametrize("end", ["pass", "time.sleep(2); os.kill(os.getpid(), 9)"])
+def test_the_last_loss_is_known_although_few_quick_steps_are_sampled(tmp_path: Path, end: str) -> None:
+    script = f"""
+import os, time, torch
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], 0.01)
+for _ in range(300):
+    optimizer.zero_grad()
+    loss = weight.square().sum()
+    loss.backward()
+    optimizer.step()
+print(loss.item(), flush=True)
+{end}
+"""
+    done = observe(script, tmp_path)
+    losses = done.steps(0, "loss_sum")
+    assert len(losses) == 300 and losses.count(None) > 100
+    assert losses[-1] == pytest.approx(float(done.stdout))

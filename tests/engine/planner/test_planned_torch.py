@@ -10,6 +10,7 @@ from pstats import Stats
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 
 from rankdeck.config import from_text
@@ -154,3 +155,90 @@ devices.use = "gpu:0,1"
 """
     [log, *_] = fake_pass(PassRequest(from_text(text, folder=tmp_path), 2, like_cuda=True)).logs.values()
     assert 0 < reserved_bytes(log, side_streams=False) < BALLAST_BYTES
+
+
+PRETRAINED = """
+import copy
+import threading
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import nn
+
+FILE = __file__ + ".safetensors"
+
+
+def plain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def loads():
+    model = plain()
+    model.load_state_dict(load_file(FILE))
+    return model
+
+
+def assigns():
+    with torch.device("meta"):
+        model = plain()
+    with safe_open(FILE, framework="pt") as file:
+        model.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)
+    return model
+
+
+def copies():
+    blocks = [copy.deepcopy(model) for model in [plain()] * 2]
+    return copy.deepcopy(blocks[1])
+
+
+def from_numpy():
+    model = plain()
+    model[1].bias.data.copy_(torch.from_numpy(np.ones(32, np.float32)))
+    return model
+
+
+def in_threads():
+    model = plain()
+    thread = threading.Thread(target=lambda: model.load_state_dict(load_file(FILE), assign=True))
+    thread.start()
+    thread.join()
+    return model
+"""
+
+
+@pytest.mark.parametrize("factory", ["loads", "assigns", "copies", "from_numpy", "in_threads"])
+@pytest.mark.parametrize("strategy", ["single", "fsdp"])
+def test_a_model_that_was_read_or_copied_is_planned_as_the_plain_one(
+    tmp_path: Path, factory: str, strategy: str
+) -> None:
+    file = tmp_path / "pretrained.py"
+    file.write_text(PRETRAINED, encoding="utf-8")
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    save_file(plain.state_dict(), f"{file}.safetensors")
+    target = Target("2 devices", (TargetDevice(None, None),) * 2, like_cuda=False)
+
+    def needs(name: str) -> object:
+        text = f"""
+        model = {{ use = "{file}:{name}" }}
+        data = {{ use = "digits" }}
+        strategy = {{ use = "{strategy}" }}
+        devices = {{ use = "cpu:{1 if strategy == "single" else 2}" }}
+        """
+        planned = plan_rank(from_text(text, folder=tmp_path), 0, target)
+        assert planned.reason is None, planned.reason
+        return planned.devices
+
+    assert needs(factory) == needs("plain")
+
+
+def test_a_factory_that_only_a_plan_cannot_follow_is_not_blamed(tmp_path: Path) -> None:
+    file = tmp_path / "reads.py"
+    file.write_text("import torch\ndef make(): return torch.ones(1).data_ptr()\n", encoding="utf-8")
+    text = f'model = {{ use = "{file}:make" }}\ndata = {{ use = "digits" }}\ndevices = {{ use = "cpu:1" }}'
+    target = Target("1 device", (TargetDevice(None, None),), like_cuda=False)
+    reason = plan_rank(from_text(text, folder=tmp_path), 0, target).reason
+    assert reason is not None and "reads.py, line 2" in reason and "without memory" in reason
+    assert "Mend" not in reason

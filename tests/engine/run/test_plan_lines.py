@@ -145,6 +145,17 @@ def test_where_memory_is_tight_the_least_is_recommended() -> None:
     assert strategy == "fsdp" and "tight" in reason
 
 
+def test_what_trains_something_else_is_recommended_only_where_nothing_else_was_asked_for() -> None:
+    stale = line("pipeline-async", 2, 2, low_s=0.1, high_s=0.2)
+    lines = [line("ddp", 12, 12, low_s=1, high_s=2), stale, line("fsdp", 6, 6, low_s=3, high_s=4)]
+    strategy, reason = recommended(lines)
+    assert strategy == "ddp"
+    assert reason.endswith("faster. pipeline-async is left out: it trains something else than one device.")
+    assert plan_lines.marks(lines).cheapest == 1
+    assert plan_lines.marks([line("ddp", 30), stale]).recommended is None
+    assert recommended([stale]) == ("pipeline-async", "It fits with room.")
+
+
 def test_nothing_is_recommended_where_nothing_fits() -> None:
     found = plan_lines.marks([line("single", 30), line("dp", 40)])
     assert (found.recommended, found.cheapest, found.reason) == (None, 0, "")
@@ -184,15 +195,19 @@ def shown_bytes(one: PlanLine) -> int:
 def test_what_is_said_of_the_recommended_one_holds_for_the_rows_as_they_are_shown(seed: int) -> None:
     for lines in (any_lines(Random(f"{seed} {turn}")) for turn in range(25)):
         found = plan_lines.marks(lines)
-        words = [plan_lines.words_of(one) for one in lines]
-        with_figures = [one for one in lines if one.devices]
         if found.cheapest is not None:
-            assert shown_bytes(lines[found.cheapest]) == min(map(shown_bytes, with_figures))
+            assert shown_bytes(lines[found.cheapest]) == min(
+                map(shown_bytes, (one for one in lines if one.devices))
+            )
+        every = [one for one in lines if not plan_lines.trains_otherwise(one)] or lines
+        words = [plan_lines.words_of(one) for one in every]
+        with_figures = [one for one in every if one.devices]
         if found.recommended is None:
             assert not {"fits", "tight", "may fit"} & {plan_lines.words_of(one) for one in with_figures}
             continue
-        taken, said = lines[found.recommended], words[found.recommended]
-        alike = [one for one, word in zip(lines, words, strict=True) if word == said]
+        taken = lines[found.recommended]
+        said = plan_lines.words_of(taken)
+        alike = [one for one, word in zip(every, words, strict=True) if word == said]
         assert said == next(word for word in ("fits", "tight", "may fit") if word in words) or (
             said == "may fit" and "fits" not in words and taken.verdict == "fits"
         )

@@ -63,6 +63,19 @@ def stream():
     return iter([1]), None
 
 
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+def endless():
+    return Endless()
+
+
+def loader():
+    return torch.utils.data.DataLoader(pair()[0])
+
+
 def alone():
     return [1, 2]
 
@@ -213,6 +226,8 @@ def test_arguments_that_the_factory_does_not_take_are_refused_before_it_runs(fol
         ("mine.py:alone", {}, "mine.py:alone': train is an int without __len__ and __getitem__"),
         ("mine.py:stream", {}, "train is a list_iterator without __len__ and __getitem__"),
         ("mine.py:tiny", {}, "returned a Linear, not a pair (train, heldout)"),
+        ("mine.py:endless", {}, "returned an Endless, a stream"),
+        ("mine.py:loader", {}, "returned a DataLoader, a stream"),
         ("mine.py:pair", {"count": 0}, "train is empty"),
     ],
 )
