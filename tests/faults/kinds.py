@@ -497,6 +497,20 @@ DISK = (
         moments=("early",),
         loses_events=True,
     ),
+    Kind(
+        "one rank's events cannot be written",
+        "disk full for events",
+        Told(
+            ("disk-full",),
+            ("lines of the run's events",),
+            rank="any",
+            severity="warning",
+            outcome=("completed",),
+            exit_codes=(0,),
+        ),
+        moments=("early", "middle"),
+        loses_events=True,
+    ),
     _damaged("damaged checkpoint"),
     _damaged("cut checkpoint"),
     Kind(

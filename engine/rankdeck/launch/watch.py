@@ -16,7 +16,15 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.heartbeat import FINISHED, NOT_BEGUN, STEP, Beat, HeartbeatPage, HeartbeatReader
+from rankdeck.base.heartbeat import (
+    FINISHED,
+    NOT_BEGUN,
+    STEP,
+    Beat,
+    HeartbeatPage,
+    HeartbeatReader,
+    lost_lines,
+)
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.diagnose.calls import CollectiveCall
@@ -317,7 +325,7 @@ class Watch:
     def has_finished(self, rank: Child) -> bool:
         """Whether it said that its work was done: in its last beat, or in its events where it had no page."""
         beat = self.beats().get(rank.rank)
-        return (beat is not None and beat.phase == FINISHED) or self._ended(rank.rank) == "completed"
+        return (beat is not None and beat.phase.startswith(FINISHED)) or self._ended(rank.rank) == "completed"
 
     def _ended(self, rank: int) -> str | None:
         """Why, as it said itself."""
@@ -336,10 +344,13 @@ class Watch:
         return failures[0] if failures else None
 
     def dropped(self) -> list[events.Dropped]:
-        """What ranks could not write, as far as their last events tell."""
+        """What ranks could not write, as far as their last events tell, or their last beats where no event
+        could be written any more."""
         folder = self._run.events_folder
         tails = map(self._tail_of, folder.glob(f"rank-*.{self._attempt}.jsonl"))
-        return [event for tail in tails for event in tail if isinstance(event, events.Dropped)]
+        dropped = [event for tail in tails for event in tail if isinstance(event, events.Dropped)]
+        lost = filter(None, (lost_lines(beat.phase) for beat in self.beats().values()))
+        return dropped + [events.Dropped(lines=lines, reason=reason) for lines, reason in lost]
 
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""

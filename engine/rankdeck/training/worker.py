@@ -23,7 +23,7 @@ from rankdeck import events
 from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
+from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent, finished
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.diagnose.exceptions import describe, is_out_of_memory, words_of
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
@@ -352,7 +352,7 @@ class Worker:
         """Leave the group in order after success; after a failure the others are ended by the supervisor, so
         that nothing is awaited."""
         if clean:
-            self._beat(self.step, FINISHED)
+            self._beat(self.step, finished(self._writer.unsaid, self._writer.error_number))
         if "torch" not in sys.modules:
             return
         import torch.distributed as dist

@@ -457,6 +457,7 @@ ACTS = {
     "disk full": disk_full,
     "disk read-only": disk_full,
     "disk broken": disk_full,
+    "disk full for events": disk_full,
     "disk full for a while": disk_full_for_a_while,
     "breakpoint": breakpoint_for_a_while,
     "let trace": let_trace,
