@@ -209,6 +209,16 @@ EXCEPTIONS = (
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
     ),
     Kind(
+        "DataLoader worker without files",
+        "no more files",
+        Told(("too-many-files",), ("Too many open files",)),
+        ("data",),
+        workers=2,
+        classes=("single", "ddp", "fsdp", "script", "script, ddp"),
+        moments=("first",),
+        shows_s=5.0,
+    ),
+    Kind(
         "DataLoader worker killed",
         "SIGKILL",
         Told((), ("DataLoader worker",)),
@@ -274,6 +284,11 @@ HANGS = (
     _hang("endless loop of an only process", "spin", COMPUTING, classes=("single", "dp", "model")),
     _hang("sleeps for ever", "sleep", where=COMPUTES, classes=SEVERAL),
     _hang("sleeps for ever, alone", "sleep", ALONE_STILL, where=COMPUTES, classes=ALONE),
+    *(
+        _hang(f"an own function called {name}", name, where=("forward", "loss", "data"), classes=SEVERAL)
+        for name in ("barrier", "all_reduce", "synchronize")
+    ),
+    _hang("stays in an own backward", "stays in backward", where=("backward",), classes=SEVERAL),
     _hang("deadlock on a lock", "deadlock", where=COMPUTES, classes=SEVERAL),
     _hang("deadlock on a lock, alone", "deadlock", ALONE_STILL, where=COMPUTES, classes=ALONE),
     _hang("waits for a pipe", "read a pipe", classes=SEVERAL),

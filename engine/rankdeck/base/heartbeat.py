@@ -57,7 +57,7 @@ def finished(num_lost: int, error_number: int) -> str:
 
 
 def lost_lines(phase: str) -> tuple[int, str] | None:
-    """What `finished` says: how many lines, and the reason in the system's words; None where none were lost."""
+    """What `finished` says: how many lines, and why, in the system's words; None where none were lost."""
     found = _LOST.fullmatch(phase)
     return (int(found[1]), os.strerror(int(found[2]))) if found else None
 

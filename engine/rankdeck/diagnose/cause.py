@@ -13,6 +13,7 @@ Read exceptions.py and hang.py before.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, differing
 from rankdeck.diagnose.exceptions import is_timeout
-from rankdeck.diagnose.failures import is_communication, name, name_disk
+from rankdeck.diagnose.failures import UNNAMED, is_communication, name, name_disk
 from rankdeck.diagnose.hang import Standing, called, find_laggard, hang, place
 from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed
 
 EXIT_STOPPED = 130
+_LOST_PROCESS = re.compile(r"(?:EOFError|Connection\w+Error|BrokenPipeError)\b")
 ENDED_EARLY = marked("The process was ended by {signal} before its first heartbeat.")
 SENT = marked("Somebody or something outside Rankdeck sent it.")
 SENT_OR_NO_MEMORY = marked(
@@ -59,6 +61,8 @@ class RankEvidence:
     frames: Sequence[Frame] = ()
     calls: Sequence[CollectiveCall] = ()
     work: Phrase | None = None
+    lack: str = ""
+    """What its log says that the machine lacks; a process that reads data for it may have written that."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
 def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
     failure = rank.failure
     assert failure is not None
-    problem = failure.problem
+    problem = _with_lack(failure.problem, rank.lack)
     if not problem.last_lines and failure.exit_code == 1:
         # What is wrong with the input or the machine is said once; its log says it again.
         problem = msgspec.structs.replace(problem, last_lines=rank.last_lines)
@@ -159,6 +163,15 @@ def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
         # What every rank says alike is nobody's own fault.
         problem = msgspec.structs.replace(problem, rank=None)
     return Cause(problem, failure.exit_code)
+
+
+def _with_lack(problem: Problem, lack: str) -> Problem:
+    """A rank whose data is read by processes that have died hears of a closed connection alone."""
+    named = name("", lack) if problem.code == UNNAMED and _LOST_PROCESS.match(problem.message) else None
+    if named is None:
+        return problem
+    message = phrase("{message} Before that its log says: {line}", message=problem.said("message"), line=lack)
+    return problem.but(code=named.code, message=message, advice=named.advice(of_script=False))
 
 
 def _text(problem: Problem) -> tuple[str, str]:
@@ -234,6 +247,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         [rank.rank for rank in ranks if rank.suspended],
         calls={rank.rank: rank.calls for rank in ranks if rank.calls},
         work={rank.rank: rank.work for rank in ranks if rank.work},
+        last_lines={rank.rank: rank.last_lines for rank in ranks if rank.exit_code is None},
     )
     waiting = [rank.rank for rank in ranks if rank.exit_code is None]
     laggard = find_laggard(standing)

@@ -26,6 +26,8 @@ from rankdeck.events import RankFailed
 
 NUM_LAST_LINES = 20
 _LONGEST = 500
+_TAIL_BYTES = 16384
+_LACKS = ("too-many-files", "shared-memory", "disk-full")
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
@@ -71,12 +73,22 @@ def last_lines(text: str) -> tuple[str, ...]:
     return tuple(fold(lines)[-NUM_LAST_LINES:])
 
 
-def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
+def read_last_lines(log: Path, num_bytes: int = _TAIL_BYTES) -> tuple[str, ...]:
     """The last lines of a rank's log; empty where there are none."""
     try:
         return last_lines(files.read_tail(log, num_bytes)[1].decode(errors="replace"))
     except OSError:
         return ()
+
+
+def last_lack(log: Path) -> str:
+    """The last line at a log's end that says what the machine lacks, whichever process wrote it, or ""."""
+    try:
+        lines = files.read_tail(log, _TAIL_BYTES)[1].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    lacks = (line for line in reversed(lines) if (named := name("", line)) and named.code in _LACKS)
+    return next(lacks, "").strip()[:_LONGEST]
 
 
 def quoted(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:

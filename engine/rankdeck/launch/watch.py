@@ -29,7 +29,7 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence
-from rankdeck.diagnose.exceptions import read_last_lines
+from rankdeck.diagnose.exceptions import last_lack, read_last_lines
 from rankdeck.diagnose.hang import Standing, suspicion
 from rankdeck.diagnose.patience import Patience, waited_for
 from rankdeck.diagnose.stacks import is_debugged
@@ -268,6 +268,7 @@ class Watch:
             calls={rank: answer.calls for rank, answer in answers.items() if answer.calls},
             work={rank: answer.work for rank, answer in answers.items() if answer.work},
             cores=cores,
+            last_lines={rank: read_last_lines(self.errors_log(rank)) for rank in pids},
         )
 
     def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
@@ -311,6 +312,7 @@ class Watch:
                 frames=self._standing.stacks.get(rank.rank, ()),
                 calls=self._standing.calls.get(rank.rank) or self._calls_at_end(rank),
                 work=self._standing.work.get(rank.rank),
+                lack=last_lack(self.errors_log(rank.rank)),
             )
             for rank in self.ranks
         ]

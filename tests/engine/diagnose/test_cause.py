@@ -77,6 +77,16 @@ def test_an_exception_of_its_own_comes_before_lost_connections_that_were_told_ea
     assert problem.rank == 1 and problem.message.startswith("ValueError: bad batch 17")
 
 
+def test_a_connection_that_a_process_of_the_rank_closed_is_no_cause_where_its_log_says_why() -> None:
+    lack = "OSError: [Errno 24] Too many open files"
+    lost = RankEvidence(1, 1, failure=said(EOFError(), 1, 11.0), lack=lack)
+    problem = cause_of(victim(0), lost)
+    assert (problem.rank, problem.code) == (1, "too-many-files") and problem.message.endswith(lack)
+    assert problem.advice is not None and "ulimit -n" in problem.advice
+    own = RankEvidence(1, 1, failure=said(ValueError("bad"), 1, 11.0), lack=lack)
+    assert cause_of(victim(0), own).code == "rank-exception"
+
+
 def test_a_signal_comes_before_an_exception() -> None:
     own = RankEvidence(0, 1, failure=said(ValueError("bad batch 17"), 0, 9.0))
     assert cause_of(own, RankEvidence(1, -9)).rank == 1

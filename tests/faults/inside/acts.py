@@ -24,6 +24,8 @@ STRANGE = b"caf\xe9 \xff".decode("utf-8", "surrogateescape")
 
 steps = 0
 """Steps that this process has done."""
+stays = False
+"""Whether the backward pass in mine.py does not return."""
 samples = 0
 """Samples that this process has read: one that only loads data takes no steps."""
 _has_happened = False
@@ -183,6 +185,11 @@ def too_many_files(*_):
         kept.append(open(os.devnull))  # noqa: SIM115
 
 
+def no_more_files(*_):
+    """What this process sends goes through a new one, from another thread."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def flooded(*_):
     for _number in range(40_000):
         sys.stderr.write(
@@ -243,6 +250,28 @@ def spin(*_):
 def sleep(*_):
     while True:
         time.sleep(1000)
+
+
+def barrier(*_):
+    """Names of torch's collectives are not theirs alone."""
+    while True:
+        time.sleep(1000)
+
+
+def all_reduce(*_):
+    while True:
+        time.sleep(1000)
+
+
+def synchronize(*_):
+    while True:
+        time.sleep(1000)
+
+
+def stay_in_backward(*_):
+    """Not below it: mine.py looks at this."""
+    global stays
+    stays = True
 
 
 def deadlock(*_):
@@ -425,6 +454,7 @@ ACTS = {
     "FileNotFoundError": lambda *_: Path("/nowhere/at/all/tokens.bin").read_bytes(),
     "no memory": forbidden_memory,
     "too many files": too_many_files,
+    "no more files": no_more_files,
     "flood": flooded,
     "thread raises": thread_raises,
     "NaN": not_a_number,
@@ -437,6 +467,10 @@ ACTS = {
     "other dtype": other_dtype,
     "spin": spin,
     "sleep": sleep,
+    "barrier": barrier,
+    "all_reduce": all_reduce,
+    "synchronize": synchronize,
+    "stays in backward": stay_in_backward,
     "deadlock": deadlock,
     "read a pipe": read_pipe,
     "one barrier more": one_barrier_more,
