@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO
@@ -19,16 +18,10 @@ from rich.segment import Segment
 from rich.text import Text
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.masking import harmless as harmless
 from rankdeck.doctor.offering import with_offer
 
 _PIPED_WIDTH = 400
-_ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def harmless(text: str) -> str:
-    """Without signs that move a terminal's cursor, colour it or turn its lines around: names, messages and
-    logs may come from anywhere."""
-    return _ACTS_ON_A_TERMINAL.sub("?", text)
 
 
 class _Console(Console):

@@ -25,6 +25,7 @@ import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
 from rankdeck.base.files import read_toml
+from rankdeck.base.masking import mask_table
 from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, on_devices
@@ -264,14 +265,13 @@ def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
     """What a new run is called: the name, told apart from the folder's runs that are called so."""
     beginning = rundir.slug(name)
     alike = [run for run in rundir.list_folder(runs) if run.title_slug.startswith(beginning)]
-    return tell_apart(
-        name, config.to_dict(), {run.title: partial(_tables, run) for run in alike[:_MOST_ALIKE]}
-    )
+    beside = {run.title: partial(_tables, run) for run in alike[:_MOST_ALIKE]}
+    return tell_apart(name, mask_table(config.to_dict()), beside)
 
 
 def _tables(run: RunDir) -> dict[str, Any]:
     try:
-        return read_toml(run.config_file)
+        return mask_table(read_toml(run.config_file))
     except (OSError, ValueError):
         return {}
 
