@@ -215,7 +215,7 @@ EXCEPTIONS = (
         ("data",),
         workers=2,
         classes=("single", "ddp", "fsdp", "script", "script, ddp"),
-        moments=("first",),
+        moments=("middle",),
         shows_s=5.0,
     ),
     Kind(

@@ -23,12 +23,13 @@ import msgspec
 
 import rankdeck
 from rankdeck import rundir
-from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
+from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.files import read_toml
 from rankdeck.base.masking import mask_table
 from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, on_devices
+from rankdeck.config.files_named import check_paths
 from rankdeck.config.naming import tell_apart, title_of
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
@@ -307,38 +308,6 @@ def check_here(config: RunConfig) -> None:
                 "rankdeck train starts it on all of them; leave [hosts] out for a run of this one."
             ),
         )
-
-
-def check_paths(config: RunConfig) -> None:
-    """Files and folders that the run will read exist and may be read.
-
-    Raises:
-        DataError, ModelError: one does not, or may not.
-    """
-    path = config.data.args.get("path")
-    if isinstance(path, str) and not path.startswith("@") and ":" not in config.data.use:
-        if not Path(path).exists():
-            raise DataError(
-                phrase("data.args.path = {path} does not exist.", path=path),
-                path="data.args.path",
-                advice=phrase("Correct the path."),
-            )
-        if not os.access(path, os.R_OK | (os.X_OK if Path(path).is_dir() else 0)):
-            raise DataError(
-                phrase("data.args.path = {path} may not be read.", path=path),
-                path="data.args.path",
-                advice=phrase("Change its permissions, or choose another path."),
-            )
-    for section, use, error in (
-        ("model", config.model.use, ModelError),
-        ("data", config.data.use, DataError),
-        ("loss", config.loss.use, ConfigError),
-        ("train.optimizer", config.train.optimizer.use, ConfigError),
-    ):
-        file, colon, _ = use.rpartition(":")
-        if colon and file.endswith(".py") and not Path(config.folder or ".", file).is_file():
-            message = phrase("{option}: {file} does not exist.", option=f"{section}.use", file=file)
-            raise error(message, path=f"{section}.use", advice=phrase("Correct the path."))
 
 
 def environment_of(
