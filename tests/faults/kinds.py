@@ -528,6 +528,15 @@ DISK = (
     ),
     _damaged("damaged checkpoint"),
     _damaged("cut checkpoint"),
+    _damaged("far checkpoint"),
+    Kind(
+        "weights cannot be written",
+        "weights in the way",
+        Told(("weights-not-saved",), ("final weights", "directory"), rank="any"),
+        classes=OURS,
+        moments=("early",),
+    ),
+    _raises("an end.json of its own, then an exception", "own end", "ValueError", "bad batch 17", where=STEP),
     Kind(
         "killed once, with a restart",
         "SIGKILL",

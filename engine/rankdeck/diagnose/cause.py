@@ -151,7 +151,8 @@ def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
     failure = rank.failure
     assert failure is not None
     problem = _with_lack(failure.problem, rank.lack)
-    if not problem.last_lines and failure.exit_code == 1:
+    says_more = any(line not in problem.text() for line in rank.last_lines)
+    if not problem.last_lines and failure.exit_code == 1 and says_more:
         # What is wrong with the input or the machine is said once; its log says it again.
         problem = msgspec.structs.replace(problem, last_lines=rank.last_lines)
     same = [

@@ -45,6 +45,8 @@ OUTCOMES = (
     marked("lost"),
 )
 HIDDEN = ".new-"
+UNSAID = "end.json.part"
+"""Of a run that has not ended (launch/last_word.py)."""
 PRIVATE = "private."
 
 
@@ -82,7 +84,7 @@ class HostedRun:
 
 def in_range(t: float) -> float:
     """A time that was put right is a time still (events.UnixTime)."""
-    return min(max(0.0, t), 250e9)
+    return min(max(events.EARLIEST, t), events.LATEST)
 
 
 ORIGIN = "copy.json"
@@ -230,7 +232,10 @@ class RunDir:
         return 1 + max(map(attempt_of, names), default=0)
 
     def end(self) -> End | None:
-        """The guard's last word, or None while there is none."""
+        """The guard's last word, or None while there is none: it is written into `UNSAID`, which becomes
+        end.json. One beside it is not the guard's."""
+        if files.is_regular(self.path / UNSAID):
+            return None
         try:
             told = document_of(_last_word.decode, files.read_bytes(self.path / "end.json"))
         except (OSError, msgspec.DecodeError):

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -393,6 +394,26 @@ def cut_and_die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def far_and_die(*_):
+    """Its newest whole checkpoint stands under another step's name as well, and the rank ends."""
+    newest = _newest_checkpoint()[0].parent
+    shutil.copytree(newest, newest.with_name("99999999"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def weights_in_the_way(*_):
+    """A folder stands where the weights belong."""
+    Path(os.environ["RANKDECK_RUN"], "weights.safetensors", "mine").mkdir(parents=True)
+
+
+def own_end(*_):
+    """It says itself, in the run's own file, that all is well."""
+    end = {"outcome": "completed", "exit_code": 0, "ended": time.time()}
+    Path(os.environ["RANKDECK_RUN"], "end.json").write_text(json.dumps(end))
+    time.sleep(2.0)
+    raise ValueError("bad batch 17")
+
+
 def disk_full(*_):
     (HERE / "disk-is-full").touch()
 
@@ -488,6 +509,9 @@ ACTS = {
     "slow": slow,
     "damaged checkpoint": damage_and_die,
     "cut checkpoint": cut_and_die,
+    "far checkpoint": far_and_die,
+    "weights in the way": weights_in_the_way,
+    "own end": own_end,
     "disk full": disk_full,
     "disk read-only": disk_full,
     "disk broken": disk_full,
