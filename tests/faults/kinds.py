@@ -530,6 +530,21 @@ DISK = (
     _damaged("cut checkpoint"),
     _damaged("far checkpoint"),
     Kind(
+        "files may not grow any more",
+        "small files",
+        Told(
+            (),
+            ("File too large",),
+            rank="any",
+            severity="any",
+            outcome=("completed", "failed"),
+            exit_codes=(0, 1, 3),
+        ),
+        classes=OURS,
+        moments=("middle",),
+        loses_events=True,
+    ),
+    Kind(
         "weights cannot be written",
         "weights in the way",
         Told(("weights-not-saved",), ("final weights", "directory"), rank="any"),

@@ -14,6 +14,7 @@ Read exceptions.py and hang.py before.
 from __future__ import annotations
 
 import re
+import resource
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from dataclasses import dataclass
 import msgspec
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import Beat
+from rankdeck.base.heartbeat import STEP, Beat, lost_lines
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, differing
-from rankdeck.diagnose.exceptions import is_timeout
+from rankdeck.diagnose.exceptions import is_timeout, limited_time
 from rankdeck.diagnose.failures import UNNAMED, is_communication, name, name_disk
 from rankdeck.diagnose.hang import Standing, called, find_laggard, hang, place
 from rankdeck.diagnose.stacks import Frame
@@ -126,11 +127,17 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     except ValueError:
         sent = phrase("signal {number}", number=number)
     code, advice = "rank-killed", phrase(SENT)
+    message = phrase(ENDED_EARLY, signal=sent)
+    if rank.beat:
+        message = phrase("The process was ended by {signal} {place}.", signal=sent, place=place(rank.beat))
     if number == signal.SIGKILL and oom_kills:
         code = "out-of-memory"
         advice = phrase(
             "The kernel had run out of memory. Use fewer devices, a smaller model or train.global_batch."
         )
+    elif number == signal.SIGKILL and (spent := limited_time(_used_by_children_s())) is not None:
+        problem = Problem("cpu-time", message, advice=spent, rank=rank.rank, last_lines=rank.last_lines)
+        return Cause(problem, 3)
     elif number == signal.SIGKILL:
         advice = phrase(SENT_OR_NO_MEMORY)
     elif number == signal.SIGBUS:
@@ -140,11 +147,14 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
         code = "rank-crashed"
         advice = phrase("Native code crashed: see its last lines, and try without your own extensions.")
-    message = phrase(ENDED_EARLY, signal=sent)
-    if rank.beat:
-        message = phrase("The process was ended by {signal} {place}.", signal=sent, place=place(rank.beat))
     problem = Problem(code, message, advice=advice, rank=rank.rank, last_lines=rank.last_lines)
     return Cause(problem, 1)
+
+
+def _used_by_children_s() -> float:
+    """The time on CPUs of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
@@ -182,8 +192,11 @@ def _text(problem: Problem) -> tuple[str, str]:
 def _wordless_cause(rank: RankEvidence, disk: str) -> Cause:
     code = rank.exit_code or 0
     runs_code = code if code in (1, 2, 3) else 1
+    beat = rank.beat
+    if beat is not None and (lost := lost_lines(beat.phase)) is not None:
+        disk, beat = disk or lost[1], beat._replace(phase=STEP)
     if disk:
-        message, fault = _lost_words(disk, code, rank.beat), name_disk(disk)
+        message, fault = _lost_words(disk, code, beat), name_disk(disk)
         advice = fault.advice(of_script=False)
         return Cause(Problem(fault.code, message, advice=advice, rank=rank.rank), runs_code)
     message = _wordless(code, rank.beat, rank.last_lines)

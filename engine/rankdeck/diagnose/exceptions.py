@@ -27,7 +27,9 @@ from rankdeck.events import RankFailed
 NUM_LAST_LINES = 20
 _LONGEST = 500
 _TAIL_BYTES = 16384
-_LACKS = ("too-many-files", "shared-memory", "disk-full")
+LACKS = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", "file-too-large")
+"""Codes of what the machine lacks, or may not give."""
+_EXIT_LACKS = ("too-many-processes", "disk-full", "file-too-large")
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
@@ -55,7 +57,7 @@ def describe(error: BaseException, rank: int) -> RankFailed:
     return RankFailed(
         rank=rank,
         problem=problem,
-        exit_code=3 if problem.code == "disk-full" else 1,
+        exit_code=3 if problem.code in _EXIT_LACKS else 1,
         is_communication=named is not None and named.rule.of_others,
     )
 
@@ -87,7 +89,7 @@ def last_lack(log: Path) -> str:
         lines = files.read_tail(log, _TAIL_BYTES)[1].decode(errors="replace").splitlines()
     except OSError:
         return ""
-    lacks = (line for line in reversed(lines) if (named := name("", line)) and named.code in _LACKS)
+    lacks = (line for line in reversed(lines) if (named := name("", line)) and named.code in LACKS)
     return next(lacks, "").strip()[:_LONGEST]
 
 
@@ -126,6 +128,15 @@ def limited_memory() -> Phrase | None:
     if most == resource.RLIM_INFINITY:
         return None
     return phrase("A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most))
+
+
+def limited_time(used_s: float) -> Phrase | None:
+    """What to do about the most time on a CPU that a process may take (`ulimit -t`); None where `used_s` is
+    less."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if most == resource.RLIM_INFINITY or used_s < most:
+        return None
+    return phrase("A process may use {most} s of a CPU here: raise that limit (ulimit -t).", most=most)
 
 
 def _named(error: BaseException, text: str) -> Named | None:

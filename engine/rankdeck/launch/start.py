@@ -34,6 +34,7 @@ from rankdeck.config.naming import tell_apart, title_of
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
+from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.resumable import check_over, check_resumable
 from rankdeck.launch.several import Several
@@ -144,6 +145,7 @@ def start_script(
     check_script(config)
     choice = choose.devices_of_script(config)
     end_leftovers()
+    check_machine(config.script.ranks, meets=not config.script.plain)
     environment = _surroundings(config.script.folder, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
     supervised = Supervised(
@@ -289,6 +291,8 @@ def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig
     if several is None:
         check_here(config)
     choice = choose.choose_devices(config if several is None else several.of_this_host(config))
+    num_ranks = 1 if config.strategy_card.one_process else len(choice.devices)
+    check_machine(num_ranks, meets=several is None)
     kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
     own = len(choice.devices)
     config = on_devices(config, kind, *([own] if several is None else several.counts(config, own)))

@@ -23,7 +23,7 @@ from rankdeck import events
 from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent, finished
+from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent, failed, finished
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.diagnose.exceptions import describe, is_out_of_memory, words_of
 from rankdeck.diagnose.failures import name_disk
@@ -352,8 +352,11 @@ class Worker:
     def leave(self, *, clean: bool) -> None:
         """Leave the group in order after success; after a failure the others are ended by the supervisor, so
         that nothing is awaited."""
+        lost = self._writer.unsaid, self._writer.error_number
         if clean:
-            self._beat(self.step, finished(self._writer.unsaid, self._writer.error_number))
+            self._beat(self.step, finished(*lost))
+        elif self._writer.unsaid:
+            self._beat(self.step, failed(*lost))
         if "torch" not in sys.modules:
             return
         import torch.distributed as dist

@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 
 from rankdeck.base.errors import DataError, Problem
-from rankdeck.base.heartbeat import Beat
+from rankdeck.base.heartbeat import Beat, failed
 from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import describe
@@ -85,6 +85,15 @@ def test_a_connection_that_a_process_of_the_rank_closed_is_no_cause_where_its_lo
     assert problem.advice is not None and "ulimit -n" in problem.advice
     own = RankEvidence(1, 1, failure=said(ValueError("bad"), 1, 11.0), lack=lack)
     assert cause_of(victim(0), own).code == "rank-exception"
+
+
+def test_a_rank_that_could_not_write_why_it_failed_is_told_with_what_the_system_said() -> None:
+    beat = Beat(20, failed(3, errno.EFBIG), 100.0)
+    problem = cause_of(RankEvidence(0, 1, beat=beat, last_lines=("r",)))
+    assert problem.code == "file-too-large"
+    assert problem.message == (
+        "File too large: the process exited with 1 in step 20, and what it said is lost."
+    )
 
 
 def test_a_signal_comes_before_an_exception() -> None:

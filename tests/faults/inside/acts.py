@@ -394,6 +394,11 @@ def cut_and_die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def small_files(*_):
+    """As under ulimit -f: no file grows any more, on a disk that has room."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+
+
 def far_and_die(*_):
     """Its newest whole checkpoint stands under another step's name as well, and the rank ends."""
     newest = _newest_checkpoint()[0].parent
@@ -410,7 +415,7 @@ def own_end(*_):
     """It says itself, in the run's own file, that all is well."""
     end = {"outcome": "completed", "exit_code": 0, "ended": time.time()}
     Path(os.environ["RANKDECK_RUN"], "end.json").write_text(json.dumps(end))
-    time.sleep(2.0)
+    time.sleep(1.0)
     raise ValueError("bad batch 17")
 
 
@@ -509,6 +514,7 @@ ACTS = {
     "slow": slow,
     "damaged checkpoint": damage_and_die,
     "cut checkpoint": cut_and_die,
+    "small files": small_files,
     "far checkpoint": far_and_die,
     "weights in the way": weights_in_the_way,
     "own end": own_end,
