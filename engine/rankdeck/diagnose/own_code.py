@@ -70,8 +70,8 @@ def own_lines(lines: Sequence[str]) -> list[CodeLine]:
 
 
 def brief(lines: Sequence[str]) -> list[str]:
-    """At most five lines for a terminal: of a traceback those of the person's own code, the innermost last; else
-    the last ones. The log has them all."""
+    """At most five lines for a terminal: of a traceback the person's own, the innermost last; else the
+    last ones. The log has them all."""
     if not any(map(FRAME.match, lines)):
         return list(lines[-_MOST_SHOWN:])
     return [
