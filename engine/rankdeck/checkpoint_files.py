@@ -28,6 +28,7 @@ COMMIT = "COMMIT"
 PROGRESS = "progress.json"
 _CHUNK_BYTES = 1 << 20
 _OF_A_CHECKPOINT = re.compile(r"progress\.json|.+\.safetensors(\.index\.json)?|\..+\.new")
+_STEP = re.compile(r"[0-9]{1,15}")
 _MOST_RANKS = 1 << 16
 _LARGEST_PROGRESS_BYTES = 32 << 20
 
@@ -97,9 +98,11 @@ class Checkpoint:
             except OSError as error:
                 return phrase("{file} cannot be read: {why}", file=name, why=error.strerror)
         try:
-            self.progress()
+            step = self.progress().step
         except (OSError, msgspec.DecodeError):
             return phrase("{file} cannot be read", file=PROGRESS)
+        if step != self.step:
+            return phrase("it was saved at step {step}", step=step)
         # Whoever reads a checkpoint reads all of these.
         strange = sorted(file.name for file in self.path.glob("*.safetensors") if file.name not in commit)
         return phrase("{file} is no part of it", file=strange[0]) if strange else None
@@ -108,7 +111,7 @@ class Checkpoint:
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Those with a COMMIT, newest first. Whether they are whole is another question: `damage`."""
     found = files.entries(folder)
-    named = [path for path in found if path.name.isdecimal() and files.is_regular(path / COMMIT)]
+    named = [path for path in found if _STEP.fullmatch(path.name) and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 

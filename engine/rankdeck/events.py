@@ -37,8 +37,9 @@ ASKED_TO_STOP = marked("asked to stop")
 OUTPUT_LOST = "output-lost"
 """The code of the problem that a script's output no longer arrives where its command sends it."""
 
-UnixTime = Annotated[float, msgspec.Meta(ge=0, le=250_000_000_000)]
-"""Seconds since 1970, of a year that has four digits."""
+EARLIEST, LATEST = -2_200_000_000, 250_000_000_000
+UnixTime = Annotated[float, msgspec.Meta(ge=EARLIEST, le=LATEST)]
+"""Seconds since 1970, of a year that has four digits; a clock that was never set may stand before that."""
 
 
 class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):

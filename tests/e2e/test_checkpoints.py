@@ -197,6 +197,13 @@ def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them() -> None:
     assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
 
 
+def test_a_run_that_only_lacks_its_weights_saves_them(finished: RunDir) -> None:
+    before = finished.weights.read_bytes()
+    finished.weights.unlink()
+    assert rankdeck_here("resume", "last", "--trust", "--json", code=0).json["outcome"] == "completed"
+    assert finished.weights.read_bytes() == before
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_a_full_disk_costs_others_only(
     finished: RunDir,
 ) -> None:

@@ -146,6 +146,12 @@ def test_an_event_is_one_line_and_comes_back_the_same(event: events.AnyEvent) ->
     assert (plain["seq"], plain["t"]) == (4, 12.5) and plain["kind"].islower()
 
 
+def test_a_clock_that_was_never_set_damages_no_event() -> None:
+    event = events.Phase(rank=0, phase="training")
+    event.t = -86_400.0
+    assert events.decode(events.encode(event)) == event
+
+
 def test_a_loss_that_is_no_number_becomes_null() -> None:
     line = events.encode(
         events.Steps(rank=0, first=1, loss_sum=[float("nan"), float("inf")], count=[1.0, 1.0])

@@ -1,6 +1,7 @@
 /* A disk without room: LD_PRELOAD this, and no call writes to a file below $FULLDISK_FOLDER while the file
  * $FULLDISK_SIGN is there. What lies there already may be written over. With $FULLDISK_ERROR the disk has
- * another fault, of that number (errno.h), and room enough. Only glibc's functions are caught.
+ * another fault, of that number (errno.h), and room enough. With $FULLDISK_PART only files with that in their
+ * path take nothing. Only glibc's functions are caught.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -38,6 +39,8 @@ static int has_no_room(int fd) {
     if (length <= 0 || folder == NULL) return 0;
     path[length] = 0;
     if (strncmp(path, folder, strlen(folder)) != 0) return 0;
+    const char *part = getenv("FULLDISK_PART");
+    if (part != NULL && strstr(path, part) == NULL) return 0;
     errno = error_number();
     return 1;
 }
@@ -67,7 +70,7 @@ ssize_t writev(int fd, const struct iovec *parts, int count) {
 
 static int is_below(const char *path) {
     const char *folder = getenv("FULLDISK_FOLDER");
-    return error_number() == ENOSPC && folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
+    return error_number() == ENOSPC && getenv("FULLDISK_PART") == NULL && folder != NULL && strncmp(path, folder, strlen(folder)) == 0;
 }
 
 int statvfs(const char *path, struct statvfs *told) {

@@ -101,7 +101,7 @@ def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float
     ranks = tuple(range(job.processes)) if kind.everywhere else (drawn.rank,)
     act, waits = kind.act, bool(kind.outside) and not kind.outside.startswith("suspend")
     plan = Plan(act, drawn.where, drawn.step, ranks, workers=kind.workers, waits=waits, steps=drawn.steps)
-    with _preloaded(folder, act):
+    with _preloaded(folder, act, drawn.rank):
         run = begin(job, plan, folder / "job", **kind.more)
     hit_s = heard_s = None
     if drawn.where != "none":
@@ -274,7 +274,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _preloaded(folder: Path, act: str) -> Iterator[None]:
+def _preloaded(folder: Path, act: str, rank: int) -> Iterator[None]:
     """A disk that may become full, for those that need one."""
     if not act.startswith("disk "):
         yield
@@ -288,5 +288,7 @@ def _preloaded(folder: Path, act: str) -> Iterator[None]:
     }
     if act in _DISK_ERRORS:
         preload["FULLDISK_ERROR"] = str(_DISK_ERRORS[act])
+    if act == "disk full for events":
+        preload["FULLDISK_PART"] = f"/events/rank-{rank}."
     with environment(preload):
         yield

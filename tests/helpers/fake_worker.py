@@ -7,6 +7,7 @@ raising    rank 1 raises ValueError in step 3; the others say that a connection 
 exiting    rank 1 leaves with 7 and without a word
 leaving    the same, with 0
 crashing   finishes, and crashes afterwards
+speechless finishes, and rank 1 may write no more to any file
 stuck      the first attempt stands still in step 3
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck import events
-from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter
+from rankdeck.base.heartbeat import HeartbeatWriter, finished
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.rundir import RunDir
 
@@ -88,6 +90,8 @@ def main() -> None:
         breed()
     writer.write(events.RankStarted(rank=rank, pid=os.getpid(), devices=[rank], uuids=[None]))
     print(json.dumps(facts()))
+    if what == "speechless" and rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
     for step in range(1, steps + 1):
         heart.beat(step, "step")
         if step == 3 and what == "raising":
@@ -103,7 +107,8 @@ def main() -> None:
         if step == 3 and what == "stuck" and os.environ["RANKDECK_ATTEMPT"] == "0":
             wait_for_disk()
         time.sleep(STEP_S)
-    heart.beat(steps, FINISHED)
+    writer.write(events.RankEnded(rank=rank, reason="completed", step=steps))
+    heart.beat(steps, finished(writer.unsaid, writer.error_number))
     if what == "crashing":
         os.kill(os.getpid(), signal.SIGSEGV)
 

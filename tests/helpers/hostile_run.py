@@ -35,7 +35,7 @@ def hostile(runs: Path, name: str, losses: list[float | None]) -> WrittenRun:
     run.begin(1, device_infos(2), steps=4, strategy="dp<b>")
     run.steps(0, 1, losses)
     run.memory(0, 1, {0: {"gathered": 80 * MIB}, 1: {"parameters": 10 * MIB}})
-    message = f"{HOSTILE} in {Path.home()}/secret/model.py"
+    message = f"\u202e\x1b[1m{HOSTILE} in {Path.home()}/secret/model.py"
     run.writer("supervisor").write(events.ProblemRaised(problem=Problem("failed", message)))
     run.writer("rank-0").write(events.Comm(rank=0, step=1, algorithm=f"ring {HOSTILE}", sent_bytes=9))
     (run.path / "environment.json").write_text(

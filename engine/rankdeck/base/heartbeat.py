@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import signal
 import struct
 import sys
@@ -33,6 +34,7 @@ SAVING = "saving"
 _FIRST_STEP = FIRST_STEP.encode()
 FINISHED = "finished"
 """The phase of the last beat of a rank that has done all its work, however its process ends then."""
+_LOST = re.compile(r"(?:finished|failed), lost (\d+) (\d+)")
 _SLOT_BYTES = _PLACES * _BEAT.size
 
 
@@ -46,6 +48,27 @@ class Beat(NamedTuple):
     phase: str
     at_s: float
     is_after: bool = False
+
+
+def finished(num_lost: int, error_number: int) -> str:
+    """The phase of a last beat: with the number of event lines that a rank could not write, and why (errno):
+    its file cannot say it."""
+    return FINISHED + _lost(num_lost, error_number)
+
+
+def failed(num_lost: int, error_number: int) -> str:
+    """The same of a rank that failed, and may have lost the words for it."""
+    return "failed" + _lost(num_lost, error_number)
+
+
+def _lost(num_lost: int, error_number: int) -> str:
+    return f", lost {min(num_lost, 99_999)} {error_number}" if num_lost else ""
+
+
+def lost_lines(phase: str) -> tuple[int, str] | None:
+    """What `finished` says: how many lines, and why, in the system's words; None where none were lost."""
+    found = _LOST.fullmatch(phase)
+    return (int(found[1]), os.strerror(int(found[2]))) if found else None
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -138,8 +138,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _invoke(argv: Sequence[str]) -> int:
+    from rankdeck.launch.machine import check_processes_are_listed
+
     as_json = "--json" in _own_words(argv)
     try:
+        check_processes_are_listed()
         elsewhere = on_host.split(argv) or on_host.of_copy(argv)
         if elsewhere is not None:
             return on_host.run(*elsewhere)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO
@@ -19,16 +18,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.masking import harmless as harmless
+from rankdeck.diagnose.own_code import brief
 from rankdeck.doctor.offering import with_offer
 
 _PIPED_WIDTH = 400
-_ACTS_ON_A_TERMINAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def harmless(text: str) -> str:
-    """Without signs that move a terminal's cursor, colour it or turn its lines around: names, messages and
-    logs may come from anywhere."""
-    return _ACTS_ON_A_TERMINAL.sub("?", text)
 
 
 class _Console(Console):
@@ -56,14 +50,14 @@ def err() -> Console:
 
 
 def problem(raised: Problem, file: str | None = None) -> None:
-    """One problem on stderr: what and where, what to do next, then the rank's own last lines."""
+    """One problem on stderr: what and where, what to do next, then where the person's own code stood."""
     raised = with_offer(raised)
     style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
     words = Text(raised.headline(file), style=style)
     if raised.advice:
         words.append(f"\n{raised.advice}", style="default not bold")
     # A rank that failed for a reason of ours wrote just these words.
-    shown = [f"  | {line}" for line in raised.last_lines if line.strip() not in words.plain]
+    shown = [f"  | {line}" for line in brief(raised.last_lines) if line.strip() not in words.plain]
     for line in (*shown, *seen_lines(raised)):
         words.append(f"\n{line}", style="default dim not bold")
     err().print(words, soft_wrap=True)

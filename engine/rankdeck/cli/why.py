@@ -92,6 +92,7 @@ def lines_of(
 
 def _print_found(run: RunDir, found: list[Problem]) -> None:
     """Each with what was seen, what to do next, and the command that does it."""
+    from rankdeck.diagnose.own_code import brief
     from rankdeck.diagnose.why import command_of
 
     out = console.out()
@@ -102,7 +103,7 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
     for problem in map(with_offer, found):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
         out.print(problem.headline(), style=style, soft_wrap=True)
-        for line in (*console.seen_lines(problem), *(f"  | {line}" for line in problem.last_lines)):
+        for line in (*console.seen_lines(problem), *(f"  | {line}" for line in brief(problem.last_lines))):
             out.print(line, style="dim", soft_wrap=True)
         if problem.advice:
             out.print(f"  {problem.advice}", soft_wrap=True)

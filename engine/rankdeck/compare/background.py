@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base import files
+from rankdeck.base.masking import mask_arguments, mask_table
 from rankdeck.base.parsing import json_of
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.plan_lines import PlanLine
@@ -54,7 +55,7 @@ class Background:
     @property
     def command_line(self) -> str | None:
         told = self.environment.get("command_line")
-        return shlex.join(map(str, told)) if isinstance(told, list) else None
+        return shlex.join(mask_arguments(list(map(str, told)))) if isinstance(told, list) else None
 
 
 def read_background(at: RunAt) -> Background:
@@ -76,8 +77,9 @@ def config_file_of(at: RunAt) -> Path:
 
 
 def _tables(file: Path) -> dict[str, Any] | None:
+    """Masked here as well: runs of before have their secrets in the file."""
     try:
-        return files.read_toml(file)
+        return mask_table(files.read_toml(file))
     except (OSError, ValueError):
         return None
 

@@ -13,6 +13,7 @@ from typing import Any
 from rankdeck import __version__
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.masking import harmless
 from rankdeck.base.phrases import phrase
 from rankdeck.compare import bars, page_charts, words
 from rankdeck.compare.curves import BY, loss_line, step_axis
@@ -60,6 +61,7 @@ def render(template: str, facts: Mapping[str, Any]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: harmless(value) if type(value) is str else value,
     )
     environment.filters["home"] = words.shortened
     return environment.get_template(template).render(facts)

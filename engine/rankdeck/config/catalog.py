@@ -235,7 +235,8 @@ class OneCycleArgs(Options):
 class CatalogCard:
     """One row.
 
-    `target` is "module:attribute", `hint` at most four words.
+    `target` is "module:attribute", `hint` at most four words. `train_samples`: of data that always has as
+    many.
     """
 
     name: str
@@ -244,6 +245,7 @@ class CatalogCard:
     summary: str
     target: str
     options: type[Options] = NoOptions
+    train_samples: int | None = None
 
     def load(self) -> Any:
         """The object behind the target, imported now."""
@@ -538,6 +540,7 @@ DATA: Mapping[str, CatalogCard] = _table(
         "8x8 handwritten digits",
         "1797 handwritten digits that come with scikit-learn.",
         "rankdeck.data.digits:Digits",
+        train_samples=1442,
     ),
     CatalogCard(
         "text",

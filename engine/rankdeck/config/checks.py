@@ -7,7 +7,7 @@ for what is checked where.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -90,7 +90,7 @@ class ProblemReport:
             self.add("wrong-type", place, message, phrase("Write [{table}] above its options.", table=dotted))
             return None
         try:
-            return table_type.model_validate(values)
+            return table_type.model_validate(_without_booleans(table_type, values))
         except ValidationError as error:
             for item in error.errors():
                 # A union or a tuple adds names of types to the place; only keys and indices are a person's.
@@ -102,6 +102,19 @@ class ProblemReport:
                 else:
                     self._add_pydantic(place + inner, item)
             return None
+
+    def check_own_code(self, place: Place, use: str) -> bool:
+        """Whether `use` can name a person's own code; what it names is looked for once the run begins."""
+        module, _, name = use.rpartition(":")
+        is_file = module.endswith(".py") and "\0" not in module
+        if name.isidentifier() and (is_file or all(part.isidentifier() for part in module.split("."))):
+            return True
+        message = phrase(
+            "{option} = {value} names no code.", option=".".join((*place, "use")), value=_shown(use)
+        )
+        advice = phrase('Write "package.module:name" or "path/to/file.py:name".')
+        self.add("wrong-value", (*place, "use"), message, advice)
+        return False
 
     def _add_unknown(
         self, table_type: type[BaseModel], place: Place, item: Any, card: tuple[Place, str] | None
@@ -154,6 +167,34 @@ def fill_ins_told(report: ProblemReport, tables: dict[str, Any], place: Place = 
             )
             report.add("fill-in", here, message, advice)
     return filled
+
+
+class _Boolean:
+    """true or false where a number belongs: pydantic takes them for 1 and 0."""
+
+    def __init__(self, value: bool) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return str(self._value).lower()
+
+
+def _without_booleans(table_type: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    fields = table_type.model_fields
+    return {
+        key: _marked(value) if key in fields and not _takes_booleans(fields[key].annotation) else value
+        for key, value in values.items()
+    }
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_marked(item) for item in value]
+    return _Boolean(value) if isinstance(value, bool) else value
+
+
+def _takes_booleans(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_takes_booleans, get_args(annotation)))
 
 
 def _shown(value: Any) -> str:
@@ -278,7 +319,7 @@ def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Ch
         return None
     given = {key: value for key, value in values.items() if key != "use"}
     if ":" in use and place in OWN_CODE:
-        return Choice(use=use, options=given)
+        return Choice(use=use, options=given) if report.check_own_code(place, use) else None
     card = find_card(report, place, use)
     if card is None:
         return None

@@ -18,6 +18,7 @@ from typing import Any
 
 from rankdeck.base import files
 from rankdeck.base.home import state_dir
+from rankdeck.base.masking import mask_arguments
 from rankdeck.config.schema import RunConfig
 from rankdeck.config.script import ScriptConfig
 
@@ -95,4 +96,4 @@ def _call_words(use: str, arguments: dict[str, Any], folder: Path) -> str:
 
 def _script_words(config: ScriptConfig, folder: Path) -> str:
     variables = [f"{name}={value}" for name, value in config.script.environment.items()]
-    return f"{shlex.join([*variables, *config.command()])} [{folder}]"
+    return f"{shlex.join(mask_arguments([*variables, *config.command()]))} [{folder}]"

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.base.files import LARGEST_TOML_BYTES
 from rankdeck.base.home import expanded
+from rankdeck.base.names import checked_name
 from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
@@ -166,6 +167,10 @@ def from_dict(
     if not isinstance(tables.get("name", ""), str):
         message, advice = phrase("name must be text in quotes."), phrase('Write name = "my run".')
         report.add("wrong-type", ("name",), message, advice)
+    try:
+        checked_name(values["name"])
+    except ConfigError as error:
+        report.add("wrong-value", ("name",), error.message, error.problem.said("advice"))
     if raw_folder is not None and not isinstance(raw_folder, str):
         message, advice = phrase("folder must be text in quotes."), phrase('Write folder = "path".')
         report.add("wrong-type", ("folder",), message, advice)
@@ -203,7 +208,7 @@ def _section(report: ProblemReport, section: str, values: Any) -> Any:
 def _card_table(report: ProblemReport, section: str, table: Any) -> Any:
     """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
     if ":" in table.use:
-        return table
+        return table if report.check_own_code((section,), table.use) else None
     card = find_card(report, (section,), table.use)
     if card is None or section == "loss":
         return card and table

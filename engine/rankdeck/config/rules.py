@@ -15,11 +15,12 @@ from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import mesh_sizes, microbatches, over_hosts
 from rankdeck.config.capabilities import Facts, refusals
-from rankdeck.config.catalog import STRATEGIES, StrategyCard
+from rankdeck.config.catalog import DATA, STRATEGIES, StrategyCard
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.schema import (
     Choice,
+    DataConfig,
     DevicesConfig,
     HostsConfig,
     RehearsalConfig,
@@ -81,9 +82,27 @@ def check_together(report: ProblemReport, values: dict[str, Any]) -> None:
     selections = hosts.selections(values["devices"])
     if (odd := over_hosts.kinds_problem(selections)) is not None:
         report.take(odd)
+    _check_batch(report, values["train"], values["data"])
     kinds = {one.kind for one in selections.values()}
     kind = "gpu" if "gpu" in kinds else None if "auto" in kinds else "cpu"
     _check_on(report, values, kind, hosts.counts(values["devices"]))
+
+
+def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | None) -> None:
+    """One step at least has to be filled. How much a person's own data has is known once it is read."""
+    card = DATA.get(data.use) if data is not None else None
+    if data is None or card is None:
+        return
+    most = card.train_samples or (data.args.get("samples") if card.name == "synthetic" else None)
+    if most is not None and train.global_batch > most:
+        message = phrase(
+            "train.global_batch = {batch} is more samples than the training data has: {most}.",
+            batch=train.global_batch,
+            most=most,
+        )
+        advice = phrase("Use a global batch of {most} or less, or more data.", most=most)
+        power = 1 << (int(most).bit_length() - 1)  # most numbers of devices divide it
+        report.add("batch", ("train", "global_batch"), message, advice, {"train.global_batch": power})
 
 
 def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:

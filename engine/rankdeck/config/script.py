@@ -86,7 +86,9 @@ class ScriptConfig(Table):
         table = self.script
         if table.kind == "program":
             return [table.run, *table.args]
-        return [table.python, "-u", *(["-m"] if table.kind == "module" else []), table.run, *table.args]
+        # A file's name is no option of Python's.
+        run = f"./{table.run}" if table.kind == "file" and table.run.startswith("-") else table.run
+        return [table.python, "-u", *(["-m"] if table.kind == "module" else []), run, *table.args]
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)

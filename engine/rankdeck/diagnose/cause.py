@@ -13,6 +13,8 @@ Read exceptions.py and hang.py before.
 
 from __future__ import annotations
 
+import re
+import resource
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +22,17 @@ from dataclasses import dataclass
 import msgspec
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import Beat
+from rankdeck.base.heartbeat import STEP, Beat, lost_lines
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, differing
-from rankdeck.diagnose.exceptions import is_timeout
-from rankdeck.diagnose.failures import is_communication, name, name_disk
+from rankdeck.diagnose.exceptions import is_timeout, limited_time
+from rankdeck.diagnose.failures import UNNAMED, is_communication, name, name_disk
 from rankdeck.diagnose.hang import Standing, called, find_laggard, hang, place
 from rankdeck.diagnose.stacks import Frame
 from rankdeck.events import RankFailed
 
 EXIT_STOPPED = 130
+_LOST_PROCESS = re.compile(r"(?:EOFError|Connection\w+Error|BrokenPipeError)\b")
 ENDED_EARLY = marked("The process was ended by {signal} before its first heartbeat.")
 SENT = marked("Somebody or something outside Rankdeck sent it.")
 SENT_OR_NO_MEMORY = marked(
@@ -59,6 +62,8 @@ class RankEvidence:
     frames: Sequence[Frame] = ()
     calls: Sequence[CollectiveCall] = ()
     work: Phrase | None = None
+    lack: str = ""
+    """What its log says that the machine lacks; a process that reads data for it may have written that."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +127,17 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     except ValueError:
         sent = phrase("signal {number}", number=number)
     code, advice = "rank-killed", phrase(SENT)
+    message = phrase(ENDED_EARLY, signal=sent)
+    if rank.beat:
+        message = phrase("The process was ended by {signal} {place}.", signal=sent, place=place(rank.beat))
     if number == signal.SIGKILL and oom_kills:
         code = "out-of-memory"
         advice = phrase(
             "The kernel had run out of memory. Use fewer devices, a smaller model or train.global_batch."
         )
+    elif number == signal.SIGKILL and (spent := limited_time(_used_by_children_s())) is not None:
+        problem = Problem("cpu-time", message, advice=spent, rank=rank.rank, last_lines=rank.last_lines)
+        return Cause(problem, 3)
     elif number == signal.SIGKILL:
         advice = phrase(SENT_OR_NO_MEMORY)
     elif number == signal.SIGBUS:
@@ -136,18 +147,22 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
     elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
         code = "rank-crashed"
         advice = phrase("Native code crashed: see its last lines, and try without your own extensions.")
-    message = phrase(ENDED_EARLY, signal=sent)
-    if rank.beat:
-        message = phrase("The process was ended by {signal} {place}.", signal=sent, place=place(rank.beat))
     problem = Problem(code, message, advice=advice, rank=rank.rank, last_lines=rank.last_lines)
     return Cause(problem, 1)
+
+
+def _used_by_children_s() -> float:
+    """The time on CPUs of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
     failure = rank.failure
     assert failure is not None
-    problem = failure.problem
-    if not problem.last_lines and failure.exit_code == 1:
+    problem = _with_lack(failure.problem, rank.lack)
+    says_more = any(line not in problem.text() for line in rank.last_lines)
+    if not problem.last_lines and failure.exit_code == 1 and says_more:
         # What is wrong with the input or the machine is said once; its log says it again.
         problem = msgspec.structs.replace(problem, last_lines=rank.last_lines)
     same = [
@@ -161,6 +176,15 @@ def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
     return Cause(problem, failure.exit_code)
 
 
+def _with_lack(problem: Problem, lack: str) -> Problem:
+    """A rank whose data is read by processes that have died hears of a closed connection alone."""
+    named = name("", lack) if problem.code == UNNAMED and _LOST_PROCESS.match(problem.message) else None
+    if named is None:
+        return problem
+    message = phrase("{message} Before that its log says: {line}", message=problem.said("message"), line=lack)
+    return problem.but(code=named.code, message=message, advice=named.advice(of_script=False))
+
+
 def _text(problem: Problem) -> tuple[str, str]:
     return problem.code, problem.message
 
@@ -168,8 +192,11 @@ def _text(problem: Problem) -> tuple[str, str]:
 def _wordless_cause(rank: RankEvidence, disk: str) -> Cause:
     code = rank.exit_code or 0
     runs_code = code if code in (1, 2, 3) else 1
+    beat = rank.beat
+    if beat is not None and (lost := lost_lines(beat.phase)) is not None:
+        disk, beat = disk or lost[1], beat._replace(phase=STEP)
     if disk:
-        message, fault = _lost_words(disk, code, rank.beat), name_disk(disk)
+        message, fault = _lost_words(disk, code, beat), name_disk(disk)
         advice = fault.advice(of_script=False)
         return Cause(Problem(fault.code, message, advice=advice, rank=rank.rank), runs_code)
     message = _wordless(code, rank.beat, rank.last_lines)
@@ -234,6 +261,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         [rank.rank for rank in ranks if rank.suspended],
         calls={rank.rank: rank.calls for rank in ranks if rank.calls},
         work={rank.rank: rank.work for rank in ranks if rank.work},
+        last_lines={rank.rank: rank.last_lines for rank in ranks if rank.exit_code is None},
     )
     waiting = [rank.rank for rank in ranks if rank.exit_code is None]
     laggard = find_laggard(standing)

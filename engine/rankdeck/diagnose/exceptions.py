@@ -26,6 +26,10 @@ from rankdeck.events import RankFailed
 
 NUM_LAST_LINES = 20
 _LONGEST = 500
+_TAIL_BYTES = 16384
+LACKS = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", "file-too-large")
+"""Codes of what the machine lacks, or may not give."""
+_EXIT_LACKS = ("too-many-processes", "disk-full", "file-too-large")
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
@@ -53,7 +57,7 @@ def describe(error: BaseException, rank: int) -> RankFailed:
     return RankFailed(
         rank=rank,
         problem=problem,
-        exit_code=3 if problem.code == "disk-full" else 1,
+        exit_code=3 if problem.code in _EXIT_LACKS else 1,
         is_communication=named is not None and named.rule.of_others,
     )
 
@@ -71,12 +75,22 @@ def last_lines(text: str) -> tuple[str, ...]:
     return tuple(fold(lines)[-NUM_LAST_LINES:])
 
 
-def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
+def read_last_lines(log: Path, num_bytes: int = _TAIL_BYTES) -> tuple[str, ...]:
     """The last lines of a rank's log; empty where there are none."""
     try:
         return last_lines(files.read_tail(log, num_bytes)[1].decode(errors="replace"))
     except OSError:
         return ()
+
+
+def last_lack(log: Path) -> str:
+    """The last line at a log's end that says what the machine lacks, whichever process wrote it, or ""."""
+    try:
+        lines = files.read_tail(log, _TAIL_BYTES)[1].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    lacks = (line for line in reversed(lines) if (named := name("", line)) and named.code in LACKS)
+    return next(lacks, "").strip()[:_LONGEST]
 
 
 def quoted(log: Path, lines: Sequence[str], path: str) -> tuple[Evidence, ...]:
@@ -114,6 +128,15 @@ def limited_memory() -> Phrase | None:
     if most == resource.RLIM_INFINITY:
         return None
     return phrase("A process may take {most} here: raise that limit (ulimit -v).", most=format_bytes(most))
+
+
+def limited_time(used_s: float) -> Phrase | None:
+    """What to do about the most time on a CPU that a process may take (`ulimit -t`); None where `used_s` is
+    less."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if most == resource.RLIM_INFINITY or used_s < most:
+        return None
+    return phrase("A process may use {most} s of a CPU here: raise that limit (ulimit -t).", most=most)
 
 
 def _named(error: BaseException, text: str) -> Named | None:

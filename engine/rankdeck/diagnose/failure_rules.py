@@ -110,6 +110,12 @@ RULES: tuple[Rule, ...] = (
         advice=marked("See what the kernel says of it (dmesg), or choose another folder with --runs."),
     ),
     Rule(
+        "too-many-processes",
+        r"can't start new thread|\[Errno 11\] Resource temporarily unavailable|pthread_create failed",
+        says=marked("No more processes or threads may be started here."),
+        advice=marked("Raise the limit (ulimit -u, or pids.max of the container), or use fewer ranks."),
+    ),
+    Rule(
         "too-many-files",
         r"Too many open files",
         says=marked("The process may hold no more files and connections."),

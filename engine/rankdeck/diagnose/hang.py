@@ -18,6 +18,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import FIRST_STEP, NOT_BEGUN, STEP, Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, current, differing, missing
+from rankdeck.diagnose.failure_rules import COMMUNICATION
+from rankdeck.diagnose.failures import name
 from rankdeck.diagnose.own_code import is_own
 from rankdeck.diagnose.stacks import Frame, is_waiting, where
 
@@ -43,7 +45,7 @@ class Standing:
     `beats` are of those that live, `left` the steps that ranks were in that have exited with status 0 (None
     before their first heartbeat), `stacks` the threads that tell most, innermost frame first, `calls` the
     collectives that each has come to. `cores`: how many each has used since it made progress. `work`: the
-    microbatch that each has begun last, of a pipeline.
+    microbatch that each has begun last, of a pipeline. `last_lines` are those of their logs.
     """
 
     beats: Mapping[int, Beat]
@@ -53,6 +55,7 @@ class Standing:
     calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
     cores: Mapping[int, float] = field(default_factory=dict)
     work: Mapping[int, Phrase] = field(default_factory=dict)
+    last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
     def is_waited(self) -> bool:
@@ -130,7 +133,7 @@ def suspicion(standing: Standing, now_s: float, advice: Phrase) -> Problem:
             **told,
         )
     code = "rank-suspended" if standing.suspended else "hang-suspected"
-    return Problem(code, message, advice=advice, rank=rank, severity="warning")
+    return _with_log(Problem(code, message, advice=advice, rank=rank, severity="warning"), standing)
 
 
 def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
@@ -144,7 +147,7 @@ def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
             ranks=_everybody(standing),
         )
         advice = phrase("Have every rank call the same collectives, in the same order.")
-        return Problem("hang", message, advice=advice)
+        return _with_log(Problem("hang", message, advice=advice), standing)
     beat, call = standing.beats.get(rank), _waited_for(standing, rank)
     told = {"seconds": 0.0 if beat is None else now_s - beat.at_s, "stands": _stands(rank, standing)}
     if len(standing.beats) == 1 and beat is not None:
@@ -164,7 +167,28 @@ def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
     advice = phrase("Look at what it does there. If it is only slow, raise launch.timeout_s.")
     if rank in standing.suspended:
         advice = phrase("Somebody suspended the process; let it run, or start again.")
-    return Problem("hang", message, advice=advice, rank=rank)
+    return _with_log(Problem("hang", message, advice=advice, rank=rank), standing)
+
+
+def _with_log(problem: Problem, standing: Standing) -> Problem:
+    """With the error that a log ends with: a rank goes on, and waits, when a process that reads data for it
+    has died of that."""
+    for rank in sorted(standing.last_lines) if problem.rank is None else [problem.rank]:
+        lines = standing.last_lines.get(rank, ())
+        named = name("", lines[-1]) if lines else None
+        if named is None or named.code == COMMUNICATION:
+            continue
+        is_script = any(beat.is_after for beat in standing.beats.values())
+        message = phrase(
+            "{message} The last line of rank {rank}'s log: {line}",
+            message=problem.said("message"),
+            rank=rank,
+            line=lines[-1],
+        )
+        next_step = named.advice(of_script=is_script)
+        advice = phrase("{next_step} {advice}", next_step=next_step or "", advice=problem.said("advice"))
+        return problem.but(message=message, advice=advice if next_step else problem.advice)
+    return problem
 
 
 def _told_of(standing: Standing) -> int | None:

@@ -17,6 +17,7 @@ from rankdeck.base.errors import one_of
 
 FRAME = re.compile(r'^(?P<dent> *)File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _REPEATED = "[Previous line repeated"
+_MOST_SHOWN = 5
 _INSTALLED = ("site-packages", "dist-packages")
 _PYTHON = re.compile(r"python3\.\d+t?")
 _OURS = Path(__file__).parent.parent
@@ -66,6 +67,19 @@ def own_lines(lines: Sequence[str]) -> list[CodeLine]:
         text = following.strip() if _is_inside(following, match["dent"]) else ""
         found.append(CodeLine(match["file"], int(match["line"]), match["function"] or "", text))
     return found[::-1]
+
+
+def brief(lines: Sequence[str]) -> list[str]:
+    """At most five lines for a terminal: of a traceback the person's own, the innermost last; else the
+    last ones. The log has them all."""
+    if not any(map(FRAME.match, lines)):
+        return list(lines[-_MOST_SHOWN:])
+    return [
+        f"{one.file}, line {one.line}"
+        + (f", in {one.function}" if one.function else "")
+        + (f": {one.text}" if one.text else "")
+        for one in reversed(own_lines(lines)[:_MOST_SHOWN])
+    ]
 
 
 def fold(lines: Sequence[str]) -> list[str]:

@@ -5,12 +5,13 @@ Read own_code.py before and hang.py next.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.own_code import is_own
+from rankdeck.diagnose.own_code import is_own, owner_of
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
@@ -20,7 +21,11 @@ _WAITING_FILES = (
     "rankdeck/parallel/collectives/peers.py",
     "rankdeck/parallel/pipelining/communication.py",
 )
-_WAITING_FUNCTIONS = ("_engine_run_backward", "synchronize", "barrier", "all_reduce")
+_BACKWARD = "_engine_run_backward"
+_WAITING_FUNCTIONS = (_BACKWARD, "synchronize")
+"""Of torch, wherever they are there."""
+_STARTED = "_bootstrap"
+"""The outermost function of every thread that Python code has started."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
 
 
@@ -46,6 +51,9 @@ def parse_stack(text: str) -> list[Frame]:
     if current is None:
         return []
     main = threads[current]
+    if main and main[0].function == _BACKWARD:
+        # What belongs to a GPU runs in a thread of torch's own: a hook, or a backward of the person's.
+        return next((frames for frames in threads if _is_own_of_torch(frames)), main)
     if is_waiting(main) or any(is_own(frame.file) for frame in main):
         return main
     return next((frames for frames in threads if any(is_own(frame.file) for frame in frames)), main)
@@ -67,11 +75,20 @@ def _threads(text: str) -> tuple[list[list[Frame]], int | None]:
 
 
 def is_waiting(frames: Sequence[Frame]) -> bool:
-    """Whether a thread is inside a collective or a backward pass, where ranks wait for each other."""
-    return any(
-        any(part in frame.file for part in _WAITING_FILES) or frame.function in _WAITING_FUNCTIONS
-        for frame in frames[:3]
-    )
+    """Whether a thread is inside a collective or a backward pass, where ranks wait for each other, and in no
+    code of the person's that runs there (a hook, a backward of their own)."""
+    return any(map(_waits, itertools.takewhile(lambda frame: not is_own(frame.file), frames[:3])))
+
+
+def _waits(frame: Frame) -> bool:
+    of_torch = frame.function in _WAITING_FUNCTIONS and owner_of(frame.file) == "torch"
+    return of_torch or any(part in frame.file for part in _WAITING_FILES)
+
+
+def _is_own_of_torch(frames: Sequence[Frame]) -> bool:
+    """Whether a thread that no Python code has started runs code of the person's."""
+    is_pythons = not frames or frames[-1].function in (_STARTED, "<module>")
+    return not is_pythons and any(is_own(frame.file) for frame in frames)
 
 
 def is_debugged(frames: Sequence[Frame]) -> bool:

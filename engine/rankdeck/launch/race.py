@@ -26,11 +26,12 @@ from rankdeck.base.errors import DeviceError, RankdeckError
 from rankdeck.base.files import read_toml
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, from_dict, on_devices
+from rankdeck.config.files_named import check_paths
 from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import check_here, check_paths, environment_of, supervisor_of
+from rankdeck.launch.start import check_here, environment_of, supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races

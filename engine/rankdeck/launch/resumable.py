@@ -1,5 +1,5 @@
-"""Whether a run can be gone on with: it is over, has a whole checkpoint and something left to do, and its
-folder holds nothing that leads elsewhere."""
+"""Whether a run can be gone on with: it is over, has a whole checkpoint and something left to do (if only its
+weights to save), and its folder holds nothing that leads elsewhere."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -
             ),
         )
     steps = config.train.known_steps
-    if steps is not None and checkpoint.step >= steps:
+    if steps is not None and checkpoint.step >= steps and run.weights.exists():
         raise NotResumableError(
             phrase(
                 "{run} is at its last step already: {step} of {steps}.",

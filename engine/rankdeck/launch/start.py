@@ -23,15 +23,18 @@ import msgspec
 
 import rankdeck
 from rankdeck import rundir
-from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
+from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.files import read_toml
+from rankdeck.base.masking import mask_table
 from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, on_devices
+from rankdeck.config.files_named import check_paths
 from rankdeck.config.naming import tell_apart, title_of
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
+from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.resumable import check_over, check_resumable, title_of_next
 from rankdeck.launch.several import Several
@@ -143,6 +146,7 @@ def start_script(
     check_script(config)
     choice = choose.devices_of_script(config)
     end_leftovers()
+    check_machine(config.script.ranks, meets=not config.script.plain)
     environment = _surroundings(config.script.folder, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
     supervised = Supervised(
@@ -248,14 +252,13 @@ def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
     """What a new run is called: the name, told apart from the folder's runs that are called so."""
     beginning = rundir.slug(name)
     alike = [run for run in rundir.list_folder(runs) if run.title_slug.startswith(beginning)]
-    return tell_apart(
-        name, config.to_dict(), {run.title: partial(_tables, run) for run in alike[:_MOST_ALIKE]}
-    )
+    beside = {run.title: partial(_tables, run) for run in alike[:_MOST_ALIKE]}
+    return tell_apart(name, mask_table(config.to_dict()), beside)
 
 
 def _tables(run: RunDir) -> dict[str, Any]:
     try:
-        return read_toml(run.config_file)
+        return mask_table(read_toml(run.config_file))
     except (OSError, ValueError):
         return {}
 
@@ -272,6 +275,8 @@ def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig
     if several is None:
         check_here(config)
     choice = choose.choose_devices(config if several is None else several.of_this_host(config))
+    num_ranks = 1 if config.strategy_card.one_process else len(choice.devices)
+    check_machine(num_ranks, meets=several is None)
     kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
     own = len(choice.devices)
     config = on_devices(config, kind, *([own] if several is None else several.counts(config, own)))
@@ -291,38 +296,6 @@ def check_here(config: RunConfig) -> None:
                 "rankdeck train starts it on all of them; leave [hosts] out for a run of this one."
             ),
         )
-
-
-def check_paths(config: RunConfig) -> None:
-    """Files and folders that the run will read exist and may be read.
-
-    Raises:
-        DataError, ModelError: one does not, or may not.
-    """
-    path = config.data.args.get("path")
-    if isinstance(path, str) and not path.startswith("@") and ":" not in config.data.use:
-        if not Path(path).exists():
-            raise DataError(
-                phrase("data.args.path = {path} does not exist.", path=path),
-                path="data.args.path",
-                advice=phrase("Correct the path."),
-            )
-        if not os.access(path, os.R_OK | (os.X_OK if Path(path).is_dir() else 0)):
-            raise DataError(
-                phrase("data.args.path = {path} may not be read.", path=path),
-                path="data.args.path",
-                advice=phrase("Change its permissions, or choose another path."),
-            )
-    for section, use, error in (
-        ("model", config.model.use, ModelError),
-        ("data", config.data.use, DataError),
-        ("loss", config.loss.use, ConfigError),
-        ("train.optimizer", config.train.optimizer.use, ConfigError),
-    ):
-        file, colon, _ = use.rpartition(":")
-        if colon and file.endswith(".py") and not Path(config.folder or ".", file).is_file():
-            message = phrase("{option}: {file} does not exist.", option=f"{section}.use", file=file)
-            raise error(message, path=f"{section}.use", advice=phrase("Correct the path."))
 
 
 def environment_of(

@@ -30,9 +30,9 @@ from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
-from rankdeck.diagnose.exceptions import is_out_of_memory, limited_memory, quoted
+from rankdeck.diagnose.exceptions import LACKS, is_out_of_memory, limited_memory, quoted
 from rankdeck.diagnose.failure_rules import COMMUNICATION
-from rankdeck.diagnose.failures import name_disk
+from rankdeck.diagnose.failures import name, name_disk
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
 from rankdeck.launch.watch import Watch
@@ -138,7 +138,7 @@ class Supervising(abc.ABC):
             code = self._fail(error.problem, error.exit_code)
         except Exception as error:
             traceback.print_exc()
-            code = self._fail(_own_failure(error), 1)
+            code = self._fail(*_own_failure(error))
         self._ending = True
         self.end_ranks(stopped=code == EXIT_STOPPED)
         if self._sampler is not None:
@@ -275,15 +275,18 @@ class Supervising(abc.ABC):
                 pass
 
 
-def _own_failure(error: Exception) -> Problem:
-    """Of the supervisor itself."""
+def _own_failure(error: Exception) -> tuple[Problem, int]:
+    """Of the supervisor itself, with the run's exit code."""
+    named = name("", str(error))
+    if named is not None and named.code in LACKS:
+        return Problem(named.code, str(error), advice=named.advice(of_script=False)), 3
     if is_out_of_memory(error):
         message = phrase("There was not enough memory to start the ranks.")
         advice = limited_memory() or phrase("Close other programs, or use fewer devices.")
-        return Problem("out-of-memory", message, advice=advice)
+        return Problem("out-of-memory", message, advice=advice), 1
     message = phrase("{error}: {text}", error=type(error).__name__, text=str(error) or phrase("no message"))
     advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
-    return Problem("internal", message, advice=advice)
+    return Problem("internal", message, advice=advice), 1
 
 
 def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:

@@ -16,12 +16,20 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.heartbeat import FINISHED, NOT_BEGUN, STEP, Beat, HeartbeatPage, HeartbeatReader
+from rankdeck.base.heartbeat import (
+    FINISHED,
+    NOT_BEGUN,
+    STEP,
+    Beat,
+    HeartbeatPage,
+    HeartbeatReader,
+    lost_lines,
+)
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence
-from rankdeck.diagnose.exceptions import read_last_lines
+from rankdeck.diagnose.exceptions import last_lack, read_last_lines
 from rankdeck.diagnose.hang import Standing, suspicion
 from rankdeck.diagnose.patience import Patience, waited_for
 from rankdeck.diagnose.stacks import is_debugged
@@ -260,6 +268,7 @@ class Watch:
             calls={rank: answer.calls for rank, answer in answers.items() if answer.calls},
             work={rank: answer.work for rank, answer in answers.items() if answer.work},
             cores=cores,
+            last_lines={rank: read_last_lines(self.errors_log(rank)) for rank in pids},
         )
 
     def _ask(self, ranks: Sequence[int]) -> dict[int, Answer]:
@@ -303,6 +312,7 @@ class Watch:
                 frames=self._standing.stacks.get(rank.rank, ()),
                 calls=self._standing.calls.get(rank.rank) or self._calls_at_end(rank),
                 work=self._standing.work.get(rank.rank),
+                lack=last_lack(self.errors_log(rank.rank)),
             )
             for rank in self.ranks
         ]
@@ -317,7 +327,7 @@ class Watch:
     def has_finished(self, rank: Child) -> bool:
         """Whether it said that its work was done: in its last beat, or in its events where it had no page."""
         beat = self.beats().get(rank.rank)
-        return (beat is not None and beat.phase == FINISHED) or self._ended(rank.rank) == "completed"
+        return (beat is not None and beat.phase.startswith(FINISHED)) or self._ended(rank.rank) == "completed"
 
     def _ended(self, rank: int) -> str | None:
         """Why, as it said itself."""
@@ -336,10 +346,13 @@ class Watch:
         return failures[0] if failures else None
 
     def dropped(self) -> list[events.Dropped]:
-        """What ranks could not write, as far as their last events tell."""
+        """What ranks could not write, as far as their last events tell, or their last beats where no event
+        could be written any more."""
         folder = self._run.events_folder
         tails = map(self._tail_of, folder.glob(f"rank-*.{self._attempt}.jsonl"))
-        return [event for tail in tails for event in tail if isinstance(event, events.Dropped)]
+        dropped = [event for tail in tails for event in tail if isinstance(event, events.Dropped)]
+        lost = filter(None, (lost_lines(beat.phase) for beat in self.beats().values()))
+        return dropped + [events.Dropped(lines=lines, reason=reason) for lines, reason in lost]
 
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""

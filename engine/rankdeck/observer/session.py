@@ -225,6 +225,10 @@ class RankSession:
         self.ending = True
         self._stop_thread()
         self._tick_at_last()
+        file = self._file
+        if file is not None and file.dropped:
+            # The file cannot say it: see base/heartbeat.py.
+            self.beat("finished, lost %d %d" % (min(file.dropped, 99_999), file.error_number))
         self.ending = False
 
     def _tell(self) -> None:

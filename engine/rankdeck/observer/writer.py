@@ -40,7 +40,7 @@ class RankFile:
             if self.rank >= _MOST_RANKS:
                 raise OSError("no rank's number is free")
         self._lock = threading.Lock()
-        self._dropped, self._reason = 0, ""
+        self.dropped, self.error_number, self._reason = 0, 0, ""
         self._seq, self.steps = self._read_on()
 
     def _claim_soon(self, path: str) -> bool:
@@ -111,12 +111,12 @@ class RankFile:
     def write(self, kind: str, fields: dict[str, Any]) -> None:
         """Append one event; never raises for what a disk does."""
         with self._lock:
-            if self._dropped:
-                lines, reason = self._dropped, self._reason
+            if self.dropped:
+                lines, reason = self.dropped, self._reason
                 if self._append("dropped", {"lines": lines, "reason": reason}):
-                    self._dropped -= lines
+                    self.dropped -= lines
             if not self._append(kind, fields):
-                self._dropped += 1
+                self.dropped += 1
 
     def _append(self, kind: str, fields: dict[str, Any]) -> bool:
         event = {"kind": kind, "v": 1, "seq": self._seq, "t": time.time()}
@@ -130,11 +130,14 @@ class RankFile:
             if not self._is_held() and not self._claim(self._path):
                 raise OSError("the script closed the file")
             length = os.fstat(self._handle).st_size
-            if os.write(self._handle, line) < len(line):
+            try:
+                while line:  # a second write says why the first one was short
+                    line = line[os.write(self._handle, line) :]
+            except OSError:
                 os.ftruncate(self._handle, length)
-                raise OSError("the disk is full")
+                raise
         except OSError as error:
-            self._reason = str(error)
+            self._reason, self.error_number = str(error), error.errno or 0
             return False
         self._seq += 1
         return True

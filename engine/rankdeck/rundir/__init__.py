@@ -4,18 +4,8 @@ Other programs import it. Read directory.py first.
 """
 
 from rankdeck.rundir.clocks import CLOCKS, Clocks
-from rankdeck.rundir.directory import (
-    ORIGIN,
-    OUTCOMES,
-    End,
-    HostedRun,
-    RunDir,
-    add_attempt,
-    check_can_hold_runs,
-    create,
-    final_path,
-    slug,
-)
+from rankdeck.rundir.creating import add_attempt, check_can_hold_runs, create
+from rankdeck.rundir.directory import ORIGIN, OUTCOMES, End, HostedRun, RunDir, final_path, slug
 from rankdeck.rundir.foreign import put_request, way_out
 from rankdeck.rundir.labels import Labels, labels_stamp, read_labels, write_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end, first_events

@@ -2,6 +2,7 @@
 
     <runs>/<YYYYMMDD-HHMMSS>-<slug>-<4 hex>/
       config.toml  environment.json         of attempt 0; one that was resumed has config.<attempt>.toml ...
+      private.config.toml                   the same with its secrets, where it has some; for the owner alone
       events/rank-<r>.<attempt>.jsonl   events/supervisor.<attempt>.jsonl   events/sampler.<attempt>.jsonl
       logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
       plan.json             what was predicted for attempt 0; of a resumed one plan.<attempt>.json
@@ -15,11 +16,7 @@ The app and the command line know a run by this directory alone. Read writing.py
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
-import tempfile
-import time
 import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +32,7 @@ from rankdeck.base.parsing import document_of, json_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end
-from rankdeck.rundir.unbegun import HIDDEN, remove_abandoned, removed_unless_begun
+from rankdeck.rundir.unbegun import HIDDEN
 from rankdeck.rundir.writing import EventWriter
 
 if TYPE_CHECKING:
@@ -49,6 +46,9 @@ OUTCOMES = (
     marked("stopped"),
     marked("lost"),
 )
+UNSAID = "end.json.part"
+"""Of a run that has not ended (launch/last_word.py)."""
+PRIVATE = "private."
 
 
 def slug(name: str) -> str:
@@ -85,7 +85,7 @@ class HostedRun:
 
 def in_range(t: float) -> float:
     """A time that was put right is a time still (events.UnixTime)."""
-    return min(max(0.0, t), 250e9)
+    return min(max(events.EARLIEST, t), events.LATEST)
 
 
 ORIGIN = "copy.json"
@@ -168,7 +168,7 @@ class RunDir:
         """
         found = sorted(self.path.glob("config.*.toml"), key=lambda path: attempt_of(path.name), reverse=True)
         taken = (file for file in found if not self._was_refused(attempt_of(file.name)))
-        return _regular(next(taken, self.path / "config.toml"))
+        return _regular(_with_secrets(next(taken, self.path / "config.toml")))
 
     def _was_refused(self, attempt: int) -> bool:
         last = events_from_end(self.events_folder / f"supervisor.{attempt}.jsonl")
@@ -183,7 +183,7 @@ class RunDir:
         """
         from rankdeck.config import load
 
-        file = _regular(self.config_file)
+        file = _regular(_with_secrets(self.config_file))
         script = self.script()
         if script is not None:
             raise ConfigError(
@@ -206,7 +206,7 @@ class RunDir:
         """
         from rankdeck.config import script
 
-        return script.load(self.config_file)
+        return script.load(_with_secrets(self.config_file))
 
     def environment(self) -> dict[str, Any]:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
@@ -236,7 +236,10 @@ class RunDir:
         return 1 + max(map(attempt_of, names), default=0)
 
     def end(self) -> End | None:
-        """The guard's last word, or None while there is none."""
+        """The guard's last word, or None while there is none: it is written into `UNSAID`, which becomes
+        end.json. One beside it is not the guard's."""
+        if files.is_regular(self.path / UNSAID):
+            return None
         try:
             told = document_of(_last_word.decode, files.read_bytes(self.path / "end.json"))
         except (OSError, msgspec.DecodeError):
@@ -282,6 +285,12 @@ class RunDir:
         return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
 
 
+def _with_secrets(file: Path) -> Path:
+    """The configuration to execute, of one that may be shown."""
+    private = file.with_name(PRIVATE + file.name)
+    return private if files.is_regular(private) else file
+
+
 def _regular(file: Path) -> Path:
     """Raises ConfigError: it is no regular file, and whoever reads it may wait for ever."""
     if files.is_regular(file):
@@ -296,99 +305,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("no object")
     return value
-
-
-def add_attempt(
-    run: RunDir, config: RunConfig | ScriptConfig, environment: dict[str, Any], least: int = 0
-) -> tuple[int, list[Path]]:
-    """The files of the next attempt: its number, `least` or more, and what to remove if it never begins.
-
-    Raises:
-        ConfigError: they cannot be written, or another command is just doing the same.
-    """
-    attempt = max(least, run.next_attempt())
-    contents = {
-        run.path / f"config.{attempt}.toml": config.to_toml(),
-        run.path / f"environment.{attempt}.json": json.dumps(environment, indent=2) + "\n",
-    }
-    try:
-        for path, text in contents.items():
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
-    except FileExistsError:
-        raise ConfigError(
-            phrase("{run} is being resumed by another command.", run=run.name),
-            code="running",
-            advice=phrase("Wait for that one."),
-        ) from None
-    except OSError as error:
-        for path in contents:
-            path.unlink(missing_ok=True)
-        raise ConfigError(
-            phrase("{path} cannot be written: {why}.", path=run.path, why=error.strerror),
-            code="run-folder",
-            advice=phrase("Free space on the disk, or mend the folder's permissions."),
-        ) from None
-    return attempt, list(contents)
-
-
-def create(
-    runs: Path, config: RunConfig | ScriptConfig, environment: dict[str, Any], name: str | None = None
-) -> RunDir:
-    """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
-    Without a `name` both are made of the environment's "title", what the run is called.
-
-    Raises:
-        ConfigError: the folder of runs cannot be written.
-    """
-    if name is None:
-        title = slug(environment.get("title") or config.name)
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
-    final = runs.absolute() / name
-    hidden = final.with_name(HIDDEN + final.name)
-    remove_abandoned(hidden.parent)
-    try:
-        hidden.mkdir(parents=True)
-        with removed_unless_begun(hidden):
-            for folder in (hidden / "events", hidden / "logs"):
-                folder.mkdir()
-            (hidden / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-            text = json.dumps(environment, indent=2) + "\n"
-            (hidden / "environment.json").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _no_runs_there(runs, error) from None
-    return RunDir(hidden)
-
-
-def check_can_hold_runs(runs: Path) -> None:
-    """Whether a run's directory could be made there; nothing is made, for who has something to do before.
-
-    Raises:
-        ConfigError: the folder of runs cannot be written.
-    """
-    try:
-        tempfile.TemporaryFile(dir=_nearest_above(runs.absolute())).close()
-    except OSError as error:
-        raise _no_runs_there(runs, error) from None
-
-
-def _nearest_above(path: Path) -> Path:
-    """The path itself, else the first above it that is there. Raises: OSError."""
-    for there in (path, *path.parents):
-        try:
-            there.lstat()
-            return there
-        except FileNotFoundError:
-            continue
-    return path
-
-
-def _no_runs_there(runs: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        phrase("{folder} cannot hold runs: {why}.", folder=runs, why=error.strerror),
-        code="runs-folder",
-        advice=phrase("Name another folder with --runs."),
-    )
 
 
 def final_path(hidden: RunDir) -> Path:

@@ -84,7 +84,9 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     race = RaceDir(runs.absolute() / f"{stamp}-{slug(title)}-{secrets.token_hex(2)}")
     try:
-        race.entries_folder.mkdir(parents=True)
+        runs.mkdir(parents=True, exist_ok=True)
+        race.path.mkdir(mode=0o700)
+        race.entries_folder.mkdir()
         race.asked.write_text(asked_toml, encoding="utf-8")
     except OSError as error:
         raise ConfigError(

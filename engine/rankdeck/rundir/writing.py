@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -16,7 +17,7 @@ class EventWriter:
     is there already, it goes on where that ends.
 
     A full disk never raises: the line is dropped, counted, and said as soon as there is room again. `dropped`
-    counts them. `goes_on`: the file had events before.
+    counts them, and `unsaid` those of which no event tells. `goes_on`: the file had events before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,8 +25,10 @@ class EventWriter:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._seq = _next_seq(self._handle, path)
         self.goes_on = self._seq > 0
-        self._unsaid = 0
+        self.unsaid = 0
         self._reason = ""
+        self.error_number = 0
+        """Why a line was dropped last (errno)."""
         self.dropped = 0
 
     def write(self, event: events.Event, *, sync: bool = False) -> bool:
@@ -33,44 +36,44 @@ class EventWriter:
 
         `sync` also waits for the disk (life-cycle events only: 150 us).
         """
-        if self._unsaid and not self._put(events.Dropped(lines=self._unsaid, reason=self._reason)):
+        if self.unsaid and not self._put(events.Dropped(lines=self.unsaid, reason=self._reason)):
             return self._drop()
-        self._unsaid = 0
+        self.unsaid = 0
         if not self._put(event):
             return self._drop()
         if sync:
             try:
                 os.fdatasync(self._handle)
             except OSError as error:
-                self._reason = error.strerror or str(error)
+                self._note(error)
         return True
 
     def _put(self, event: events.Event) -> bool:
         event.seq = self._seq
         event.t = time.time()
         line = events.encode(event)
+        written = 0
         try:
-            written = os.write(self._handle, line)
+            while written < len(line):  # a second write says why the first one was short
+                written += os.write(self._handle, line[written:])
         except OSError as error:
-            self._reason = error.strerror or str(error)
-            return False
-        if written < len(line):
-            # The disk filled up in the middle of the line: take the torn part back, so that no reader sees
-            # half a fact.
-            self._reason = os.strerror(errno.ENOSPC)
-            try:
-                os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
-            except OSError:
-                pass
+            self._note(error)
+            if written:
+                # Take the torn part back, so that no reader sees half a fact.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
             return False
         self._seq += 1
         return True
+
+    def _note(self, error: OSError) -> None:
+        self._reason, self.error_number = error.strerror or str(error), error.errno or errno.EIO
 
     def _drop(self) -> bool:
         # A dropped line leaves a gap in seq: a reader sees that something is missing even if this is never
         # said.
         self._seq += 1
-        self._unsaid += 1
+        self.unsaid += 1
         self.dropped += 1
         return False
 

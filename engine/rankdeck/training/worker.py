@@ -24,9 +24,10 @@ from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.files import wait_for_folder
 from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import FINISHED, HeartbeatWriter, die_with_parent
+from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent, failed, finished
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.diagnose.exceptions import describe, is_out_of_memory, words_of
+from rankdeck.diagnose.failures import name_disk
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _report_failure(error: BaseException, rank: int, writer: EventWriter) -> int
     if not isinstance(error, RankdeckError):
         traceback.print_exception(error, file=sys.stderr)
     else:
-        behind = error.__cause__ or error.__context__
+        behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if behind is not None:
             traceback.print_exception(behind, file=sys.stderr)
         print(failure.problem.text(), file=sys.stderr)
@@ -331,7 +332,7 @@ class Worker:
                     "The final weights could not be saved to {path}: {why}.", path=path, why=error.strerror
                 ),
                 code="weights-not-saved",
-                advice=phrase("Free space on the disk, then run again."),
+                advice=name_disk(error.strerror or "").advice(of_script=False),
                 rank=self._place.rank,
             ) from None
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
@@ -353,8 +354,11 @@ class Worker:
     def leave(self, *, clean: bool) -> None:
         """Leave the group in order after success; after a failure the others are ended by the supervisor, so
         that nothing is awaited."""
+        lost = self._writer.unsaid, self._writer.error_number
         if clean:
-            self._beat(self.step, FINISHED)
+            self._beat(self.step, finished(*lost))
+        elif self._writer.unsaid:
+            self._beat(self.step, failed(*lost))
         if "torch" not in sys.modules:
             return
         import torch.distributed as dist

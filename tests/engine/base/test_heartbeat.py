@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -25,6 +26,17 @@ def page() -> Iterator[HeartbeatPage]:
 def reader(page: HeartbeatPage) -> HeartbeatReader:
     """Of rank 1."""
     return page.readers[1]
+
+
+def test_a_last_beat_says_what_the_rank_could_not_write(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(page.path, 1)
+    for num_lost, error_number in ((1, errno.EIO), (10**7, errno.EDQUOT)):
+        writer.beat(9, heartbeat.finished(num_lost, error_number))
+        beat = reader.read()
+        assert beat is not None and beat.phase.startswith(heartbeat.FINISHED)
+        assert heartbeat.lost_lines(beat.phase) == (min(num_lost, 99_999), os.strerror(error_number))
+    assert heartbeat.finished(0, 0) == heartbeat.FINISHED
+    assert heartbeat.lost_lines(heartbeat.FINISHED) is None
 
 
 def test_the_newest_beat_is_read(page: HeartbeatPage, reader: HeartbeatReader) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import random
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,6 +128,16 @@ def test_a_directory_without_commit_does_not_exist(tmp_path: Path) -> None:
     keeper(tmp_path).save(2, TrainingState(model, optimizer), {})
     (tmp_path / "2" / COMMIT).unlink()
     assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [1]
+
+
+def test_a_folder_that_is_called_like_another_step_is_damage(tmp_path: Path) -> None:
+    state = TrainingState(*trained(3))
+    keeper(tmp_path).save(3, state, {})
+    shutil.copytree(tmp_path / "3", tmp_path / "99999999")
+    (tmp_path / ("9" * 200)).mkdir()
+    newest, complaints = newest_whole(tmp_path)
+    assert newest is not None and newest.step == 3
+    assert complaints == ["The checkpoint of step 99999999 is damaged: it was saved at step 3."]
 
 
 def test_the_newest_ones_are_kept(tmp_path: Path) -> None:

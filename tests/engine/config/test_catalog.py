@@ -21,6 +21,7 @@ from rankdeck.config.catalog import (
     ResnetArgs,
     option_fields,
 )
+from rankdeck.data.digits import NUM_TRAIN
 
 TABLES: list[Mapping[str, CatalogCard]] = [STRATEGIES, MODELS, DATA, LOSSES, OPTIMIZERS, SCHEDULES]
 CARDS = [card for table in TABLES for card in table.values()]
@@ -55,6 +56,10 @@ def test_optional_lists_and_plain_numbers_are_told_apart() -> None:
     assert gpt["layers"].default == 4 and not gpt["layers"].optional
     assert [field.kind for field in option_fields(MlpArgs)] == ["list", "int", "float"]
     assert option_fields(ResnetArgs)[0].choices == (18, 34, 50, 101)
+
+
+def test_digits_has_as_many_samples_as_its_card_says() -> None:
+    assert DATA["digits"].train_samples == NUM_TRAIN
 
 
 def test_the_tables_cannot_be_changed() -> None:

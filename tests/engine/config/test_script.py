@@ -27,6 +27,7 @@ def test_the_command_is_the_one_that_torchrun_starts() -> None:
     assert _config().command() == ["/usr/bin/python3", "-u", "train.py", "--lr", "1e-3", ""]
     module = _config(kind="module", run="a.b").command()
     assert module == ["/usr/bin/python3", "-u", "-m", "a.b", "--lr", "1e-3", ""]
+    assert _config(run="-x.py").command()[2] == "./-x.py", "no option of Python's"
     assert _config(kind="program", run="./go", args=["x"]).command() == ["./go", "x"]
 
 

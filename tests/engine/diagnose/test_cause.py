@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 
 from rankdeck.base.errors import DataError, Problem
-from rankdeck.base.heartbeat import Beat
+from rankdeck.base.heartbeat import Beat, failed
 from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import describe
@@ -75,6 +75,25 @@ def test_an_exception_of_its_own_comes_before_lost_connections_that_were_told_ea
     own = RankEvidence(1, 1, failure=said(ValueError("bad batch 17"), 1, 11.0), last_lines=("the last",))
     problem = cause_of(victim(0, t=10.0), own, victim(2, t=10.5))
     assert problem.rank == 1 and problem.message.startswith("ValueError: bad batch 17")
+
+
+def test_a_connection_that_a_process_of_the_rank_closed_is_no_cause_where_its_log_says_why() -> None:
+    lack = "OSError: [Errno 24] Too many open files"
+    lost = RankEvidence(1, 1, failure=said(EOFError(), 1, 11.0), lack=lack)
+    problem = cause_of(victim(0), lost)
+    assert (problem.rank, problem.code) == (1, "too-many-files") and problem.message.endswith(lack)
+    assert problem.advice is not None and "ulimit -n" in problem.advice
+    own = RankEvidence(1, 1, failure=said(ValueError("bad"), 1, 11.0), lack=lack)
+    assert cause_of(victim(0), own).code == "rank-exception"
+
+
+def test_a_rank_that_could_not_write_why_it_failed_is_told_with_what_the_system_said() -> None:
+    beat = Beat(20, failed(3, errno.EFBIG), 100.0)
+    problem = cause_of(RankEvidence(0, 1, beat=beat, last_lines=("r",)))
+    assert problem.code == "file-too-large"
+    assert problem.message == (
+        "File too large: the process exited with 1 in step 20, and what it said is lost."
+    )
 
 
 def test_a_signal_comes_before_an_exception() -> None:

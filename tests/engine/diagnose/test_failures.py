@@ -153,6 +153,7 @@ REAL: list[tuple[str, Raiser]] = [
     ("no-file", lambda: Path("/no/such/file.csv").read_text()),
     ("broken-install", lambda: ctypes.CDLL("libno_such_library.so")),
     ("too-many-files", lambda: _os_error(errno.EMFILE)),
+    ("too-many-processes", lambda: _os_error(errno.EAGAIN)),
     ("disk-full", lambda: _os_error(errno.ENOSPC)),
     ("disk-full", lambda: _os_error(errno.EDQUOT)),
     ("file-too-large", lambda: _os_error(errno.EFBIG)),

@@ -92,6 +92,23 @@ def test_ranks_in_different_collectives_are_told_side_by_side_and_none_is_the_la
         assert "rank 1 in loss (/p/mine.py, line 11): barrier number 58." in problem.message
 
 
+def test_an_error_that_a_log_ends_with_is_told_with_what_to_do() -> None:
+    """A process that reads data died of it, and its rank waits for ever."""
+    lines = {
+        0: ("nothing",),
+        1: ("Traceback (most recent call last):", "OSError: [Errno 24] Too many open files"),
+    }
+    for stacks in ({0: WAITING, 1: AWAY}, {}):
+        standing = Standing(BOTH, stacks, last_lines=lines)
+        for problem in (suspicion(standing, 117.0, "Wait."), hang(standing, 117.0)):
+            assert problem.message.endswith(
+                "The last line of rank 1's log: OSError: [Errno 24] Too many open files"
+            )
+            assert problem.advice is not None and "ulimit -n" in problem.advice
+    silent = Standing(BOTH, {0: WAITING, 1: AWAY}, last_lines={1: ("step 18",)})
+    assert "log" not in hang(silent, 117.0).message
+
+
 def test_an_only_rank_is_told_where_it_stands() -> None:
     standing = Standing({0: Beat(20, "step", 100.0)}, {0: AWAY})
     message = suspicion(standing, 117.0, "").message

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankdeck.diagnose.exceptions import describe, last_lines
-from rankdeck.diagnose.own_code import CodeLine, fold, own_lines, owner_of
+from rankdeck.diagnose.own_code import CodeLine, brief, fold, own_lines, owner_of
 
 _TORCH = "/env/lib/python3.12/site-packages/torch/nn"
 _TEXT = f"""Traceback (most recent call last):
@@ -45,6 +45,17 @@ def test_frames_of_others_are_one_line_between_the_persons_own() -> None:
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     ]
     assert fold(fold(_TEXT.splitlines())) == fold(_TEXT.splitlines())
+
+
+def test_a_terminal_shows_five_lines_of_the_persons_own_at_most() -> None:
+    assert brief(_TEXT.splitlines()) == [
+        "/p/train.py, line 9, in <module>: main()",
+        "/p/bad_model.py, line 12, in forward: return self.inner(x[:, :30])",
+    ]
+    deep = [f'  File "/p/a.py", line {number}, in f' for number in range(40)]
+    assert brief(deep) == [f"/p/a.py, line {number}, in f" for number in range(35, 40)]
+    others = [f'  File "{_TORCH}/a.py", line 1, in f', "ValueError: no"]
+    assert brief(others) == [] and brief([str(number) for number in range(9)]) == list("45678")
 
 
 def test_where_no_line_is_the_persons_own_all_stay() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rankdeck.diagnose.stacks import Frame, is_debugged, parse_stack, where
+import pytest
+
+from rankdeck.diagnose.stacks import Frame, is_debugged, is_waiting, parse_stack, where
 
 STACKS = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/python3.11/threading.py", line 331 in wait
@@ -41,6 +43,53 @@ def test_where_the_main_thread_waits_for_others_of_its_process_theirs_is_told() 
     assert parse_stack(joining)[0].function == "loss"
     collective = THREADED.format(file="site-packages/torch/distributed/d.py", function="all_reduce")
     assert parse_stack(collective)[0].function == "all_reduce"
+
+
+def test_a_gpus_backward_that_the_person_wrote_is_told() -> None:
+    backward = "site-packages/torch/autograd/graph.py"
+    main = THREADED.format(file=backward, function="_engine_run_backward")
+    assert parse_stack(main)[0].function == "loss", "torch's own thread"
+    of_python = main.replace(
+        "in loss\n", 'in loss\n  File "/lib/python3.11/threading.py", line 9 in _bootstrap\n'
+    )
+    assert parse_stack(of_python)[0].function == "_engine_run_backward", "a thread that loads data"
+
+
+TORCH = "/env/lib/python3.11/site-packages/torch"
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        ([(f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("/p/train.py", "main")], True),
+        ([(f"{TORCH}/cuda/__init__.py", "synchronize"), ("/p/train.py", "main")], True),
+        ([(f"{TORCH}/distributed/distributed_c10d.py", "barrier"), ("/p/train.py", "main")], True),
+        ([("/p/mine.py", "barrier"), ("/p/mine.py", "loss")], False),
+        ([("/p/mine.py", "all_reduce"), ("/p/mine.py", "__getitem__")], False),
+        ([("/p/mine.py", "synchronize"), (f"{TORCH}/nn/modules/module.py", "_call_impl")], False),
+        (
+            [
+                ("/p/mine.py", "backward"),
+                (f"{TORCH}/autograd/function.py", "apply"),
+                (f"{TORCH}/autograd/graph.py", "_engine_run_backward"),
+            ],
+            False,
+        ),
+        (
+            [
+                ("/env/lib/python3.11/threading.py", "wait"),
+                ("/p/mine.py", "hook"),
+                (f"{TORCH}/autograd/graph.py", "_engine_run_backward"),
+            ],
+            False,
+        ),
+        ([("/env/lib/python3.11/site-packages/other/sync.py", "synchronize"), ("/p/a.py", "f")], False),
+    ],
+)
+def test_whoever_is_in_code_of_the_persons_waits_for_nobody(
+    frames: list[tuple[str, str]], waits: bool
+) -> None:
+    assert is_waiting([Frame(file, 3, function) for file, function in frames]) == waits
 
 
 def test_the_persons_own_line_comes_first_with_what_it_called() -> None:

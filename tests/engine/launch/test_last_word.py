@@ -36,6 +36,21 @@ def test_a_guards_problem_keeps_what_every_part_of_it_was_made_of(tmp_path: Path
     os.close(folder)
 
 
+def test_nobody_else_says_how_a_run_ended(tmp_path: Path) -> None:
+    run = create(tmp_path / "runs", small_config(tmp_path), {})
+    word = LastWord(str(run.path), 0)
+    folder = os.open(run.path, os.O_RDONLY)
+    try:
+        word.reserve(folder)
+        (run.path / "end.json").write_text('{"outcome": "completed", "exit_code": 0, "ended": 1.0}')
+        assert run.end() is None
+        word.write("failed", 1, "It raised.")
+    finally:
+        os.close(folder)
+    end = run.end()
+    assert end is not None and (end.outcome, end.exit_code) == ("failed", 1)
+
+
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (63, "signal 63")])
 def test_the_signal_that_ended_a_supervisor_is_named(number: int, name: str) -> None:
     said = how_it_was_killed(number)

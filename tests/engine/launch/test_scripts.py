@@ -18,6 +18,10 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.base.files import read_text
+from rankdeck.compare.naming import RunAt
+from rankdeck.compare.reading import read
+from rankdeck.compare.report import report_of
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.control import NotRunningError, request_stop, send_signal
 from rankdeck.launch.processes import end_leftovers
@@ -44,6 +48,27 @@ with open(f"facts-{sys.argv[1]}-{os.environ.get('RANK', 0)}.json", "w") as file:
 def _facts(folder: Path, name: str, rank: int) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads((folder / f"facts-{name}-{rank}.json").read_text(encoding="utf-8"))
     return facts
+
+
+def test_secrets_are_passed_on_and_shown_nowhere(tmp_path: Path) -> None:
+    secret = "S3cretOfMine"
+    run = launch_script(
+        tmp_path, _DUMP, args=["ours", "--hf-token", secret, f"--password={secret}"], plain=True,
+        environment={"HUB_TOKEN": secret},
+    )  # fmt: skip
+    finished(run)
+    facts = _facts(tmp_path, "ours", 0)
+    assert facts["argv"][2:] == ["--hf-token", secret, f"--password={secret}"]
+    assert facts["environment"]["HUB_TOKEN"] == secret
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    holding = [file for file in run.path.rglob("*") if file.is_file() and secret in read_text(file)]
+    assert [file.name for file in holding] == ["private.config.toml"]
+    assert holding[0].stat().st_mode & 0o777 == 0o600
+    again = run_again(run, detach=True, command_line=["rankdeck", f"--password={secret}"], started=0.0)
+    finished(again)
+    assert again.script() == run.script()
+    assert secret not in (again.path / "environment.json").read_text()
+    assert secret not in report_of(read(RunAt(again.path)), "step")
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,17 @@ def test_a_rank_that_has_finished_may_crash_afterwards(
     assert launching.ended(run).outcome == "completed" and launching.problems(run) == []
 
 
+def test_what_a_rank_could_not_write_is_reported_by_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "speechless")
+    run = launch(tmp_path / "runs")
+    assert launching.ended(run).outcome == "completed"
+    (warning,) = launching.problems(run, "warning")
+    assert warning.code == "file-too-large"
+    assert warning.message == "File too large: 1 lines of the run's events could not be written."
+
+
 def test_warnings_of_the_start_are_told_after_the_runs_own_start(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs", {"strategy": {"use": "single"}, "devices": {"use": "cpu:3"}})
     assert launching.ended(run).outcome == "completed"

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import resource
+import shutil
 import signal
 import socket
 import stat
@@ -24,6 +25,8 @@ STRANGE = b"caf\xe9 \xff".decode("utf-8", "surrogateescape")
 
 steps = 0
 """Steps that this process has done."""
+stays = False
+"""Whether the backward pass in mine.py does not return."""
 samples = 0
 """Samples that this process has read: one that only loads data takes no steps."""
 _has_happened = False
@@ -183,6 +186,11 @@ def too_many_files(*_):
         kept.append(open(os.devnull))  # noqa: SIM115
 
 
+def no_more_files(*_):
+    """What this process sends goes through a new one, from another thread."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 def flooded(*_):
     for _number in range(40_000):
         sys.stderr.write(
@@ -243,6 +251,28 @@ def spin(*_):
 def sleep(*_):
     while True:
         time.sleep(1000)
+
+
+def barrier(*_):
+    """Names of torch's collectives are not theirs alone."""
+    while True:
+        time.sleep(1000)
+
+
+def all_reduce(*_):
+    while True:
+        time.sleep(1000)
+
+
+def synchronize(*_):
+    while True:
+        time.sleep(1000)
+
+
+def stay_in_backward(*_):
+    """Not below it: mine.py looks at this."""
+    global stays
+    stays = True
 
 
 def deadlock(*_):
@@ -364,6 +394,31 @@ def cut_and_die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def small_files(*_):
+    """As under ulimit -f: no file grows any more, on a disk that has room."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+
+
+def far_and_die(*_):
+    """Its newest whole checkpoint stands under another step's name as well, and the rank ends."""
+    newest = _newest_checkpoint()[0].parent
+    shutil.copytree(newest, newest.with_name("99999999"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def weights_in_the_way(*_):
+    """A folder stands where the weights belong."""
+    Path(os.environ["RANKDECK_RUN"], "weights.safetensors", "mine").mkdir(parents=True)
+
+
+def own_end(*_):
+    """It says itself, in the run's own file, that all is well."""
+    end = {"outcome": "completed", "exit_code": 0, "ended": time.time()}
+    Path(os.environ["RANKDECK_RUN"], "end.json").write_text(json.dumps(end))
+    time.sleep(1.0)
+    raise ValueError("bad batch 17")
+
+
 def disk_full(*_):
     (HERE / "disk-is-full").touch()
 
@@ -425,6 +480,7 @@ ACTS = {
     "FileNotFoundError": lambda *_: Path("/nowhere/at/all/tokens.bin").read_bytes(),
     "no memory": forbidden_memory,
     "too many files": too_many_files,
+    "no more files": no_more_files,
     "flood": flooded,
     "thread raises": thread_raises,
     "NaN": not_a_number,
@@ -437,6 +493,10 @@ ACTS = {
     "other dtype": other_dtype,
     "spin": spin,
     "sleep": sleep,
+    "barrier": barrier,
+    "all_reduce": all_reduce,
+    "synchronize": synchronize,
+    "stays in backward": stay_in_backward,
     "deadlock": deadlock,
     "read a pipe": read_pipe,
     "one barrier more": one_barrier_more,
@@ -454,9 +514,14 @@ ACTS = {
     "slow": slow,
     "damaged checkpoint": damage_and_die,
     "cut checkpoint": cut_and_die,
+    "small files": small_files,
+    "far checkpoint": far_and_die,
+    "weights in the way": weights_in_the_way,
+    "own end": own_end,
     "disk full": disk_full,
     "disk read-only": disk_full,
     "disk broken": disk_full,
+    "disk full for events": disk_full,
     "disk full for a while": disk_full_for_a_while,
     "breakpoint": breakpoint_for_a_while,
     "let trace": let_trace,

@@ -1,5 +1,7 @@
 """The code of the person who trains: a model, data, a loss and an optimizer, all of which may fail."""
 
+import time
+
 import acts
 import torch
 from torch import nn
@@ -15,7 +17,10 @@ class Seen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return acts.point("backward", gradient)[0]
+        gradient = acts.point("backward", gradient)[0]
+        while acts.stays:
+            time.sleep(1000)
+        return gradient
 
 
 class Watched(nn.Module):

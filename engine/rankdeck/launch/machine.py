@@ -1,0 +1,93 @@
+"""What every run needs of the machine, looked at before anything starts."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from pathlib import Path
+
+from rankdeck.base import cgroups
+from rankdeck.base.errors import MachineError
+from rankdeck.base.phrases import phrase
+
+LOOPBACK = "127.0.0.1"
+_OWN_PROCESSES = 4
+"""Guard, supervisor, sampler, and what starts them."""
+_PATIENCE_S = 2.0
+
+
+def check_machine(num_ranks: int, *, meets: bool) -> None:
+    """`meets`: whether its ranks find each other over loopback.
+
+    Raises: MachineError.
+    """
+    check_processes_are_listed()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise MachineError(
+            phrase("The current folder does not exist any more."),
+            code="no-folder",
+            advice=phrase("Change to one that does: cd"),
+        ) from None
+    _check_room_for_processes(num_ranks + _OWN_PROCESSES)
+    if meets:
+        _check_loopback()
+
+
+def check_processes_are_listed() -> None:
+    """Raises: MachineError where there is no /proc."""
+    if not Path("/proc/self/stat").exists():
+        raise MachineError(
+            phrase("/proc is not there, which tells of processes."),
+            code="no-proc",
+            advice=phrase("Mount it: mount -t proc proc /proc"),
+        )
+
+
+def _check_room_for_processes(wanted: int) -> None:
+    left = cgroups.processes_left()
+    if left is not None and left < wanted:
+        raise MachineError(
+            phrase("{left} more processes may be started here, and the run needs {n}.", left=left, n=wanted),
+            code="too-many-processes",
+            advice=phrase("Raise the limit of the container or the cgroup (pids.max), or use fewer ranks."),
+        )
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.getuid() and most != resource.RLIM_INFINITY and most < wanted:
+        raise MachineError(
+            phrase("A user may have {most} processes here, and the run needs {n}.", most=most, n=wanted),
+            code="too-many-processes",
+            advice=phrase("Raise the limit (ulimit -u), or use fewer ranks."),
+        )
+
+
+def _check_loopback() -> None:
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), _PATIENCE_S).close()
+    except OSError as error:
+        why = error.strerror or error
+        message = phrase(
+            "No connection within this machine, over {host}: {why}.",
+            host=LOOPBACK,
+            why=why,
+        )
+        if _has_only_ipv6():
+            message = phrase("Loopback has IPv6 (::1) alone, and ranks meet on {host}.", host=LOOPBACK)
+        raise MachineError(
+            message,
+            code="no-loopback",
+            advice=phrase("Bring it up: ip link set lo up; ip addr add 127.0.0.1/8 dev lo"),
+        ) from None
+
+
+def _has_only_ipv6() -> bool:
+    """Whether ::1 takes a connection."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+            socket.create_connection(server.getsockname()[:2], _PATIENCE_S).close()
+    except OSError:
+        return False
+    return True

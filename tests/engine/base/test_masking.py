@@ -1,0 +1,89 @@
+"""Secrets in arguments are masked by their names and by their shapes; what only looks like one stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdeck.base.masking import MASK, harmless, mask_arguments, mask_table, mask_text, names_secret
+
+HF = "hf_" + "a1B2" * 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf-token",
+        "token",
+        "password",
+        "db_passwd",
+        "API_KEY",
+        "WANDB_API_KEY",
+        "openai-api-key",
+        "apikey",
+        "AWS_SECRET_ACCESS_KEY",
+        "secret",
+        "client-secret",
+        "hfToken",
+        "model.args.auth_token",
+        "github-pat",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert names_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens",
+        "max-tokens",
+        "tokenizer",
+        "token-dim",
+        "pad-token",
+        "eos_token",
+        "key",
+        "sort-key",
+        "path",
+        "author",
+        "pattern",
+        "bypass",
+        "passes",
+        "num_heads",
+    ],
+)
+def test_names_of_what_is_no_secret(name: str) -> None:
+    assert not names_secret(name)
+
+
+def test_arguments_are_masked_by_name_and_by_shape() -> None:
+    words = ["train.py", "--hf-token", "X", "--password=Y", "--lr", "0.1", HF, "--set", "model.args.token=Z"]
+    assert mask_arguments(words) == [
+        *("train.py", "--hf-token", MASK, f"--password={MASK}", "--lr", "0.1", MASK),
+        *("--set", f"model.args.token={MASK}"),
+    ]
+    assert mask_arguments(["--token", "--verbose"]) == ["--token", "--verbose"]
+    plain = ["--max-tokens", "100", "--tokenizer=gpt2", "sk-learn", "https://host/a:b@c"]
+    assert mask_arguments(plain) == plain
+
+
+def test_an_address_keeps_its_host() -> None:
+    assert mask_text("postgres://me:pass@host/db") == f"postgres://{MASK}@host/db"
+
+
+def test_tables_are_masked_and_masking_twice_changes_nothing() -> None:
+    table = {
+        "name": "x",
+        "script": {"args": ["--token", "T"], "environment": {"HF_TOKEN": "T", "HOME": "/h"}, "ranks": 2},
+        "model": {"args": {"api_key": "K", "width": 8, "token": ""}},
+    }
+    masked = mask_table(table)
+    assert masked == {
+        "name": "x",
+        "script": {"args": ["--token", MASK], "environment": {"HF_TOKEN": MASK, "HOME": "/h"}, "ranks": 2},
+        "model": {"args": {"api_key": MASK, "width": 8, "token": ""}},
+    }
+    assert mask_table(masked) == masked
+
+
+def test_signs_that_turn_a_line_around_or_act_on_a_terminal_are_replaced() -> None:
+    assert harmless("a\u202eb\x1b[31mc\n\td") == "a?b?[31mc\n\td"

@@ -1,0 +1,27 @@
+"""What a configuration names as code is a file with something in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import ModelError
+from rankdeck.config import from_dict
+from rankdeck.config.files_named import check_paths
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("missing", "does not exist"), ("folder", "is no file"), ("pipe", "is no file"), ("empty", "is empty")],
+)
+def test_what_is_no_code_is_refused_and_never_waited_for(tmp_path: Path, kind: str, said: str) -> None:
+    code = tmp_path / "mine.py"
+    {"folder": code.mkdir, "empty": code.touch, "pipe": lambda: os.mkfifo(code)}.get(kind, lambda: None)()
+    config = from_dict({"model": {"use": "mine.py:model"}}, folder=tmp_path)
+    with pytest.raises(ModelError, match=said):
+        check_paths(config)
+    if kind == "empty":
+        code.write_text("def model(): ...")
+        check_paths(config)
