@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.own_code import is_own, owner_of
+from rankdeck.diagnose.own_code import is_own
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
@@ -22,8 +22,8 @@ _WAITING_FILES = (
     "rankdeck/parallel/pipelining/communication.py",
 )
 _BACKWARD = "_engine_run_backward"
-_WAITING_FUNCTIONS = (_BACKWARD, "synchronize")
-"""Of torch, wherever they are there."""
+_WAITING_FUNCTIONS = {_BACKWARD: ("torch/autograd/",), "synchronize": ("torch/cuda/", "torch/accelerator/")}
+"""In these folders, also of a torch that a person has built, which is installed nowhere."""
 _STARTED = "_bootstrap"
 """The outermost function of every thread that Python code has started."""
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/debugpy/", "/pydevd", "/ipdb/", "/pudb/")
@@ -77,12 +77,13 @@ def _threads(text: str) -> tuple[list[list[Frame]], int | None]:
 def is_waiting(frames: Sequence[Frame]) -> bool:
     """Whether a thread is inside a collective or a backward pass, where ranks wait for each other, and in no
     code of the person's that runs there (a hook, a backward of their own)."""
-    return any(map(_waits, itertools.takewhile(lambda frame: not is_own(frame.file), frames[:3])))
+    outside = itertools.takewhile(lambda frame: _waits(frame) or not is_own(frame.file), frames[:3])
+    return any(map(_waits, outside))
 
 
 def _waits(frame: Frame) -> bool:
-    of_torch = frame.function in _WAITING_FUNCTIONS and owner_of(frame.file) == "torch"
-    return of_torch or any(part in frame.file for part in _WAITING_FILES)
+    files = (*_WAITING_FILES, *_WAITING_FUNCTIONS.get(frame.function, ()))
+    return any(part in frame.file for part in files)
 
 
 def _is_own_of_torch(frames: Sequence[Frame]) -> bool:

@@ -64,6 +64,8 @@ TORCH = "/env/lib/python3.11/site-packages/torch"
         ([(f"{TORCH}/autograd/graph.py", "_engine_run_backward"), ("/p/train.py", "main")], True),
         ([(f"{TORCH}/cuda/__init__.py", "synchronize"), ("/p/train.py", "main")], True),
         ([(f"{TORCH}/distributed/distributed_c10d.py", "barrier"), ("/p/train.py", "main")], True),
+        ([("/home/me/pytorch/torch/cuda/streams.py", "synchronize"), ("/p/train.py", "main")], True),
+        ([("/home/me/pytorch/torch/distributed/distributed_c10d.py", "barrier")], True),
         ([("/p/mine.py", "barrier"), ("/p/mine.py", "loss")], False),
         ([("/p/mine.py", "all_reduce"), ("/p/mine.py", "__getitem__")], False),
         ([("/p/mine.py", "synchronize"), (f"{TORCH}/nn/modules/module.py", "_call_impl")], False),

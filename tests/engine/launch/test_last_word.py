@@ -38,8 +38,7 @@ def test_a_guards_problem_keeps_what_every_part_of_it_was_made_of(tmp_path: Path
 
 def test_nobody_else_says_how_a_run_ended(tmp_path: Path) -> None:
     run = create(tmp_path / "runs", small_config(tmp_path), {})
-    word = LastWord(str(run.path), 0)
-    folder = os.open(run.path, os.O_RDONLY)
+    word, folder = LastWord(0), os.open(run.path, os.O_RDONLY)
     try:
         word.reserve(folder)
         (run.path / "end.json").write_text('{"outcome": "completed", "exit_code": 0, "ended": 1.0}')
