@@ -330,7 +330,7 @@ def test_menus_and_keys_offer_what_applies_and_several_are_compared(
     runs["two"].writer("rank-0").write(
         events.CheckpointSaved(step=50, num_bytes=9, seconds=0.1, reason="schedule")
     )
-    app.session.runs.rescan()
+    app.session.runs.rescan(everything=True)
     qtbot.waitUntil(lambda: "Resume" in offered("two"), timeout=10_000)
     assert offered("one", "two") == {
         "Compare", "Open 2 Runs", "Edit Tags of 2 Runs…", "Archive 2 Runs", "Copy 2 Paths", "Delete 2 Runs",
