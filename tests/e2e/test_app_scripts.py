@@ -65,7 +65,7 @@ def test_a_script_runs_after_the_trust_question_again_from_its_banner_and_as_an_
     assert not app.launching.num_pending, "nothing of the folder has run"
     question.yes.click()
     run = ended(launched(app))
-    assert app.window.panel.shown == "output", "what it prints is there to be read"
+    assert app.window.panel.shown == "problems", "why it failed comes first"
     page = app.window.editor.active_page()
     assert isinstance(page, ScriptPage) and page.title == "train"
     assert run.outcome == "failed" and run.fold.script.script_status == 3
@@ -84,6 +84,7 @@ def test_a_script_runs_after_the_trust_question_again_from_its_banner_and_as_an_
     app.window.commands.run("run.entry.quiet")
     entry = ended(launched(app))
     assert entry.outcome == "completed" and entry.script is not None
+    assert app.window.panel.shown == "output", "what it prints is there to be read"
     assert entry.script.script.args == ["0"] and entry.script.script.ranks == 2
 
 

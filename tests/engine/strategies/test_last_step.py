@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rankdeck.base.errors import DataError
+from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
 from rankdeck.data.sampling import epoch_order
 from rankdeck.planner.candidates import Candidate
@@ -219,5 +219,5 @@ def test_a_plan_refuses_what_a_run_would() -> None:
 
 
 def test_an_epoch_that_is_shorter_than_a_step_is_refused() -> None:
-    with pytest.raises(DataError, match="more samples than the training data has: 15"):
+    with pytest.raises(ConfigError, match="more samples than the training data has: 15"):
         here(configuration("mlp", 15, '{ use = "single" }', 1))
