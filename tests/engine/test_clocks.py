@@ -159,8 +159,9 @@ def test_a_file_that_is_none_and_a_time_before_all_times(written: WrittenRun) ->
     (written.dir.path / "clocks.jsonl").mkdir()
     assert times(written.dir)
     (written.dir.path / "clocks.jsonl").rmdir()
-    tell(written.dir, {"host": "box2", "ranks": [1, 2], "ahead_s": 3_000_000.0})
-    assert {event.t for writer, event in EventReader(written.dir).read() if writer == "rank-1"} == {0.0}
+    tell(written.dir, {"host": "box2", "ranks": [1, 2], "ahead_s": 3_000_000_000.0})
+    told = {event.t for writer, event in EventReader(written.dir).read() if writer == "rank-1"}
+    assert told == {events.EARLIEST}
 
 
 def test_a_copy_is_told_by_the_clock_of_who_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
