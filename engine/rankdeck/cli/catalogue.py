@@ -50,10 +50,10 @@ def presets() -> int:
 
 def validate(config: ConfigName, as_json: AsJson = False) -> int:
     """Check a configuration without running anything."""
-    from rankdeck.config.files_named import check_paths
+    from rankdeck.config.files_named import check_code
 
     chosen = load_config(config)
-    check_paths(chosen)
+    check_code(chosen)
     if as_json:
         console.as_json({"problems": []})
         return 0

@@ -37,6 +37,15 @@ def check_paths(config: RunConfig) -> None:
                 path="data.args.path",
                 advice=phrase("Change its permissions, or choose another path."),
             )
+    check_code(config)
+
+
+def check_code(config: RunConfig) -> None:
+    """Files of code that a configuration names are there, with something in them.
+
+    Raises:
+        DataError, ModelError, ConfigError: one is not.
+    """
     for section, use, error in (
         ("model", config.model.use, ModelError),
         ("data", config.data.use, DataError),
