@@ -59,7 +59,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/observer/title.py": "/proc",
     "engine/rankdeck/training/verify/budget.py": "/proc",
     "engine/rankdeck/observer/writer.py": "the end of what it appends to",
-    "engine/rankdeck/rundir/directory.py": "writes",
+    "engine/rankdeck/rundir/creating.py": "writes",
     "engine/rankdeck/rundir/listing.py": "writes",
     "engine/rankdeck/rundir/writing.py": "writes, and the end of what it appends to",
     "engine/rankdeck/cli/output.py": "what it has just written itself",

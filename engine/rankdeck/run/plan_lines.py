@@ -29,7 +29,6 @@ from rankdeck.base.parsing import document_of, refuse_deep
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.config.planning import Planning
 from rankdeck.run.movement import Movement
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
@@ -329,7 +328,9 @@ def _marks(cheapest: int | None, asked: _Rows, known: _Rows) -> Marks:
     timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
     if not timed:
         # One device after another is as slow as one alone.
-        place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *complexity(item[1])))
+        place, line = min(
+            fits, key=lambda item: (STRATEGIES[item[1].strategy].planning.in_turn, *complexity(item[1]))
+        )
         why = _SIMPLEST_AT_ONCE if len(line.devices) > 1 else _SIMPLEST
         return Marks(cheapest, place, _because(line, why))
     fastest_s = min(middle_s for _, _, middle_s in timed)
@@ -387,14 +388,10 @@ def _need(line: PlanLine) -> int:
     return line.fullest.total_bytes  # which is shown of a line
 
 
-def _planning(line: PlanLine) -> Planning:
-    return STRATEGIES[line.strategy].planning
-
-
 def complexity(line: PlanLine) -> tuple[int, bool, int]:
     """What sorts lines from the simplest on; one thread for several devices is no simplification."""
     options = len(STRATEGIES[line.strategy].changed(line.options))
-    drives_several = _planning(line).one_thread and len(line.devices) > 1
+    drives_several = STRATEGIES[line.strategy].planning.one_thread and len(line.devices) > 1
     return options, drives_several, list(STRATEGIES).index(line.strategy)
 
 
