@@ -87,6 +87,7 @@ def test_three_quick_ctrl_c_leave_once_the_run_there_has_stopped(host: FarHost) 
 
 def test_a_host_that_does_not_answer_ctrl_c_is_left_with_what_to_do(host: FarHost) -> None:
     process, _, there = begun(host)
+    host.refuse("No route to host")  # nor does a second connection come about
     host.cut()
     for _ in range(3):
         os.kill(process.pid, signal.SIGINT)
