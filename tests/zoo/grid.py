@@ -50,7 +50,8 @@ def reason_line(letter: str, number: int, text: str) -> str:
 def rows(outcomes: Mapping[tuple[str, str], Outcome], digests: Mapping[str, str]) -> list[str]:
     """`outcomes` by entry and setting; `digests` are of the files of each entry."""
     known = letters(outcomes.values())
-    names = list(dict.fromkeys(entry for entry, _ in outcomes))
+    told = {entry for entry, _ in outcomes}
+    names = [name for name in entries() if name in told]
     width = max(map(len, names), default=0)
     found = []
     for name in names:
