@@ -11,37 +11,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-_NAMES = re.compile(
-    r"(?:^|[-_.])(?:token|passw(?:or)?d|passphrase|pwd|secret|credentials?|pat|"
-    r"(?:api|access|secret|private|auth|account|encryption|signing)[-_]?key)$|(?:apikey|password|secret)$",
-    re.IGNORECASE,
+_ANYWHERE = {"secret", "password", "passwd", "passphrase", "apikey", "credential", "credentials", "jwt"}
+_AT_THE_END = {"token", "pass", "pwd", "auth", "pat", "cookie", "authorization"}
+_KEY_FOR = {"api", "access", "secret", "private", "auth", "account", "encryption", "signing"}
+_OF_A_VOCABULARY = {"pad", "eos", "bos", "unk", "mask", "sep", "cls", "image", "special", "per"}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_NAMED = re.compile(
+    r"""([A-Za-z][\w.\-]*)(["']?\s*[=:]\s*)("[^"]*"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;&?"']+)""", re.I
 )
-_NO_SECRETS = re.compile(
-    r"(?:^|[-_.])(?:pad|eos|bos|unk|mask|sep|cls|image|special|per)[-_]token$", re.IGNORECASE
-)
-"""Signs of a vocabulary."""
-_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
-    r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
-    r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"
+_SPACED = re.compile(r"""(--?[A-Za-z][\w.\-]*)(\s+)("[^"]*"|'[^']*'|(?!--)[^\s"']+)""")
+_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.\-]*://)[^\s/?#]+@", re.I)
+_BEARER = re.compile(r"\b(Bearer)\s+[^\s\"']+", re.I)
+_KEYS = re.compile(
+    r"\b(?:(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[a-z]-|pypi-|AKIA|ASIA|AIza|eyJ)[\w.\-]{12,}"
+    r"|sk-(?:\w+-)?\w{16,})"
 )
 _ACTS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
 _OPTION = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 
 
-def names_secret(name: str) -> bool:
-    """Whether an option, a key or a variable of this name holds a secret: hf_token, --password, API_KEY."""
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return _NAMES.search(name) is not None and _NO_SECRETS.search(name) is None
+def names_secret(name: str, *, any_key: bool = False) -> bool:
+    """Whether an option, a key or a variable of this name holds a secret: hf_token, --password, API_KEY; with
+    `any_key` also whatever else is called a key."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words:
+        return False
+    before, last = words[-2] if len(words) > 1 else "", words[-1]
+    if last == "key":
+        return any_key or before in _KEY_FOR
+    is_at_the_end = last in _AT_THE_END and not (last == "token" and before in _OF_A_VOCABULARY)
+    return is_at_the_end or not _ANYWHERE.isdisjoint(words)
 
 
-def mask_text(text: str) -> str:
-    """Without what has the shape of a known service's key, or of a password in an address."""
-    return _SHAPES.sub(MASK, text)
+def mask_text(text: str, *, any_key: bool = False) -> str:
+    """Without values of such names, who an address logs in as, and what has the shape of a service's key."""
+    text = _ADDRESS.sub(rf"\1{MASK}@", text)
+    text = _BEARER.sub(rf"\1 {MASK}", text)
+    text = _KEYS.sub(MASK, text)
+
+    def hide(found: re.Match[str]) -> str:
+        name, between, _ = found.groups()
+        return f"{name}{between}{MASK}" if names_secret(name, any_key=any_key) else found[0]
+
+    return _SPACED.sub(hide, _NAMED.sub(hide, text))
 
 
-def mask_arguments(words: Sequence[str]) -> list[str]:
+def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
     """A command line without its secrets: the value of --token VALUE and --token=VALUE."""
     masked: list[str] = []
     follows = False
@@ -49,11 +64,11 @@ def mask_arguments(words: Sequence[str]) -> list[str]:
         option = _OPTION.fullmatch(word)
         if follows and not word.startswith("--"):
             masked.append(MASK)
-        elif option is not None and names_secret(option["name"]):
+        elif option is not None and names_secret(option["name"], any_key=any_key):
             masked.append(f"{option['name']}={MASK}")
         else:
-            masked.append(mask_text(word))
-        follows = word.startswith("-") and option is None and names_secret(word.lstrip("-"))
+            masked.append(mask_text(word, any_key=any_key))
+        follows = word.startswith("-") and option is None and names_secret(word, any_key=any_key)
     return masked
 
 

@@ -27,7 +27,7 @@ _GROWS = re.compile(
     re.ASCII,
 )
 _WHOLE = re.compile(
-    f"config(?:[.]{_NUMBER})?[.]toml|environment(?:[.]{_NUMBER})?[.]json|labels[.]json|plan[.]json", re.ASCII
+    f"config(?:[.]{_NUMBER})?[.]toml|(?:environment|plan)(?:[.]{_NUMBER})?[.]json|labels[.]json", re.ASCII
 )
 END = "end.json"
 

@@ -139,7 +139,7 @@ def test_an_upper_bound_is_no_prediction(
     assert run_figures.bars(page.run).has_prediction is False and run_figures.band(page.run).limits == ()
 
 
-def test_what_the_run_keeps_is_told_when_it_is_opened(
+def test_the_prediction_that_a_run_keeps_is_told_and_another_strategys_attempt_has_its_own(
     qtbot: QtBot, written: WrittenRun, tmp_path: Path
 ) -> None:
     write_dp(written)
@@ -154,23 +154,6 @@ def test_what_the_run_keeps_is_told_when_it_is_opened(
     live.start()
     qtbot.waitUntil(lambda: live.drain() is not None and live.prediction is not None)
     assert live.predicted_bytes_of(live.devices[0]) == 300 * MIB
-    live.close()
-
-
-def test_an_attempt_with_another_strategy_has_its_own_prediction(
-    qtbot: QtBot, written: WrittenRun, tmp_path: Path
-) -> None:
-    write_dp(written)
-    written.configure("dp")
-    prediction_file(written.dir).write_bytes(plan_lines.encode(prediction(4, 300 * MIB)))
-    parent = QObject()
-    draft = Draft(tmp_path / "draft.json", tmp_path, parent)
-    plan = idle_plan(draft)
-    live = LiveRun(written.path, parent)
-    predictions = Predictions(plan.planner, plan, parent)
-    predictions.follow(live)
-    live.start()
-    qtbot.waitUntil(lambda: live.drain() is not None and live.prediction is not None)
     ddp = msgspec.structs.replace(prediction(4, 110 * MIB), strategy="ddp")
     written.configure("ddp", attempt=1)
     prediction_file(written.dir).write_bytes(plan_lines.encode(prediction(4, 400 * MIB)))

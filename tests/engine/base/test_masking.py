@@ -66,6 +66,20 @@ def test_arguments_are_masked_by_name_and_by_shape() -> None:
     assert mask_arguments(plain) == plain
 
 
+@pytest.mark.parametrize(
+    "text", ["Basic GPT, key 3", "sk-learn-baseline", "revision " + "0a" * 20, "a: b = c"]
+)
+def test_what_a_person_calls_a_run_stays(text: str) -> None:
+    assert mask_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["Authorization: Bearer S", "x --password 'S T'", "curl https://S@host", "pwd=S"]
+)
+def test_a_secret_within_a_text_is_masked(text: str) -> None:
+    assert "S" not in mask_text(text) and MASK in mask_text(text)
+
+
 def test_an_address_keeps_its_host() -> None:
     assert mask_text("postgres://me:pass@host/db") == f"postgres://{MASK}@host/db"
 

@@ -11,7 +11,9 @@ import pytest
 from rankdeck.remote import travelling, wire
 from rankdeck.remote.feeding import RunFeed
 from rankdeck.remote.mirror import Mirror
+from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
+from rankdeck.rundir.directory import PRIVATE
 from tests.helpers.written_run import WrittenRun
 
 HOSTILE = (
@@ -132,6 +134,17 @@ def test_a_copy_is_the_run_and_goes_on_where_it_was(mirror: Mirror, tmp_path: Pa
     assert same_files(run.dir, mirror.run) and mirror.run.outcome() == "completed"
     events = run.dir.events_folder / "rank-0.0.jsonl"
     assert again < events.stat().st_size, "what was here did not travel again"
+
+
+def test_what_an_attempt_brought_along_travels_and_secrets_stay(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    prediction_file(run.dir).touch()
+    run.configure("ddp", attempt=1)
+    prediction_file(run.dir).touch()
+    (run.path / f"{PRIVATE}config.toml").touch()
+    names = {path.name for path in run.path.iterdir() if path.is_file()}
+    assert {"plan.json", "plan.1.json", "config.1.toml"} < names
+    assert set(travelling.whole_files(run.path)) == names - {f"{PRIVATE}config.toml", "guard.lock"}
 
 
 def test_what_guards_and_other_hosts_tell_travels_too(mirror: Mirror, tmp_path: Path) -> None:
