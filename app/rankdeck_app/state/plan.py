@@ -20,7 +20,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, PlanLine
+from rankdeck.run.plan_marks import Marks, marks
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Asker, Planner

@@ -14,7 +14,7 @@ from rich.text import Text
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
 from rankdeck.cli.words import KIND_LABELS, empty_table
-from rankdeck.run import plan_lines
+from rankdeck.run import plan_lines, plan_marks
 from rankdeck.run.movement import timeline
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 
@@ -49,7 +49,7 @@ class PlanOutput:
         """The marks, and what the recommended strategy's fullest device would hold."""
         if self._as_json or not self._lines:
             return
-        marks = plan_lines.marks(self._lines)
+        marks = plan_marks.marks(self._lines)
         for words, place in (("least memory", marks.cheapest), ("recommended", marks.recommended)):
             if place is not None:
                 label = self._lines[place].label

@@ -28,7 +28,8 @@ from rankdeck.config.gpu_models import MAX_PLANNED
 from rankdeck.planner.advice import changes_for, least_batch
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.targets import Target
-from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT, PlanLine, PlannedDevice, trains_otherwise
+from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT, PlanLine, PlannedDevice
+from rankdeck.run.plan_marks import trains_otherwise
 
 PlannerOn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
 

@@ -2,9 +2,9 @@
 
 Every line is whole: it names a strategy with its options, says for each device what a step would need, and
 gives a verdict. A line with `changes` is advice: the same run with one thing changed, and what that saves.
-Which lines are the cheapest and the recommended one can be said only when all are there: `marks`. Everything
-in a line is predicted, and nothing in it was measured unless its name says so. Read cli/plan.py next, which
-prints these lines, or planner/pool.py, which makes them.
+Everything in a line is predicted, and nothing in it was measured unless its name says so. Which lines are the
+cheapest and the recommended one can be said only when all are there: read plan_marks.py next, then
+cli/plan.py, which prints these lines, or planner/pool.py, which makes them.
 
 An example (one line, wrapped here; kinds that are 0 are left out of `by_kind`):
 
@@ -19,7 +19,7 @@ An example (one line, wrapped here; kinds that are 0 are left out of `by_kind`):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,6 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.parsing import document_of, refuse_deep
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.movement import Movement
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
@@ -85,6 +84,11 @@ class StepTime(msgspec.Struct, kw_only=True):
     low_s: float
     high_s: float
     calibrated: bool = False
+
+    @property
+    def middle_s(self) -> float:
+        """The geometric mean of the range."""
+        return math.sqrt(self.low_s * self.high_s)
 
 
 class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
@@ -241,118 +245,8 @@ def _room(device: PlannedDevice) -> int:
     return room
 
 
-class Marks(msgspec.Struct, frozen=True):
-    """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is to be
-    taken for the `reason`; None where no line has figures, or nothing fits."""
-
-    cheapest: int | None
-    recommended: int | None
-    reason: str = ""
-
-
-_ABOUT = 1.5  # ranges whose ends are closer are told by their middle
-EQUALLY_FAST = 1.1
-"""Predictions whose middles are no further apart than this factor cannot tell which is faster."""
-_ONLY_ONE = (marked("It fits with room."), marked("As far as is known it fits with room."))
-"""Why a line is recommended: what is predicted for it is sure, or a bound of which more is not known."""
-_SURE_OF_NO_OTHER = (
-    marked("It fits with room, which is sure of no other."),
-    marked("As far as is known it fits with room, which is sure of no other."),
-)
-_NO_OTHER_DOES = (
-    marked("It fits with room, which no other does."),
-    marked("As far as is known it fits with room, which no other does."),
-)
-_SIMPLEST = (
-    marked("It fits with room, step times are not known, and it is the simplest."),
-    marked("As far as is known it fits with room, step times are not known, and it is the simplest."),
-)
-_SIMPLEST_AT_ONCE = (
-    marked(
-        "It fits with room, step times are not known, and it is the simplest in which all devices work at "
-        "once."
-    ),
-    marked(
-        "As far as is known it fits with room, step times are not known, and it is the simplest in which all "
-        "devices work at once."
-    ),
-)
-_FASTEST = (
-    marked("It fits with room, and no other that does is predicted to be faster."),
-    marked("As far as is known it fits with room, and no other that does is predicted to be faster."),
-)
-_SIMPLEST_OF_FASTEST = (
-    marked("It fits with room, and of the fastest that do (within 10 %) it is the simplest."),
-    marked(
-        "As far as is known it fits with room, and of the fastest that do (within 10 %) it is the simplest."
-    ),
-)
-_Rows = Sequence[tuple[int, PlanLine]]
-_LEFT_OUT = marked("{reason} pipeline-async is left out: it trains something else than one device.")
-
-
-def marks(lines: Iterable[PlanLine]) -> Marks:
-    """Which of the lines to mark; lines of advice are left out.
-
-    Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
-    times are not known, the simplest in which all devices work at once. Where memory is tight under all that
-    fit, the one that needs the least. What only may fit (a bound) is taken where nothing is sure to, what
-    trains otherwise where nothing else was asked for. The reason holds for the rows as they are shown.
-    """
-    asked = [(place, line) for place, line in enumerate(lines) if not line.changes]
-    known = [(place, line) for place, line in asked if line.devices and line.strategy in STRATEGIES]
-    cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
-    exact = [item for item in asked if not trains_otherwise(item[1])] or asked
-    marks = _marks(cheapest, exact, [item for item in known if item in exact])
-    if not marks.reason or all(item in exact for item in known):
-        return marks
-    return msgspec.structs.replace(marks, reason=phrase(_LEFT_OUT, reason=marks.reason))
-
-
-def trains_otherwise(line: PlanLine) -> bool:
-    """Whether a run of it ends with other weights than one device by design."""
-    return line.strategy in STRATEGIES and STRATEGIES[line.strategy].is_stale
-
-
-def _marks(cheapest: int | None, asked: _Rows, known: _Rows) -> Marks:
-    sure = [item for item in known if item[1].verdict == FITS and not _is_open(item[1])]
-    fits = sure or [item for item in known if item[1].verdict == FITS]
-    if not fits:
-        tight = [item for item in known if item[1].verdict == TIGHT]
-        return _least_of_tight(cheapest, tight) if tight else Marks(cheapest, None)
-    if len(fits) == 1:
-        ((place, line),) = fits
-        may_fit = any(_is_open(other) for _, other in asked if other is not line)
-        why = _ONLY_ONE if len(asked) == 1 else _SURE_OF_NO_OTHER if may_fit else _NO_OTHER_DOES
-        return Marks(cheapest, place, _because(line, why))
-    timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
-    if not timed:
-        # One device after another is as slow as one alone.
-        place, line = min(
-            fits, key=lambda item: (STRATEGIES[item[1].strategy].planning.in_turn, *complexity(item[1]))
-        )
-        why = _SIMPLEST_AT_ONCE if len(line.devices) > 1 else _SIMPLEST
-        return Marks(cheapest, place, _because(line, why))
-    fastest_s = min(middle_s for _, _, middle_s in timed)
-    close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
-    place, line = min(close, key=lambda item: complexity(item[1]))
-    return Marks(cheapest, place, _because(line, _FASTEST if len(close) == 1 else _SIMPLEST_OF_FASTEST))
-
-
-def _because(line: PlanLine, why: tuple[str, str]) -> str:
-    return phrase(why[line.is_bound and line.bound != MOST])
-
-
-def _least_of_tight(cheapest: int | None, tight: _Rows) -> Marks:
-    sure = [item for item in tight if not _is_open(item[1])]
-    place, _ = min(sure or tight, key=lambda item: _need(item[1]))
-    return Marks(
-        cheapest,
-        place,
-        phrase("Memory is tight under all that fit; this one needs the least.")
-        if sure
-        else phrase("Memory is tight, and none is sure to fit; this one needs the least."),
-    )
+_ABOUT = 1.5
+"""A range whose ends are closer than this factor is told by its middle."""
 
 
 def is_last_word(line: PlanLine) -> bool:
@@ -361,11 +255,13 @@ def is_last_word(line: PlanLine) -> bool:
 
 
 def words_of(line: PlanLine) -> str:
-    """The verdict for people, as a marked text."""
-    return MAY_FIT if _is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
+    """The verdict for people, as a marked text: a lower bound that fits and an upper one that does not leave
+    it open."""
+    return MAY_FIT if is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
 
 
-def _is_open(line: PlanLine) -> bool:
+def is_open(line: PlanLine) -> bool:
+    """Whether a bound leaves open whether it fits."""
     return line.verdict in {LEAST: (FITS, TIGHT), MOST: (TIGHT,)}.get(line.bound or "", ())
 
 
@@ -374,27 +270,10 @@ def step_words(step: StepTime) -> str:
     unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
     low, high = step.low_s * factor, step.high_s * factor
     if high < _ABOUT * low:
-        return phrase("about {time}", time=f"{_two_digits(math.sqrt(low * high))} {unit}")
+        return phrase("about {time}", time=f"{_two_digits(step.middle_s * factor)} {unit}")
     return f"{_two_digits(low)}–{_two_digits(high)} {unit}"
 
 
 def _two_digits(value: float) -> str:
     """'340', '3.4', '0.34'; '2' for 2.0."""
     return f"{float(f'{value:.1e}'):.10g}"
-
-
-def _need(line: PlanLine) -> int:
-    assert line.fullest is not None
-    return line.fullest.total_bytes  # which is shown of a line
-
-
-def complexity(line: PlanLine) -> tuple[int, bool, int]:
-    """What sorts lines from the simplest on; one thread for several devices is no simplification."""
-    options = len(STRATEGIES[line.strategy].changed(line.options))
-    drives_several = STRATEGIES[line.strategy].planning.one_thread and len(line.devices) > 1
-    return options, drives_several, list(STRATEGIES).index(line.strategy)
-
-
-def _middle_s(step: StepTime) -> float:
-    """The geometric mean of a range."""
-    return math.sqrt(step.low_s * step.high_s)

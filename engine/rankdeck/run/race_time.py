@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rankdeck.base.phrases import marked, phrase
@@ -17,7 +16,7 @@ _ABOUT, _AT_LEAST = marked("about {time}"), marked("at least {time}")
 
 def expected_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
     """(how long a race of these takes, whether that is the least): on a CPU nobody knows what steps take."""
-    timed = [math.sqrt(line.step.low_s * line.step.high_s) for line in lines if line.step is not None]
+    timed = [line.step.middle_s for line in lines if line.step is not None]
     is_gpu = bool(timed)
     starting_s = _STARTING_S["gpu" if is_gpu else "virtual"]
     again_s = timed[0] if timed else 0.0

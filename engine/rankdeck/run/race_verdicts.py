@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.plan_lines import complexity
+from rankdeck.run.plan_marks import complexity
 from rankdeck.run.race import (
     AGREES,
     COMPLETED,

@@ -9,7 +9,7 @@ import pytest
 
 from rankdeck.base.phrases import phrase, sentences
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run import plan_lines
+from rankdeck.run import plan_lines, plan_marks
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
 
 GIB = 2**30
@@ -86,7 +86,7 @@ def test_virtual_devices_share_what_this_machine_has_left() -> None:
 
 
 def recommended(lines: list[PlanLine]) -> tuple[str, str]:
-    found = plan_lines.marks(lines)
+    found = plan_marks.marks(lines)
     assert found.recommended is not None
     return lines[found.recommended].label, found.reason
 
@@ -102,7 +102,7 @@ def test_with_room_the_fastest_is_recommended_however_little_another_needs() -> 
         "ddp",
         "It fits with room, and no other that does is predicted to be faster.",
     )
-    assert lines[plan_lines.marks(lines).cheapest or 0].label == "model"
+    assert lines[plan_marks.marks(lines).cheapest or 0].label == "model"
 
 
 def test_of_equally_fast_ones_the_simplest_is_recommended() -> None:
@@ -151,13 +151,13 @@ def test_what_trains_something_else_is_recommended_only_where_nothing_else_was_a
     strategy, reason = recommended(lines)
     assert strategy == "ddp"
     assert reason.endswith("faster. pipeline-async is left out: it trains something else than one device.")
-    assert plan_lines.marks(lines).cheapest == 1
-    assert plan_lines.marks([line("ddp", 30), stale]).recommended is None
+    assert plan_marks.marks(lines).cheapest == 1
+    assert plan_marks.marks([line("ddp", 30), stale]).recommended is None
     assert recommended([stale]) == ("pipeline-async", "It fits with room.")
 
 
 def test_nothing_is_recommended_where_nothing_fits() -> None:
-    found = plan_lines.marks([line("single", 30), line("dp", 40)])
+    found = plan_marks.marks([line("single", 30), line("dp", 40)])
     assert (found.recommended, found.cheapest, found.reason) == (None, 0, "")
 
 
@@ -194,12 +194,12 @@ def shown_bytes(one: PlanLine) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_said_of_the_recommended_one_holds_for_the_rows_as_they_are_shown(seed: int) -> None:
     for lines in (any_lines(Random(f"{seed} {turn}")) for turn in range(25)):
-        found = plan_lines.marks(lines)
+        found = plan_marks.marks(lines)
         if found.cheapest is not None:
             assert shown_bytes(lines[found.cheapest]) == min(
                 map(shown_bytes, (one for one in lines if one.devices))
             )
-        every = [one for one in lines if not plan_lines.trains_otherwise(one)] or lines
+        every = [one for one in lines if not plan_marks.trains_otherwise(one)] or lines
         words = [plan_lines.words_of(one) for one in every]
         with_figures = [one for one in every if one.devices]
         if found.recommended is None:
