@@ -32,13 +32,14 @@ RUNS = [(archive, name) for archive in ARCHIVES for name in _names(archive)]
 
 def _is_said_here(archive: Path, name: str) -> bool:
     """Whether a run is resumed by every test run: one that was killed, and one that drains."""
-    return any(word in name for word in ("-killed-", "-pipeline-async-"))
+    return archive == ARCHIVES[0] and any(word in name for word in ("-killed-", "-pipeline-async-"))
 
 
+_NEVER_RESUMED = ("failed", "restarted", "diverged", "too-small", "script", "two-hosts")
 RESUMED = [
     pytest.param(*run, marks=() if _is_said_here(*run) else pytest.mark.slow, id=run[1][16:-5])
     for run in RUNS
-    if "-failed-" not in run[1]
+    if not any(f"-{word}-" in run[1] for word in _NEVER_RESUMED)
 ]
 
 
@@ -107,9 +108,11 @@ def test_an_older_run_opens_in_the_app(run: Path, live: LiveRun) -> None:
         return live.outcome == then["outcome"]
 
     wait_until(is_read)
-    assert (live.strategy, live.step) == (then["strategy"], then["steps"])
-    assert live.losses.last_y == pytest.approx(then["loss"]["last"])
-    assert live.evaluation is not None and live.evaluation.step == then["evaluation"]["step"]
+    assert (live.strategy, live.step or 0) == (then["strategy"], then["steps"])
+    if (loss := then["loss"]["last"]) is not None:
+        assert live.losses.last_y == pytest.approx(loss)
+    evaluated = None if live.evaluation is None else live.evaluation.step
+    assert evaluated == (then["evaluation"] and then["evaluation"]["step"])
 
 
 @pytest.mark.parametrize(("archive", "name"), RESUMED)
