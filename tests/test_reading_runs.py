@@ -15,7 +15,7 @@ from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.fold import read_fold
 from rankdeck.run.row import row_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import list_runs
 from tests.helpers.tree import CHECKOUT
 from tests.helpers.written_run import WrittenRun
@@ -150,7 +150,7 @@ def test_what_is_no_regular_file_is_passed_over_and_told(tmp_path: Path, kind: s
     ):
         put_in_place(run.path / name, kind)
     assert read_fold(run.dir).counts.unreadable == 1
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert (facts["outcome"], facts["steps"]) == ("lost", 1)
     assert "unreadable-events" in [problem["code"] for problem in facts["problems"]]
     assert row_of(run.dir)["steps"] == 1 and list_checkpoints(run.dir.checkpoints_folder) == []

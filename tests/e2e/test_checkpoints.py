@@ -17,7 +17,7 @@ from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.run.fold import read_fold
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import EventReader, RunDir, default_runs_folder, list_runs
 from tests.helpers import killing
 from tests.helpers.cli import rankdeck_here
@@ -265,4 +265,4 @@ def test_what_fails_twice_in_the_same_way_fails_for_good(job: Path) -> None:
     assert "bad batch 18" in last["message"] and "It was the same before" in last["message"]
     assert last["severity"] == "error"
     assert [item.code for item in problems(the_run())] == [last["code"]]
-    assert summarise(the_run())["exit_code"] == 1
+    assert summarise(the_run()).facts()["exit_code"] == 1

@@ -22,7 +22,7 @@ from rankdeck.run.race_row import race_info, row_of_race
 from rankdeck.run.row import read_info, row_of
 from rankdeck.run.row_figures import figures_of
 from rankdeck.run.row_index import RunRows
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.run.ways_out import kept_lines, ways_out
 from rankdeck.rundir import EventReader, RaceDir, RunDir
 from tests.helpers.cli import rankdeck_here
@@ -36,8 +36,8 @@ def _fold(run: RunDir) -> None:
     _look_at(fold)
     figures_of(fold)
     why_of(run, fold)
-    json.dumps(summarise(run, fold), allow_nan=False)
-    json.dumps(summarise(run, attempt=0), allow_nan=False)
+    json.dumps(summarise(run, fold).facts(), allow_nan=False)
+    json.dumps(summarise(run, attempt=0).facts(), allow_nan=False)
 
 
 def _look_at(fold: Fold) -> None:

@@ -25,7 +25,7 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
-from rankdeck.run.left_out import left_out_in_words
+from rankdeck.run.summary import TrainingData
 from rankdeck.rundir import Cursor, EventReader, RunDir
 from rankdeck_app.language import in_words, spoken, tr
 
@@ -81,7 +81,7 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
         text = tr("{severity}: {problem}", severity=tr(problem.severity), problem=problem.sentence)
         return OutputLine(event.t, problem.rank, text, _TONES.get(problem.severity, "error"))
     if isinstance(event, events.Phase):
-        left_out = spoken(left_out_in_words(event.samples, event.left_out))
+        left_out = spoken(TrainingData(event.samples, event.left_out).text())
         text = ", ".join(filter(None, (tr(event.phase), left_out)))
         return OutputLine(event.t, event.rank, text, "dim")
     if isinstance(event, events.RankStarted):

@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
 from rankdeck.api.figures import Floats
 from rankdeck.base.units import format_bytes, format_count
+from rankdeck.run.summary import RunSummary
 
 _WIDTH, _HEIGHT = 220, 44
 _MOST_POINTS = 200
 
 
-def table_of(facts: Mapping[str, Any], loss: Floats) -> str:
-    """The run that `facts` (what `show --json` tells) sums up, with its loss as a line."""
+def table_of(summary: RunSummary, loss: Floats) -> str:
+    """A run's summary, with its loss as a line."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
         f"<td style='text-align:left'>{html.escape(words)}</td></tr>"
-        for label, words in _rows(facts)
+        for label, words in _rows(summary)
     )
-    head = f"<tr><th colspan='2' style='text-align:left'>{html.escape(facts['run'])}</th></tr>"
+    head = f"<tr><th colspan='2' style='text-align:left'>{html.escape(summary.run)}</th></tr>"
     return f"<div><table>{head}{rows}</table>{_line(loss)}</div>"
 
 
-def _rows(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    yield "outcome", facts["outcome"]
-    planned = facts["steps_planned"]
-    yield "steps", f"{facts['steps']}" + (f" of {planned}" if planned else "")
-    if facts["strategy"]:
-        yield "strategy", facts["strategy"]
-    first, last = facts["loss"]["first"], facts["loss"]["last"]
+def _rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
+    yield "outcome", summary.outcome
+    planned = summary.steps_planned
+    yield "steps", f"{summary.steps}" + (f" of {planned}" if planned else "")
+    if summary.strategy:
+        yield "strategy", summary.strategy
+    first, last = summary.loss.first, summary.loss.last
     if first is not None and last is not None:
-        at = f" at step {facts['loss_step']}" if facts["loss_step"] not in (None, facts["steps"]) else ""
+        at = f" at step {summary.loss_step}" if summary.loss_step not in (None, summary.steps) else ""
         yield "loss", f"{first:.4f} to {last:.4f}{at}"
-    if facts["verified"]:
-        yield "one device", facts["verified"]["text"]
-    if facts["samples_per_s"] is not None:
-        yield "speed", f"{format_count(facts['samples_per_s'])} samples/s"
-    for device in facts["devices"]:
-        if device["peak_bytes"] is not None:
-            name = f"device {device['device']} {device['name'] or ''}".rstrip()
-            yield name, f"peak {format_bytes(device['peak_bytes'])}"
-    for problem in facts["problems"][:3]:
-        yield problem["severity"], problem["message"]
-    yield "path", facts["path"]
+    if summary.verified:
+        yield "one device", summary.verified.text
+    if summary.samples_per_s is not None:
+        yield "speed", f"{format_count(summary.samples_per_s)} samples/s"
+    for device in summary.devices:
+        if device.peak_bytes is not None:
+            name = f"device {device.device} {device.name or ''}".rstrip()
+            yield name, f"peak {format_bytes(device.peak_bytes)}"
+    for problem in summary.problems[:3]:
+        yield problem.severity, problem.message
+    yield "path", summary.path
 
 
 def _line(values: Floats) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from rankdeck.api import html
@@ -22,8 +23,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
 from rankdeck.launch.control import request_stop, wait_ended
-from rankdeck.run.summary import problems_of, summarise
-from rankdeck.run.verified import verified_facts
+from rankdeck.run.summarising import problems_of, summarise, verified_summary
+from rankdeck.run.summary import RunSummary
 from rankdeck.rundir import EventReader, RunDir, attempt_of
 
 if TYPE_CHECKING:
@@ -177,14 +178,14 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What `rankdeck show --json` tells."""
-        return summarise(self._dir, self._figures.refresh().fold)
+        return self._summary().facts()
 
     @property
     def verified(self) -> dict[str, Any] | None:
         """Whether it computes what one device does, as the check before its first step found: outcome, cause,
         names, largest, precision, samples, seconds, text. None where there was no check."""
-        found = self._figures.refresh().fold.verified
-        return None if found is None else verified_facts(found)
+        found = verified_summary(self._figures.refresh().fold.verified)
+        return None if found is None else msgspec.structs.asdict(found)
 
     @property
     def problems(self) -> list[Problem]:
@@ -239,6 +240,9 @@ class Run:
 
     # How it looks.
 
+    def _summary(self) -> RunSummary:
+        return summarise(self._dir, self._figures.refresh().fold)
+
     def __repr__(self) -> str:
         fold = self._figures.refresh().fold
         newest = fold.newest("loss")
@@ -247,4 +251,4 @@ class Run:
         return f"<Run {self.name}: {self.outcome}, {fold.step or 0} steps{loss}>"
 
     def _repr_html_(self) -> str:
-        return html.table_of(self.summary, self.loss)
+        return html.table_of(self._summary(), self.loss)

@@ -22,7 +22,7 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
     from rankdeck.cli.display import JsonLines
     from rankdeck.cli.follow import choose, follow
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run.summary import summarise
+    from rankdeck.run.summarising import summarise
 
     run = find_run(name)
     fold = follow(run, JsonLines() if as_json else choose(run))

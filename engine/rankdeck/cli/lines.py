@@ -12,7 +12,7 @@ from rankdeck.cli.display import Display
 from rankdeck.cli.words import evaluation_in_words, loss_in_words, progress_of_script
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
-from rankdeck.run.left_out import left_out_in_words
+from rankdeck.run.summary import TrainingData
 from rankdeck.run.verified import verified_text
 
 EVERY_S = 1.0
@@ -34,7 +34,7 @@ class PlainLines(Display):
             case events.Phase() if event.rank == 0 and event.phase != self._phase:
                 self._phase = event.phase
                 self.say(
-                    ", ".join(filter(None, (event.phase, left_out_in_words(event.samples, event.left_out))))
+                    ", ".join(filter(None, (event.phase, TrainingData(event.samples, event.left_out).text())))
                 )
             case events.Verified():
                 self.say(verified_text(event))

@@ -244,7 +244,7 @@ def _watch(host: str, name: str, *, as_json: bool) -> int:
     from rankdeck.cli.follow import choose, follow
     from rankdeck.cli.summary import print_summary
     from rankdeck.remote.following import RemoteRun
-    from rankdeck.run.summary import summarise
+    from rankdeck.run.summarising import summarise
 
     with RemoteRun(host, name) as followed:
         run = followed.copy()

@@ -6,6 +6,7 @@ import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from rankdeck.base.errors import ConfigError
@@ -74,7 +75,7 @@ def show(
     from rankdeck.cli.summary import print_report
     from rankdeck.diagnose.why import findings_of
     from rankdeck.run.fold import read_fold
-    from rankdeck.run.summary import problem_facts, summarise
+    from rankdeck.run.summarising import summarise
 
     race = find_race(name) if attempt is None else None
     if race is not None:
@@ -93,12 +94,13 @@ def show(
 
             predict(run)
     fold = read_fold(run, attempt=attempt, curves=True)
-    facts = summarise(run, fold, attempt=attempt)
-    facts["findings"] = [*map(problem_facts, findings_of(run, fold, is_over=facts["outcome"] != "running"))]
+    summary = summarise(run, fold, attempt=attempt)
+    found = findings_of(run, fold, is_over=summary.outcome != "running")
+    summary = msgspec.structs.replace(summary, findings=list(found))
     if as_json:
-        console.as_json(facts, indent=2)
+        console.as_json(summary.facts(), indent=2)
     else:
-        print_report(facts)
+        print_report(summary)
     return 0
 
 

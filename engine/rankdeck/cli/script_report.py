@@ -1,98 +1,97 @@
 """What `show` and the last words of `run` say of a person's own script: labels with their words.
 
-Drawn from the facts that `show --json` prints (run/script_summary.py). What was not seen has no line.
+Drawn from the summary that `show --json` prints (run/summary.py). What was not seen has no line.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.cli.words import UNKNOWN, empty_table, one_line
+from rankdeck.run.summary import MetricSummary, ObservedScript, RunSummary
 
 _MOST_METRICS = 40
 _LONGEST_NAME = 60
 
 
-def what(facts: Mapping[str, Any]) -> str:
+def what(summary: RunSummary) -> str:
     """'train.py  DistributedDataParallel (observed) on 2 ranks'"""
-    script, observed = facts["script"], facts["observed"] or {}
-    words = [one_line(script["run"]) if script else "a script"]
-    if observed.get("wrapper"):
-        words.append(f" {one_line(observed['wrapper'])} (observed)")
-    num_ranks = max(len(observed.get("ranks", ())), script["ranks"] if script else 0)
+    script, observed = summary.script, summary.observed
+    words = [one_line(script.run) if script else "a script"]
+    if observed is not None and observed.wrapper:
+        words.append(f" {one_line(observed.wrapper)} (observed)")
+    num_ranks = max(len(observed.ranks) if observed is not None else 0, script.ranks if script else 0)
     if num_ranks > 1:
         words.append(f"on {num_ranks} ranks")
     return " ".join(words)
 
 
-def started(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def started(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """How the script was started, and how it ended."""
-    script = facts["script"]
+    script = summary.script
     if script:
-        module = ["-m"] if script["kind"] == "module" else []
-        program = [] if script["kind"] == "program" else [script["python"], *module]
-        yield "script", one_line(shlex.join([*program, script["run"], *script["args"]]), 10_000)
-        yield "folder", script["folder"]
-    if facts["script_status"] is not None:
-        yield "exit status", str(facts["script_status"])
+        module = ["-m"] if script.kind == "module" else []
+        program = [] if script.kind == "program" else [script.python, *module]
+        yield "script", one_line(shlex.join([*program, script.run, *script.args]), 10_000)
+        yield "folder", script.folder
+    if summary.script_status is not None:
+        yield "exit status", str(summary.script_status)
 
 
-def seen(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def seen(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """What the observer saw besides steps and memory."""
-    observed = facts["observed"]
-    if facts["wait_share"] is not None:
-        yield "loader wait", f"{facts['wait_share']:.0%} of a step".replace("%", " %")
+    observed = summary.observed
+    if summary.wait_share is not None:
+        yield "loader wait", f"{summary.wait_share:.0%} of a step".replace("%", " %")
     if observed:
         yield from _set_up(observed)
-    for rank in facts["collectives"] or ():
+    for rank in summary.collectives or ():
         calls = ", ".join(
-            f"{one_line(name)} {format_count(count)}x{_size(rank['num_bytes'].get(name))}"
-            for name, count in rank["calls"].items()
+            f"{one_line(name)} {format_count(count)}x{_size(rank.num_bytes.get(name))}"
+            for name, count in rank.calls.items()
         )
-        yield f"rank {rank['rank']} called", calls
+        yield f"rank {rank.rank} called", calls
 
 
-def _set_up(observed: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    if observed["model"]:
-        size = observed["num_parameters"]
+def _set_up(observed: ObservedScript) -> Iterable[tuple[str, str]]:
+    if observed.model:
+        size = observed.num_parameters
         yield (
             "model",
-            _class(observed["model"]) + (f", {format_count(size)} parameters" if size is not None else ""),
+            _class(observed.model) + (f", {format_count(size)} parameters" if size is not None else ""),
         )
-    if observed["optimizer"]:
-        yield "optimizer", _class(observed["optimizer"])
-    if observed["dataset"]:
-        number = observed["num_samples"]
+    if observed.optimizer:
+        yield "optimizer", _class(observed.optimizer)
+    if observed.dataset:
+        number = observed.num_samples
         yield (
             "data",
-            _class(observed["dataset"]) + (f", {format_count(number)} samples" if number is not None else ""),
+            _class(observed.dataset) + (f", {format_count(number)} samples" if number is not None else ""),
         )
     batch = [
-        f"{observed['batch']} samples" if observed["batch"] is not None else "",
-        f"accumulated {observed['accumulate']} times" if (observed["accumulate"] or 1) > 1 else "",
+        f"{observed.batch} samples" if observed.batch is not None else "",
+        f"accumulated {observed.accumulate} times" if (observed.accumulate or 1) > 1 else "",
     ]
     if any(batch):
         yield "batch", ", ".join(filter(None, batch))
-    for label in ("precision", "backend"):
-        if observed[label]:
-            yield label, one_line(observed[label])
-    if observed["versions"]:
-        versions = (f"{name} {version}" for name, version in observed["versions"].items())
+    for label, words in (("precision", observed.precision), ("backend", observed.backend)):
+        if words:
+            yield label, one_line(words)
+    if observed.versions:
+        versions = (f"{name} {version}" for name, version in observed.versions.items())
         yield "versions", one_line(", ".join(versions), 1_000)
 
 
-def notes(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    return (("note", one_line(words, 1_000)) for words in facts["notes"])
+def notes(summary: RunSummary) -> Iterable[tuple[str, str]]:
+    return (("note", one_line(words, 1_000)) for words in summary.notes)
 
 
-def print_metrics(out: Console, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+def print_metrics(out: Console, metrics: Mapping[str, MetricSummary]) -> None:
     """What the script logged itself, as it stood last."""
     if not metrics:
         return
@@ -101,17 +100,13 @@ def print_metrics(out: Console, metrics: Mapping[str, Mapping[str, Any]]) -> Non
     for heading in ("", "last", "step", "values", "through"):
         table.add_column(heading, justify="right" if heading in ("last", "step", "values") else "left")
     for name, told in list(metrics.items())[:_MOST_METRICS]:
-        last = UNKNOWN if told["last"] is None else f"{told['last']:.6g}"
-        step = UNKNOWN if told["step"] is None else str(told["step"])
-        label, through = one_line(name, _LONGEST_NAME), one_line(told["through"])
-        table.add_row(Text(label), last, step, str(told["count"]), Text(through))
+        last = UNKNOWN if told.last is None else f"{told.last:.6g}"
+        step = UNKNOWN if told.step is None else str(told.step)
+        label, through = one_line(name, _LONGEST_NAME), one_line(told.through)
+        table.add_row(Text(label), last, step, str(told.count), Text(through))
     out.print(table)
     if len(metrics) > _MOST_METRICS:
         out.print(f"and {len(metrics) - _MOST_METRICS} more names: show --json", style="dim", soft_wrap=True)
-
-
-def is_of_a_script(facts: Mapping[str, Any]) -> bool:
-    return bool(facts["run_source"] == events.SCRIPT)
 
 
 def _class(path: str) -> str:

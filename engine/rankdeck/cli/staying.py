@@ -220,9 +220,9 @@ def begin_and_stay(
     staying = Staying(run, keyboard, tells=not as_json)
     staying.until_end()
     if as_json:
-        from rankdeck.run.summary import summarise
+        from rankdeck.run.summarising import summarise
 
-        console.as_json(summarise(run))
+        console.as_json(summarise(run).facts())
     else:
         _say(last_words(run))
     return status_of(run) or int(staying.has_lost_output)
@@ -254,14 +254,14 @@ def last_words(run: RunDir) -> str:
     if end is not None and isinstance(started, (int, float)):
         words[0] += f" after {format_duration(end.ended - started)}"
     if any(run.events_folder.glob("rank-*.jsonl")):
-        from rankdeck.run.summary import summarise
+        from rankdeck.run.summarising import summarise
 
-        facts = summarise(run)
-        words += filter(None, [lost_in_words(facts)])
-        if steps := facts["steps"]:
+        summary = summarise(run)
+        words += filter(None, [lost_in_words(summary)])
+        if steps := summary.steps:
             words.append(f"{steps} step{'s' if steps != 1 else ''}")
-        if facts["loss"]["last"] is not None:
-            words.append(f"loss {losses_in_words(facts)}")
+        if summary.loss.last is not None:
+            words.append(f"loss {losses_in_words(summary)}")
     return f"{', '.join(words)}; rankdeck show {run.name}"
 
 

@@ -1,6 +1,6 @@
 """Results as a person reads them: the last words of `train`, the report of `show`, the tables of lists.
 
-Everything is drawn from the facts that `--json` prints, so that both say the same.
+Everything is drawn from the summary that `--json` prints, so that both say the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
@@ -35,7 +34,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.breakdown import highest_of
-from rankdeck.run.left_out import left_out_in_words
+from rankdeck.run.summary import CommSummary, DeviceSummary, RunSummary, SampledStep, StepSeconds
 
 _LEAST_CALLED = 12
 _STYLES = {
@@ -47,84 +46,84 @@ _STYLES = {
 }
 
 
-def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
+def print_summary(summary: RunSummary, *, num_shown: int) -> None:
     """How a run ended: outcome, loss, speed, memory per device, where it lies; then its problems but those
     that have been shown already."""
     out = console.out()
-    out.print(_outcome_line(facts))
-    pairs = list(_figures(facts))
-    for device in facts["devices"]:
-        if device["peak_bytes"] is not None:
-            kinds = kinds_in_words(device["peak_by_kind"] or {})
-            peak = f"peak {format_bytes(device['peak_bytes'])}" + (f" ({kinds})" if kinds else "")
-            pairs.append((f"device {device['device']}", peak))
-        elif device["live_bytes"] is not None:
-            kinds = kinds_in_words(device["live_by_kind"] or {})
-            held = f"{format_bytes(device['live_bytes'])} {device['memory_source']}"
-            pairs.append((f"device {device['device']}", held + (f" ({kinds})" if kinds else "")))
-    pairs.extend(_known_words(facts))
-    if facts["imbalance"]:
-        pairs.append(("imbalance", imbalance_in_words(facts["imbalance"])))
-    if facts["verified"]:
-        pairs.append(("one device", facts["verified"]["text"]))
-    pairs.extend(script_report.notes(facts))
-    pairs.append(("run", facts["path"]))
+    out.print(_outcome_line(summary))
+    pairs = list(_figures(summary))
+    for device in summary.devices:
+        if device.peak_bytes is not None:
+            kinds = kinds_in_words(device.peak_by_kind or {})
+            peak = f"peak {format_bytes(device.peak_bytes)}" + (f" ({kinds})" if kinds else "")
+            pairs.append((f"device {device.device}", peak))
+        elif device.live_bytes is not None:
+            kinds = kinds_in_words(device.live_by_kind or {})
+            held = f"{format_bytes(device.live_bytes)} {device.memory_source}"
+            pairs.append((f"device {device.device}", held + (f" ({kinds})" if kinds else "")))
+    pairs.extend(_known_words(summary))
+    if summary.imbalance:
+        pairs.append(("imbalance", imbalance_in_words(summary.imbalance)))
+    if summary.verified:
+        pairs.append(("one device", summary.verified.text))
+    pairs.extend(script_report.notes(summary))
+    pairs.append(("run", summary.path))
     _print_pairs(out, pairs)
-    _print_problems(facts["problems"][num_shown:])
+    _print_problems(summary.problems[num_shown:])
 
 
-def print_report(facts: Mapping[str, Any]) -> None:
+def print_report(summary: RunSummary) -> None:
     """Everything that `show --json` tells, in tables."""
     out = console.out()
-    out.print(Text(one_line(facts["title"]), style="bold"))
-    out.print(_outcome_line(facts))
-    pairs = [*script_report.started(facts), *_figures(facts), *script_report.seen(facts)]
-    if facts["imbalance"]:
-        pairs.append(("imbalance", imbalance_in_words(facts["imbalance"])))
-    if facts["verified"]:
-        pairs.append(("one device", facts["verified"]["text"]))
-    if facts["comm"]:
-        sent = ", ".join(map(size_in_words, facts["comm"]["sent_bytes_per_step"]))
-        pairs.append(("sent per step", f"{facts['comm']['algorithm']}: {sent}"))
-        pairs.extend(_sync_words(facts["comm"]))
-    pairs.extend(_pipeline_words(facts))
-    pairs.extend(_known_words(facts))
-    pairs.extend(_anatomy_words(facts["anatomy"]))
-    pairs.extend(script_report.notes(facts))
-    pairs.append(("run", facts["path"]))
-    if facts["weights"]:
-        pairs.append(("weights", facts["weights"]))
+    out.print(Text(one_line(summary.title), style="bold"))
+    out.print(_outcome_line(summary))
+    pairs = [*script_report.started(summary), *_figures(summary), *script_report.seen(summary)]
+    if summary.imbalance:
+        pairs.append(("imbalance", imbalance_in_words(summary.imbalance)))
+    if summary.verified:
+        pairs.append(("one device", summary.verified.text))
+    if summary.comm:
+        sent = ", ".join(map(size_in_words, summary.comm.sent_bytes_per_step))
+        pairs.append(("sent per step", f"{summary.comm.algorithm}: {sent}"))
+        pairs.extend(_sync_words(summary.comm))
+    pairs.extend(_pipeline_words(summary))
+    pairs.extend(_known_words(summary))
+    pairs.extend(_anatomy_words(summary.anatomy))
+    pairs.extend(script_report.notes(summary))
+    pairs.append(("run", summary.path))
+    if summary.weights:
+        pairs.append(("weights", summary.weights))
     _print_pairs(out, pairs)
-    source = f", {facts['source']}" if facts["source"] else ""
-    if any(device["peak_bytes"] is not None for device in facts["devices"]):
+    source = f", {summary.source}" if summary.source else ""
+    if any(device.peak_bytes is not None for device in summary.devices):
         out.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
-        out.print(_devices_table(facts["devices"]))
-    elif any(device["live_bytes"] is not None for device in facts["devices"]):
+        out.print(_devices_table(summary.devices, of_peaks=True))
+    elif any(device.live_bytes is not None for device in summary.devices):
         out.print(f"\nmemory{source}", style="dim", soft_wrap=True)
-        out.print(_devices_table(facts["devices"], "live"))
-    script_report.print_metrics(out, facts["metrics"])
-    _print_problems(facts["problems"] + facts.get("findings", []))
+        out.print(_devices_table(summary.devices, of_peaks=False))
+    script_report.print_metrics(out, summary.metrics)
+    _print_problems([*summary.problems, *(summary.findings or [])])
 
 
-def _print_problems(problems: Iterable[Mapping[str, Any]]) -> None:
+def _print_problems(problems: Iterable[Problem]) -> None:
     for problem in problems:
-        console.problem(msgspec.convert(problem, Problem))
+        console.problem(problem)
 
 
-def _outcome_line(facts: Mapping[str, Any]) -> Text:
-    outcome = facts["outcome"]
-    planned = facts["steps_planned"]
-    lost = lost_in_words(facts)
+def _outcome_line(summary: RunSummary) -> Text:
+    outcome = summary.outcome
+    planned = summary.steps_planned
+    lost = lost_in_words(summary)
     words = Text(outcome, style="yellow" if lost and outcome == "completed" else _STYLES.get(outcome, ""))
     words.append(f", {lost}" if lost else "")
-    words.append(f"  {facts['steps']}{f'/{planned}' if planned else ''} steps", style="default not bold")
-    if facts["strategy"]:
-        words.append(f"  {_strategy_words(facts)}", style="default not bold")
-    elif script_report.is_of_a_script(facts):
-        words.append(f"  {script_report.what(facts)}", style="default not bold")
-    if facts["source"]:
-        words.append(f"  {facts['source']}", style="dim not bold")
-    if facts["pace"] == "simulated":
+    words.append(f"  {summary.steps}{f'/{planned}' if planned else ''} steps", style="default not bold")
+    if summary.strategy:
+        words.append(f"  {_strategy_words(summary)}", style="default not bold")
+    elif summary.is_of_script:
+        words.append(f"  {script_report.what(summary)}", style="default not bold")
+    if summary.source:
+        words.append(f"  {summary.source}", style="dim not bold")
+    if summary.pace == "simulated":
         words.append(f"  {SIMULATED_TIME}", style="dim not bold")
     return words
 
@@ -134,112 +133,113 @@ def outcome_style(outcome: str) -> str:
     return _STYLES.get(outcome, "")
 
 
-def _strategy_words(facts: Mapping[str, Any]) -> str:
+def _strategy_words(summary: RunSummary) -> str:
     """'dp (parallel_loss = true) on 4 devices': options that are not the default ones are named."""
-    card = STRATEGIES.get(facts["strategy"])
-    changed = card.changed(facts["options"]) if card else facts["options"]
+    card = STRATEGIES.get(summary.strategy or "")
+    changed = card.changed(summary.options) if card else summary.options
     options = f" ({', '.join(itertools.starmap(format_setting, changed.items()))})" if changed else ""
-    num_devices = len(facts["devices"])
+    num_devices = len(summary.devices)
     where = f" on {num_devices} device{'s' if num_devices > 1 else ''}" if num_devices else ""
-    return f"{facts['strategy']}{options}{where}"
+    return f"{summary.strategy}{options}{where}"
 
 
-def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    loss = facts["loss"]
-    if loss["first"] is not None:
-        yield "loss", losses_in_words(facts)
-    evaluation = facts["evaluation"]
+def _figures(summary: RunSummary) -> Iterable[tuple[str, str]]:
+    loss = summary.loss
+    if loss.first is not None:
+        yield "loss", losses_in_words(summary)
+    evaluation = summary.evaluation
     if evaluation:
-        accuracy = evaluation["accuracy"]
-        words = loss_in_words(evaluation["loss"])
+        accuracy = evaluation.accuracy
+        words = loss_in_words(evaluation.loss)
         yield "held-out loss", words + (f", accuracy {_percent(accuracy, 2)}" if accuracy is not None else "")
-    if scaling := facts["loss_scaling"]:
-        yield "loss scale", f"{scaling['scale']:g}, steps left out: {scaling['num_left_out']}"
-    if left_out := left_out_in_words(**facts["data"] or {}):
+    if scaling := summary.loss_scaling:
+        yield "loss scale", f"{scaling.scale:g}, steps left out: {scaling.num_left_out}"
+    if summary.data is not None and (left_out := summary.data.text()):
         yield "data", left_out
-    if facts["samples_per_s"] is not None:
-        yield "speed", f"{facts['samples_per_s']:.1f} samples/s{_step_words(facts['step_s'])}"
-    elif script_report.is_of_a_script(facts) and facts["steps_per_s"] is not None:
-        yield "speed", f"{facts['steps_per_s']:.1f} steps/s{_step_words(facts['step_s'])}"
-    if facts["first_step_s"] is not None:
-        yield "first step", f"after {facts['first_step_s']:.1f} s"
+    if summary.samples_per_s is not None:
+        yield "speed", f"{summary.samples_per_s:.1f} samples/s{_step_words(summary.step_s)}"
+    elif summary.is_of_script and summary.steps_per_s is not None:
+        yield "speed", f"{summary.steps_per_s:.1f} steps/s{_step_words(summary.step_s)}"
+    if summary.first_step_s is not None:
+        yield "first step", f"after {summary.first_step_s:.1f} s"
 
 
-def _step_words(step_s: Mapping[str, float | None]) -> str:
-    if step_s["median"] is None or step_s["p99"] is None:
+def _step_words(step_s: StepSeconds) -> str:
+    if step_s.median is None or step_s.p99 is None:
         return ""
-    return f", step {step_s['median'] * 1000:.1f} ms (p99 {step_s['p99'] * 1000:.1f} ms)"
+    return f", step {step_s.median * 1000:.1f} ms (p99 {step_s.p99 * 1000:.1f} ms)"
 
 
-def _known_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _known_words(summary: RunSummary) -> Iterable[tuple[str, str]]:
     """Which steps a rehearsal's peaks are of, and whether they stay within the capacity that it pretends."""
-    sampled = [device["sampled_steps"] for device in facts["devices"] if device["sampled_steps"]]
+    sampled = [device.sampled_steps for device in summary.devices if device.sampled_steps]
     if not sampled:
         return
-    known = highest_of(min(sampled), facts["steps_measured"])
+    known = highest_of(min(sampled), summary.steps_measured)
     yield "peaks are", known
-    limited = [device for device in facts["devices"] if device["total_bytes"] is not None]
-    if limited:
-        over = [f"{d['device']}" for d in limited if (d["peak_bytes"] or 0) > d["total_bytes"]]
+    limits = [(device, size) for device in summary.devices if (size := device.total_bytes) is not None]
+    if limits:
+        over = [f"{device.device}" for device, size in limits if (device.peak_bytes or 0) > size]
         held = f"exceeded on device {', '.join(over)}" if over else f"not exceeded, {known}"
-        yield "capacity", f"{format_bytes(max(d['total_bytes'] for d in limited))}, {held}"
+        yield "capacity", f"{format_bytes(max(size for _, size in limits))}, {held}"
 
 
-def _sync_words(comm: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _sync_words(comm: CommSummary) -> Iterable[tuple[str, str]]:
     """How long gradients take to meet, and how much of it backward hides, of the slowest rank."""
-    known = [pair for pair in zip(comm["sync_s"], comm["overlapped_s"], strict=True) if pair[0] is not None]
+    pairs = zip(comm.sync_s, comm.overlapped_s, strict=True)
+    known = [(sync_s, overlapped_s) for sync_s, overlapped_s in pairs if sync_s is not None]
     if known:
-        sync_s, overlapped_s = max(known)
+        sync_s, overlapped_s = max(known, key=lambda pair: pair[0])
         hidden = "" if overlapped_s is None else f", {_milliseconds(overlapped_s)} of it under backward"
         yield "gradient sync", f"{_milliseconds(sync_s)} a step on the slowest rank{hidden}"
 
 
-def _pipeline_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    bubble, ranks = facts["bubble"], facts["pipeline"]
+def _pipeline_words(summary: RunSummary) -> Iterable[tuple[str, str]]:
+    bubble, ranks = summary.bubble, summary.pipeline
     if bubble:
-        theory = "" if bubble["theory"] is None else f", {bubble['theory']:.3f} in theory"
-        measured = UNKNOWN if bubble["measured"] is None else f"{bubble['measured']:.3f}"
-        simulated = f" ({SIMULATED_TIME})" if facts["pace"] == "simulated" else ""
+        theory = "" if bubble.theory is None else f", {bubble.theory:.3f} in theory"
+        measured = UNKNOWN if bubble.measured is None else f"{bubble.measured:.3f}"
+        simulated = f" ({SIMULATED_TIME})" if summary.pace == "simulated" else ""
         yield "bubble", f"{measured} measured{theory}{simulated}"
     if ranks:
-        yield "in flight", f"{', '.join(str(rank['in_flight']) for rank in ranks)} microbatches by rank"
-        if any(rank["weight_versions"] is not None for rank in ranks):
-            yield "weight versions", ", ".join(_count(rank["weight_versions"]) for rank in ranks)
-            yield "staleness", f"{', '.join(_count(rank['staleness']) for rank in ranks)} updates"
+        yield "in flight", f"{', '.join(str(rank.in_flight) for rank in ranks)} microbatches by rank"
+        if any(rank.weight_versions is not None for rank in ranks):
+            yield "weight versions", ", ".join(_count(rank.weight_versions) for rank in ranks)
+            yield "staleness", f"{', '.join(_count(rank.staleness) for rank in ranks)} updates"
 
 
-def _anatomy_words(anatomy: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+def _anatomy_words(anatomy: SampledStep | None) -> Iterable[tuple[str, str]]:
     """The longest phases of the lead device in the last sampled step."""
     if anatomy:
-        lead = anatomy["devices"][0]["seconds_by_phase"]
+        lead = anatomy.devices[0].seconds_by_phase
         longest = sorted(lead.items(), key=lambda item: -item[1])[:6]
         words = ", ".join(f"{name} {_milliseconds(seconds)}" for name, seconds in longest)
-        simulated = f" ({SIMULATED_TIME})" if anatomy["simulated"] else ""
-        yield f"step {anatomy['step']}", f"device {anatomy['devices'][0]['device']}: {words}{simulated}"
+        simulated = f" ({SIMULATED_TIME})" if anatomy.simulated else ""
+        yield f"step {anatomy.step}", f"device {anatomy.devices[0].device}: {words}{simulated}"
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 2}f} ms"
 
 
-def _devices_table(devices: Sequence[Mapping[str, Any]], which: str = "peak") -> Table:
-    """Bytes by kind at the peak, or as they were `live` last, one column per device: kinds are many, devices
+def _devices_table(devices: Sequence[DeviceSummary], *, of_peaks: bool) -> Table:
+    """Bytes by kind at the peak, or as they were live last, one column per device: kinds are many, devices
     few."""
     table = empty_table()
     table.add_column("")
     for device in devices:
-        table.add_column(f"{device['device']} {device['name'] or ''}".rstrip(), justify="right")
-    by_kind = [device[f"{which}_by_kind"] or {} for device in devices]
+        table.add_column(f"{device.device} {device.name or ''}".rstrip(), justify="right")
+    by_kind = [(device.peak_by_kind if of_peaks else device.live_by_kind) or {} for device in devices]
     for kind in (*MEMORY_KINDS, UNATTRIBUTED):
         if any(held.get(kind) for held in by_kind):
             table.add_row(KIND_LABELS[kind], *(size_in_words(held.get(kind)) for held in by_kind))
-    total = "peak" if which == "peak" else "together"
-    table.add_row(total, *(size_in_words(device[f"{which}_bytes"]) for device in devices), style="bold")
-    if any(device["predicted_peak_bytes"] for device in devices):
-        table.add_row("predicted", *(size_in_words(device["predicted_peak_bytes"]) for device in devices))
+    totals = [device.peak_bytes if of_peaks else device.live_bytes for device in devices]
+    table.add_row("peak" if of_peaks else "together", *map(size_in_words, totals), style="bold")
+    if any(device.predicted_peak_bytes for device in devices):
+        table.add_row("predicted", *(size_in_words(device.predicted_peak_bytes) for device in devices))
         table.add_row("error (+: predicted above)", *map(_error, devices), style="dim")
-    if any(device["utilisation_mean"] is not None for device in devices):
-        table.add_row("busy", *(_percent(device["utilisation_mean"]) for device in devices))
+    if any(device.utilisation_mean is not None for device in devices):
+        table.add_row("busy", *(_percent(device.utilisation_mean) for device in devices))
     return table
 
 
@@ -292,8 +292,8 @@ def _percent(share: float | None, digits: int = 0) -> str:
     return UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
 
 
-def _error(device: Mapping[str, Any]) -> str:
-    predicted, measured = device["predicted_peak_bytes"], device["peak_bytes"]
+def _error(device: DeviceSummary) -> str:
+    predicted, measured = device.predicted_peak_bytes, device.peak_bytes
     return f"{(predicted / measured - 1) * 100:+.2f} %" if predicted and measured else UNKNOWN
 
 

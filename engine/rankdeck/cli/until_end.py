@@ -84,14 +84,14 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
 def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
     """Say how the run went; the command's exit code."""
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run.summary import summarise
+    from rankdeck.run.summarising import summarise
 
-    facts = summarise(run, fold)
+    summary = summarise(run, fold)
     if as_json:
-        console.as_json(facts)
+        console.as_json(summary.facts())
     else:
-        print_summary(facts, num_shown=len(fold.problems))
-    if interrupted and facts["outcome"] != "completed":
+        print_summary(summary, num_shown=len(fold.problems))
+    if interrupted and summary.outcome != "completed":
         return INTERRUPTED
     end = run.end()
     return end.exit_code if end is not None else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -13,6 +13,7 @@ from rankdeck.run.imbalance import BALANCED, is_notable
 
 if TYPE_CHECKING:
     from rankdeck.run.fold import Fold
+    from rankdeck.run.summary import ImbalanceSummary, RunSummary
 
 UNKNOWN = "-"
 KIND_LABELS = {
@@ -29,7 +30,7 @@ KIND_LABELS = {
 }
 
 
-def kinds_in_words(by_kind: dict[str, int], num_kinds: int = 3) -> str:
+def kinds_in_words(by_kind: Mapping[str, int], num_kinds: int = 3) -> str:
     """'gathered 128.0 MiB, weights 40.2 MiB': the largest kinds first."""
     largest = sorted(by_kind.items(), key=lambda item: item[1], reverse=True)[:num_kinds]
     return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
@@ -54,16 +55,16 @@ def loss_in_words(loss: float | None) -> str:
     return "?" if loss is None or loss != loss else f"{loss:.4f}"
 
 
-def losses_in_words(facts: Mapping[str, Any]) -> str:
+def losses_in_words(summary: RunSummary) -> str:
     """'2.3021 to 0.0123'; with ' at step 1980' where that of the last step is not known."""
-    first, last = facts["loss"]["first"], facts["loss"]["last"]
-    at = f" at step {facts['loss_step']}" if facts["loss_step"] not in (None, facts["steps"]) else ""
+    first, last = summary.loss.first, summary.loss.last
+    at = f" at step {summary.loss_step}" if summary.loss_step not in (None, summary.steps) else ""
     return f"{loss_in_words(first)} to {loss_in_words(last)}{at}"
 
 
-def lost_in_words(facts: Mapping[str, Any]) -> str:
+def lost_in_words(summary: RunSummary) -> str:
     """'with a loss that is not finite from step 12 on'; empty where it was a number wherever it was read."""
-    step, newest = facts["not_finite"], facts["loss_step"]
+    step, newest = summary.not_finite, summary.loss_step
     if step is None:
         return ""
     place = f"from step {step} on" if (newest or 0) < step else f"in step {step}"
@@ -91,11 +92,11 @@ def progress_of_script(fold: Fold) -> list[str]:
     return words
 
 
-def imbalance_in_words(imbalance: Mapping[str, Any]) -> str:
+def imbalance_in_words(imbalance: ImbalanceSummary) -> str:
     """'device 0 +38.7 GiB against the median of the others (3.2×)'; 'balanced' where none stands out."""
-    ratio = imbalance["ratio"]
-    if not is_notable(imbalance["excess_bytes"], ratio):
+    ratio = imbalance.ratio
+    if not is_notable(imbalance.excess_bytes, ratio):
         return BALANCED
-    excess = format_bytes(imbalance["excess_bytes"])
-    words = f"device {imbalance['device']} +{excess} against the median of the others"
+    excess = format_bytes(imbalance.excess_bytes)
+    words = f"device {imbalance.device} +{excess} against the median of the others"
     return words + (f" ({ratio:.1f}×)" if ratio is not None else "")

@@ -22,7 +22,7 @@ from rankdeck.compare.reading import ReadRun
 from rankdeck.compare.reported import ERROR_SIGN, reported
 from rankdeck.compare.table import Comparison, compare
 from rankdeck.run.fold import Fold
-from rankdeck.run.summary import problems_of
+from rankdeck.run.summarising import problems_of
 
 _TEMPLATE = "report.html.j2"
 

@@ -104,7 +104,7 @@ def why_of(run: RunDir, fold: Fold) -> Why | None:
 
 def problems_and_findings(run: RunDir, fold: Fold) -> list[Problem]:
     """What a run says of itself and what its figures say, errors first. `fold` has curves."""
-    from rankdeck.run.summary import problems_of
+    from rankdeck.run.summarising import problems_of
 
     outcome = run.outcome()
     found = problems_of(run, fold, outcome) + findings_of(run, fold, is_over=outcome != "running")

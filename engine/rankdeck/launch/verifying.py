@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
@@ -20,8 +22,9 @@ from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.launch.start import start
 from rankdeck.run.fold import read_fold
-from rankdeck.run.summary import problem_facts, problems_of
-from rankdeck.run.verified import verified_facts, verified_text
+from rankdeck.run.summarising import problems_of, verified_summary
+from rankdeck.run.summary import problems_json
+from rankdeck.run.verified import verified_text
 
 
 class StrategyRow(Protocol):
@@ -67,8 +70,8 @@ class Verification:
     def facts(self) -> dict[str, Any]:
         """As `--json` has it."""
         return {
-            "verified": None if self.verified is None else verified_facts(self.verified),
-            "problems": [problem_facts(problem) for problem in self.problems],
+            "verified": msgspec.to_builtins(verified_summary(self.verified)),
+            "problems": problems_json(self.problems),
         }
 
 

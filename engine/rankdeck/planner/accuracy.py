@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from rankdeck.planner.targets import Target, TargetDevice, usable_bytes
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import prediction_file, read_prediction, to_predict
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import RunDir
 
 
@@ -75,8 +74,7 @@ def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
 def compare(run: RunDir) -> list[Compared]:
     """Every device of a run of which both figures are known. Plans the run if nobody did."""
     try:
-        facts: dict[str, Any] = summarise(run)
-        measured = [device for device in facts["devices"] if device["peak_bytes"]]
+        measured = [device for device in summarise(run).devices if device.peak_bytes]
         line = predict(run) if measured else None
     except (ConfigError, msgspec.ValidationError):
         return []
@@ -87,13 +85,13 @@ def compare(run: RunDir) -> list[Compared]:
         Compared(
             run.name,
             line.label,
-            device["device"],
-            device["kind"] or "",
-            predicted[device["device"]],
-            device["peak_bytes"],
+            device.device,
+            device.kind or "",
+            predicted[device.device],
+            device.peak_bytes or 0,
         )
         for device in measured
-        if device["device"] in predicted
+        if device.device in predicted
     ]
 
 
@@ -111,7 +109,7 @@ def measured_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) ->
             like_this = run.config().model == config.model and _chip(line.devices[0].name) == gpu
         except ConfigError:
             continue
-        median_s = summarise(run)["step_s"]["median"] if like_this else None
+        median_s = summarise(run).step_s.median if like_this else None
         if median_s is not None:
             return float(median_s / (line.step.low_s * line.step.high_s) ** 0.5)
     return None

@@ -28,7 +28,7 @@ from rankdeck.run.script_figures import MetricFigures
 from rankdeck.run.script_trace import trace_of_script
 from rankdeck.run.script_words import name_of, script_of
 from rankdeck.run.step_table import COLUMNS, SCRIPT_COLUMNS, Row
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.run.tensorboard import records
 from rankdeck.run.trace import trace_of
 from rankdeck.rundir import EventReader, RunDir
@@ -134,7 +134,7 @@ def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None
     fold = read_fold(run, attempt=attempt, rows_held=None)
     columns = _columns(fold)
     steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in fold.rows()]
-    whole: dict[str, Any] = {"summary": summarise(run, fold, attempt=attempt), "steps": steps}
+    whole: dict[str, Any] = {"summary": summarise(run, fold, attempt=attempt).facts(), "steps": steps}
     evaluations = [one for attempt in fold.attempts.values() for one in attempt.evaluations]
     if evaluations:
         whole["held_out"] = [

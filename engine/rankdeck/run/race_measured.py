@@ -19,7 +19,7 @@ from rankdeck.run.race import (
     Race,
     RaceEntry,
 )
-from rankdeck.run.summary import problems_of
+from rankdeck.run.summarising import problems_of
 from rankdeck.run.verified import verified_text
 from rankdeck.rundir import RunDir
 

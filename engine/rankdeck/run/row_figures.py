@@ -11,7 +11,7 @@ from rankdeck.base.garbage import collector_paused
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold
 from rankdeck.run.row import RunFigures
-from rankdeck.run.summary import newest_loss
+from rankdeck.run.summarising import newest_loss
 from rankdeck.rundir import EventReader, RunDir
 
 _CHUNK_BYTES = 1 << 17

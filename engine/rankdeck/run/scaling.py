@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 from rankdeck import events
 
@@ -36,7 +37,7 @@ class Scaling:
             self.left_out.pop()
 
 
-class Scaled(NamedTuple):
+class Scaled(msgspec.Struct, frozen=True):
     """Of a whole run: the factor now, and how many of its steps were left out."""
 
     scale: float

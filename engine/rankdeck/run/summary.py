@@ -1,228 +1,289 @@
-"""A run summed up: what `show --json` and exports say of it.
+"""One record of what a run did: what `show --json` prints and what every other view of a run reads.
 
-`summarise` is a contract: keys may be added, never changed. Unknown is None. Every figure is the fold's
-(fold.py); what the run's other files say (its end, its configuration, its prediction) is added here.
+Made by `summarise` (summarising.py) from the fold of a run's events and from the run's other files. The keys
+of `facts` are a contract: keys may be added, never changed. Unknown is None; sizes are bytes, times are
+seconds, moments are Unix seconds.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from rankdeck import events
-from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.run.anatomy import totals_s
-from rankdeck.run.devices import DeviceFigures
-from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.imbalance import Imbalance
-from rankdeck.run.left_out import training_data
-from rankdeck.run.prediction import read_prediction
-from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
-from rankdeck.run.scaling import scaled
-from rankdeck.run.script_summary import script_facts
-from rankdeck.run.verified import verified_facts
-from rankdeck.rundir import RunDir, read_labels
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.run.scaling import Scaled
 
 
-def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = None) -> dict[str, Any]:
-    """What `rankdeck show --json` prints. `fold` spares reading the events again. With `attempt`, the run as
-    that attempt left it."""
-    fold = fold or read_fold(run, attempt=attempt)
-    is_past = attempt is not None and attempt < run.next_attempt() - 1
-    end = None if is_past else run.end()
-    outcome, exit_code = _past_end(fold) if is_past else (run.outcome(), end.exit_code if end else None)
-    strategy, options, planned = _what_ran(run, fold)
-    predicted = _predicted_bytes(run, attempt)
-    first, last_loss, labels = fold.first_started, newest_loss(fold), read_labels(run.path)
-    return {
-        "run": run.name,
-        "title": labels.name or run.own_title,
-        "tags": list(labels.tags),
-        "note": labels.note,
-        "archived": labels.is_archived,
-        "path": str(run.path),
-        "outcome": outcome,
-        "strategy": strategy,
-        "options": options,
-        "steps": fold.step or 0,
-        "attempts": fold.num_attempts,
-        "loss": {"first": fold.first_loss(), "last": last_loss},
-        "loss_scaling": _loss_scaling(fold),
-        "evaluation": _evaluation(fold.evaluation),
-        "verified": None if fold.verified is None else verified_facts(fold.verified),
-        "samples_per_s": fold.samples_per_s(),
-        "step_s": fold.step_times(),
-        "estimated": not fold.is_exact(),
-        "first_step_s": _first_step_s(fold),
-        "devices": [_device(device, predicted) for device in fold.devices.values()],
-        "imbalance": _imbalance(fold.imbalance()),
-        "comm": _comm(fold),
-        "bubble": _bubble(fold),
-        "pipeline": _pipeline(fold),
-        "anatomy": _anatomy(fold),
-        "pace": fold.started.pace if fold.started else None,
-        "problems": [*map(problem_facts, problems_of(run, fold, outcome))],
-        "steps_measured": fold.num_steps_measured,
-        "steps_planned": planned,
-        "data": training_data(fold),
-        "source": fold.source,
-        "started": first.started if first else run.environment().get("started"),
-        "ended": end.ended if end else None,
-        "exit_code": exit_code,
-        "weights": str(run.weights) if files.is_regular(run.weights) and not is_past else None,
-        "missing_lines": fold.counts.missing,
-        "unreadable": fold.counts.unreadable + fold.refused,
-        "newer_events": fold.counts.newer,
-        **script_facts(run, fold),
-    }
+class LossRange(msgspec.Struct, frozen=True):
+    """The first finite loss, and that of the last step; of a script the newest that is known."""
+
+    first: float | None
+    last: float | None
 
 
-def problem_facts(problem: Problem) -> dict[str, Any]:
-    return {
-        **msgspec.structs.asdict(problem),
-        "last_lines": list(problem.last_lines),
-        "evidence": msgspec.to_builtins(problem.evidence),
-    }
+class StepSeconds(msgspec.Struct, frozen=True):
+    """From a step's end to the next one's."""
+
+    median: float | None
+    p99: float | None
 
 
-def _past_end(fold: Fold) -> tuple[str, int | None]:
-    """(outcome, exit code) of an attempt that another one followed."""
-    last = max(fold.attempts, default=0)
-    ended = fold.attempts[last].ended if last in fold.attempts else None
-    return (ended.outcome, ended.exit_code) if ended is not None else ("lost", None)
+class HeldOut(msgspec.Struct, frozen=True):
+    """The newest evaluation."""
+
+    loss: float | None
+    accuracy: float | None
+    step: int
+    samples: int | None
 
 
-def problems_of(run: RunDir, fold: Fold, outcome: str) -> list[Problem]:
-    """What was raised, and for a run that ended badly at least one cause."""
-    found = list(fold.problems)
-    if outcome == "lost":
-        found.append(lost_problem(run))
-    elif outcome == "failed" and not any(problem.severity == "error" for problem in found):
-        # The supervisor names one cause for all ranks; without it, what the ranks saw is the best there is.
-        found.extend(fold.rank_failures or [failed_problem(run)])
-    return found + reading_problems(fold.counts, fold.refused)
+class VerifiedSummary(msgspec.Struct, frozen=True):
+    """What the check before the first step found (events.Verified), and that in a sentence."""
+
+    outcome: str
+    cause: str | None
+    names: list[str]
+    largest: float | None
+    precision: str | None
+    samples: int | None
+    steps: int
+    layers: int | None
+    seconds: float
+    text: str
 
 
-def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
-    """The predicted peak of live tensors by device; nothing where only a bound is known."""
-    line = read_prediction(run, attempt)
-    if line is None or line.is_bound:
-        return {}
-    return {device.device: device.active_bytes for device in line.devices}
+class DeviceSummary(msgspec.Struct, frozen=True):
+    """A device and its memory. `sampled_steps`: of how many steps the peak is, None where it is of all."""
+
+    device: int
+    name: str | None
+    uuid: str | None
+    kind: str | None
+    total_bytes: int | None
+    host: str | None
+    utilisation_mean: float | None
+    used_peak_bytes: int | None
+    lost_at: float | None
+    peak_bytes: int | None
+    peak_by_kind: Mapping[str, int] | None
+    live_bytes: int | None
+    live_by_kind: Mapping[str, int] | None
+    memory_source: str | None
+    sampled_steps: int | None
+    breakdown: Mapping[str, int] | None
+    predicted_peak_bytes: int | None
 
 
-def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, Any], int | None]:
-    """Strategy, its options and the planned steps; from the configuration for a run that never started."""
-    if fold.started is not None:
-        return fold.started.strategy, fold.started.options, fold.num_steps_planned
-    try:
-        config = run.config()
-    except ConfigError:
-        return None, {}, None
-    return config.strategy.use, config.strategy.options, config.train.steps
+class ImbalanceSummary(msgspec.Struct, frozen=True):
+    """The fullest device against the median of the others."""
+
+    device: int
+    excess_bytes: int
+    ratio: float | None
 
 
-def newest_loss(fold: Fold) -> float | None:
-    """That of the last step; of a script, which is sampled, the newest that is known."""
-    if fold.script.is_script:
-        newest = fold.newest("loss")
-        return None if newest is None else newest[1]
-    return _finite(fold.last.loss if fold.last else None)
+class CommSummary(msgspec.Struct, frozen=True):
+    """What ranks send in a step; lists are by rank, None for one that has not told."""
+
+    algorithm: str
+    sent_bytes_per_step: list[int | None]
+    sync_s: list[float | None]
+    overlapped_s: list[float | None]
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
-    if evaluation is None:
-        return None
-    return {
-        "loss": _finite(evaluation.loss),
-        "accuracy": evaluation.accuracy,
-        "step": evaluation.step,
-        "samples": evaluation.samples,
-    }
-
-
-def _loss_scaling(fold: Fold) -> dict[str, Any] | None:
-    """Of fp16: what the loss is multiplied by, and how many steps were left out for it."""
-    found = scaled(one.scaling for one in fold.attempts.values())
-    return None if found is None else found._asdict()
-
-
-def _first_step_s(fold: Fold) -> float | None:
-    row, started = fold.first_row(), fold.first_started
-    ended = fold.script.first_step_ended if fold.script.is_script else None if row is None else row.ended
-    return None if started is None or ended is None else _finite(ended - started.started)
-
-
-def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:
-    of_info, of_run = (
-        ("name", "uuid", "kind", "total_bytes", "host"),
-        ("utilisation_mean", "used_peak_bytes", "lost_at"),
-    )
-    return {
-        "device": figures.device,
-        **{key: getattr(figures.info, key, None) for key in of_info},
-        **{key: getattr(figures, key) for key in of_run},
-        "peak_bytes": figures.peak_bytes,
-        "peak_by_kind": figures.peak_by_kind,
-        "live_bytes": figures.live_bytes,
-        "live_by_kind": figures.live_by_kind,
-        "memory_source": figures.source,
-        "sampled_steps": figures.num_sampled or None,
-        "breakdown": figures.breakdown,
-        "predicted_peak_bytes": predicted.get(figures.device),
-    }
-
-
-def _imbalance(found: Imbalance | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"device": found.device, "excess_bytes": round(found.excess_bytes), "ratio": found.ratio}
-
-
-def _comm(fold: Fold) -> dict[str, Any] | None:
-    comm, sync = fold.comm, fold.sync
-    if not comm:
-        return None
-    size = max(fold.started.world_size if fold.started else 0, max(comm) + 1)
-    algorithms = dict.fromkeys(name for _, by_name in sorted(comm.items()) for name in by_name)
-    synced = [sync.get(rank) for rank in range(size)]
-    return {
-        "algorithm": " + ".join(algorithms),
-        "sent_bytes_per_step": [sum(comm[rank].values()) if rank in comm else None for rank in range(size)],
-        "sync_s": [None if rank is None else rank.sync_s for rank in synced],
-        "overlapped_s": [None if rank is None else rank.overlapped_s for rank in synced],
-    }
-
-
-def _bubble(fold: Fold) -> dict[str, float | None] | None:
+class BubbleShare(msgspec.Struct, frozen=True):
     """The share of a step that a pipeline's devices wait, measured and by the schedule's theory."""
-    return None if fold.bubble is None else {"measured": fold.bubble[0], "theory": fold.bubble[1]}
+
+    measured: float | None
+    theory: float | None
 
 
-def _pipeline(fold: Fold) -> list[dict[str, Any]] | None:
-    """What each rank said of its stages."""
-    if not fold.pipeline:
-        return None
-    keys = ("rank", "stages", "microbatches", "in_flight", "weight_versions", "staleness")
-    return [{key: getattr(event, key) for key in keys} for _, event in sorted(fold.pipeline.items())]
+class StageSummary(msgspec.Struct, frozen=True):
+    """What a rank said of its stages."""
+
+    rank: int
+    stages: list[int]
+    microbatches: int
+    in_flight: int
+    weight_versions: int | None
+    staleness: int | None
 
 
-def _anatomy(fold: Fold) -> dict[str, Any] | None:
-    """Seconds by phase of each device in the last step that was sampled."""
-    last = fold.anatomy
-    if last is None:
-        return None
-    return {
-        "step": last.step,
-        "seconds": last.seconds,
-        "simulated": last.simulated,
-        "devices": [{"device": row.device, "seconds_by_phase": dict(totals_s(row))} for row in last.rows],
-    }
+class DevicePhases(msgspec.Struct, frozen=True):
+    device: int
+    seconds_by_phase: dict[str, float]
+
+
+class SampledStep(msgspec.Struct, frozen=True):
+    """The last step that was sampled, by device and phase."""
+
+    step: int
+    seconds: float
+    simulated: bool
+    devices: list[DevicePhases]
+
+
+class TrainingData(msgspec.Struct, frozen=True):
+    """How many samples there are to train on, and how many of them each epoch leaves out."""
+
+    samples: int | None = None
+    left_out: int | None = None
+
+    def text(self) -> str:
+        """A sentence of what is left out; empty where nothing is, or nothing is known."""
+        if not self.left_out:
+            return ""
+        return phrase(
+            '{left_out} of {samples} samples are left out of each epoch (data.last = "drop")',
+            left_out=self.left_out,
+            samples=self.samples,
+        )
+
+
+class ScriptStart(msgspec.Struct, frozen=True):
+    """How a person's own script is started."""
+
+    run: str
+    kind: str
+    args: list[str]
+    folder: str
+    python: str
+    ranks: int
+    observe: str
+
+
+class ObservedRank(msgspec.Struct, frozen=True):
+    rank: int
+    pid: int | None
+    world_size: int | None
+    steps: int
+    skipped: int | None
+    wait_share: float | None
+
+
+class ObservedScript(msgspec.Struct, frozen=True):
+    """What was seen of the lowest rank (events.Observed), and by rank what differs."""
+
+    script: str
+    versions: dict[str, str]
+    wrapper: str | None
+    wrapper_options: dict[str, Any]
+    backend: str | None
+    model: str | None
+    num_parameters: int | None
+    optimizer: str | None
+    parameter_groups: list[dict[str, Any]]
+    other_optimizers: dict[str, int]
+    skipped: int
+    dataset: str | None
+    num_samples: int | None
+    batch: int | None
+    loader_workers: int | None
+    first_batches: str | None
+    same_epochs: int
+    batch_norms: int | None
+    accumulate: int | None
+    precision: str | None
+    not_finite: int | None
+    libraries: list[str]
+    parts: dict[str, str]
+    ranks: list[ObservedRank]
+
+
+class MetricSummary(msgspec.Struct, frozen=True):
+    """What was logged under a name; `step` is that of `last`, `through` the library that logged it."""
+
+    last: float | None
+    step: int | None
+    count: int
+    through: str
+
+
+class CollectiveSummary(msgspec.Struct, frozen=True):
+    """What a rank of a script called itself, by the name of the collective."""
+
+    rank: int
+    calls: dict[str, int]
+    num_bytes: dict[str, int]
+    seconds: dict[str, float]
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, or as one of its attempts left it. `estimated`: rates and step times are not of every step."""
+
+    run: str
+    title: str
+    tags: list[str]
+    note: str
+    archived: bool
+    path: str
+    outcome: str
+    strategy: str | None
+    options: dict[str, Any]
+    steps: int
+    attempts: int
+    loss: LossRange
+    loss_scaling: Scaled | None
+    evaluation: HeldOut | None
+    verified: VerifiedSummary | None
+    samples_per_s: float | None
+    step_s: StepSeconds
+    estimated: bool
+    first_step_s: float | None
+    devices: list[DeviceSummary]
+    imbalance: ImbalanceSummary | None
+    comm: CommSummary | None
+    bubble: BubbleShare | None
+    pipeline: list[StageSummary] | None
+    anatomy: SampledStep | None
+    pace: str | None
+    problems: list[Problem]
+    steps_measured: int
+    steps_planned: int | None
+    data: TrainingData | None
+    source: str | None
+    started: float | None
+    ended: float | None
+    exit_code: int | None
+    weights: str | None
+    missing_lines: int
+    unreadable: int
+    newer_events: int
+    run_source: str
+    script: ScriptStart | None
+    script_status: int | None
+    steps_per_s: float | None
+    wait_share: float | None
+    loss_step: int | None
+    not_finite: int | None
+    observed: ObservedScript | None
+    metrics: dict[str, MetricSummary]
+    collectives: list[CollectiveSummary] | None
+    notes: list[str]
+    findings: list[Problem] | msgspec.UnsetType = msgspec.UNSET
+    """What rules found in its figures; `show` looks for them."""
+
+    @property
+    def is_of_script(self) -> bool:
+        return self.run_source == events.SCRIPT
+
+    def facts(self) -> dict[str, Any]:
+        """What `show --json` prints."""
+        facts: dict[str, Any] = msgspec.to_builtins(self)
+        facts["problems"] = problems_json(self.problems)
+        if self.findings is not msgspec.UNSET:
+            facts["findings"] = problems_json(self.findings)
+        return facts
+
+
+def problems_json(problems: Iterable[Problem]) -> list[dict[str, Any]]:
+    """With every key, whether it says something or not."""
+    told = [msgspec.structs.asdict(one) for one in problems]
+    return [
+        {**one, "last_lines": list(one["last_lines"]), "evidence": msgspec.to_builtins(one["evidence"])}
+        for one in told
+    ]

@@ -122,19 +122,3 @@ def newest_verified(
 
 def _strategy(started: events.RunStarted | None) -> tuple[str | None, dict[str, Any]] | None:
     return None if started is None else (started.strategy, started.options)
-
-
-def verified_facts(verified: events.Verified) -> dict[str, Any]:
-    """The keys under "verified" of `show --json`."""
-    return {
-        "outcome": verified.outcome,
-        "cause": verified.cause,
-        "names": verified.names,
-        "largest": verified.largest,
-        "precision": verified.precision,
-        "samples": verified.samples,
-        "steps": verified.steps,
-        "layers": verified.layers,
-        "seconds": verified.seconds,
-        "text": str(verified_text(verified)),
-    }

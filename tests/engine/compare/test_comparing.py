@@ -21,7 +21,7 @@ from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.reading import ReadRun, read
 from rankdeck.compare.table import Comparison, FigureRow, compare
 from rankdeck.compare.words import difference_in_words, shortened, step_time
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -64,7 +64,7 @@ def row_of(comparison: Comparison, key: str) -> FigureRow:
 
 def test_the_figures_are_those_that_show_tells(tmp_path: Path) -> None:
     run = written(tmp_path / "runs", "a")
-    figures, facts = read(RunAt(run.path)).figures, summarise(run.dir)
+    figures, facts = read(RunAt(run.path)).figures, summarise(run.dir).facts()
     assert figures.value("step") == facts["steps"] == 4
     assert figures.value("loss") == facts["loss"]["last"] == 1.0
     assert figures.value("samples_per_s") == facts["samples_per_s"]

@@ -18,7 +18,7 @@ from rankdeck.launch import guard
 from rankdeck.launch.control import request_checkpoint
 from rankdeck.launch.resumable import check_resumable, title_of_next
 from rankdeck.launch.under_guard import NotResumableError
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import RunDir, add_attempt, create_race
 from tests.helpers.written_run import WrittenRun
 
@@ -156,4 +156,4 @@ def test_a_run_is_called_after_the_strategy_that_it_goes_on_with(
     assert title_of_next(run, other, 4) == becomes
     assert title_of_next(run, run.config(), 4) == called == run.title
     add_attempt(run, other, {"title": becomes})
-    assert run.title == becomes and summarise(run)["title"] == becomes
+    assert run.title == becomes and summarise(run).facts()["title"] == becomes

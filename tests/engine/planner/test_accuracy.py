@@ -13,7 +13,7 @@ from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
 from rankdeck.run.prediction import prediction_file, read_prediction
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 HERE = Target("1 x H100", (TargetDevice("NVIDIA H100 80GB HBM3", None),), like_cuda=True)
@@ -41,7 +41,7 @@ def test_a_run_with_a_prediction_is_compared(tmp_path: Path) -> None:
     run = written(tmp_path, peak_mib=80, low_s=0.1, high_s=0.1)
     (row,) = compare(run.dir)
     assert row.error == pytest.approx(0.25)
-    assert summarise(run.dir)["devices"][0]["predicted_peak_bytes"] == 100 * MIB
+    assert summarise(run.dir).facts()["devices"][0]["predicted_peak_bytes"] == 100 * MIB
 
 
 def test_each_attempt_has_its_own_prediction(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_each_attempt_has_its_own_prediction(tmp_path: Path) -> None:
     line = PlanLine(strategy="fsdp", options={}, label="fsdp", verdict="fits", devices=[device])
     prediction_file(run.dir).write_bytes(plan_lines.encode(line))
     for attempt, predicted in ((None, 41), (0, 100), (1, 41)):
-        facts = summarise(run.dir, attempt=attempt)
+        facts = summarise(run.dir, attempt=attempt).facts()
         assert facts["devices"][0]["predicted_peak_bytes"] == predicted * MIB
         (device_told,) = read(RunAt(run.path, attempt)).figures.devices
         assert device_told.predicted_bytes == predicted * MIB

@@ -18,7 +18,7 @@ from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.row import row_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import EventReader, RunDir
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -87,9 +87,9 @@ def test_steps_that_are_trained_again_replace_the_older_ones(tmp_path: Path, say
     assert fold.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
     assert fold.evaluation is None and fold.devices[0].peak_bytes is None
     run.end()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert (facts["loss"], facts["evaluation"], facts["steps"]) == ({"first": 5.0, "last": 20.0}, None, 4)
-    before = summarise(run.dir, attempt=0)
+    before = summarise(run.dir, attempt=0).facts()
     assert (before["loss"]["last"], before["evaluation"]["loss"]) == (2.0, 0.5)
     assert before["devices"][0]["peak_bytes"] == 900 * MIB and before["outcome"] == "lost"
 
@@ -182,7 +182,7 @@ def test_numbers_that_make_no_sense_cost_nothing_and_are_counted(tmp_path: Path)
     fold = read_fold(run.dir)
     assert (fold.step, len(fold.column("step")), fold.refused) == (400_000_000, 1, 4)
     run.end()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert facts["unreadable"] == 4 and facts["problems"][-1]["code"] == "unreadable-events"
 
 
@@ -198,7 +198,7 @@ def test_events_of_a_newer_version_are_skipped_and_said_once(tmp_path: Path) -> 
         with (run.path / "events" / "rank-0.0.jsonl").open("a") as file:
             file.write(json.dumps({**event, "seq": 1}) + "\n")
     run.end()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert (facts["steps"], facts["newer_events"], facts["unreadable"]) == (1, 2, 0)
     assert [problem["code"] for problem in facts["problems"]] == ["newer-events"]
 
@@ -301,7 +301,7 @@ def state(fold: Fold, run: RunDir) -> dict[str, Any]:
     """Everything that is shown of a fold."""
     curves = {name: getattr(fold, name).points() for name in ("losses", "rates", "held_out")}
     return {
-        "summary": summarise(run, fold),
+        "summary": summarise(run, fold).facts(),
         "rows": list(fold.rows()),
         "phases": fold.phases,
         "devices": {index: asdict_without_curves(device) for index, device in fold.devices.items()},

@@ -6,6 +6,7 @@ import pytest
 
 from rankdeck.cli.words import imbalance_in_words
 from rankdeck.run.imbalance import Imbalance, imbalance_of, lead_of
+from rankdeck.run.summary import ImbalanceSummary
 
 
 def test_the_lead_stands_above_the_median_of_the_others_not_above_their_mean() -> None:
@@ -36,5 +37,4 @@ def test_one_known_device_is_compared_with_nothing() -> None:
 def test_devices_that_hold_the_same_are_called_balanced(
     excess_bytes: int, ratio: float | None, words: str
 ) -> None:
-    imbalance = {"device": 0, "excess_bytes": excess_bytes, "ratio": ratio}
-    assert imbalance_in_words(imbalance) == words
+    assert imbalance_in_words(ImbalanceSummary(0, excess_bytes, ratio)) == words

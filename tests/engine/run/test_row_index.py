@@ -17,7 +17,7 @@ from rankdeck.run.fold import read_fold
 from rankdeck.run.row import RunFigures, RunInfo, read_info
 from rankdeck.run.row_figures import FollowedFigures, figures_of
 from rankdeck.run.row_index import RunRows, index_file, read_index, stamp_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import RaceDir, RunDir, labels_stamp, list_folder, read_labels, write_labels
 from tests.helpers.many_runs import write_many
 from tests.helpers.written_run import WrittenRun
@@ -219,7 +219,7 @@ def test_figures_are_those_of_show_and_are_kept_with_the_row(
         while followed.read_on(300):
             pass
         info = rows.with_figures(run, followed.figures(), stamp)
-        facts = summarise(run)
+        facts = summarise(run).facts()
         assert info.figures is not None and info.figures == figures_of(read_fold(run))
         assert info.figures.loss == facts["loss"]["last"] and info.step == facts["steps"]
         assert info.figures.held_out == (facts["evaluation"] or {"loss": None})["loss"]

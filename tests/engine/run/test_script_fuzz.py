@@ -18,7 +18,7 @@ from rankdeck.cli.summary import print_report, print_summary
 from rankdeck.run import export as exporting
 from rankdeck.run.fold import read_fold
 from rankdeck.run.row import read_info, row_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from tests.helpers.written_script import WrittenScript
 
 NUM_RUNS = 12
@@ -131,10 +131,11 @@ def test_no_reader_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], se
     if choose.random() < 0.5:
         run.finish(choose.choice([0, 1, 137, 255]))
     read_info(run.dir), row_of(run.dir)
-    facts = summarise(run.dir)
+    summary = summarise(run.dir)
+    facts = summary.facts()
     json.dumps(facts, allow_nan=False)
-    print_summary(facts, num_shown=0)
-    print_report(facts)
+    print_summary(summary, num_shown=0)
+    print_report(summary)
     told = capsys.readouterr().out
     assert "\x1b" not in told
     fold = read_fold(run.dir, rows_held=5)

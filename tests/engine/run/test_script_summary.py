@@ -13,7 +13,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.planner.accuracy import compare, predict
 from rankdeck.run.fold import read_fold
 from rankdeck.run.row import read_info, row_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import find_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 from tests.helpers.written_script import WrittenScript
@@ -56,7 +56,7 @@ def test_the_summary_tells_what_was_seen(run: WrittenScript) -> None:
         run.writer(f"rank-{rank}").write(calls)
     run.log(0, steps=[1, 2], accuracy=[0.5, 0.75])
     run.finish()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert (facts["run_source"], facts["outcome"], facts["script_status"]) == ("script", "completed", 0)
     assert facts["script"] == {
         "run": "train.py",
@@ -82,7 +82,7 @@ def test_the_summary_tells_what_was_seen(run: WrittenScript) -> None:
 
 def test_what_was_not_seen_is_absent(run: WrittenScript) -> None:
     run.finish()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     unknown = ("strategy", "samples_per_s", "steps_per_s", "wait_share", "observed", "collectives", "comm")
     assert all(facts[key] is None for key in (*unknown, "loss_step", "first_step_s", "source", "evaluation"))
     assert facts["loss"] == {"first": None, "last": None} and facts["metrics"] == {}
@@ -92,9 +92,9 @@ def test_what_was_not_seen_is_absent(run: WrittenScript) -> None:
 def test_steps_that_were_lost_were_not_absent(run: WrittenScript) -> None:
     """A process is a rank once it has stepped; `os._exit` may follow before anything is written."""
     run.see(0)
-    assert list(summarise(run.dir)["notes"]) == ["no optimizer step was seen yet"]
+    assert list(summarise(run.dir).facts()["notes"]) == ["no optimizer step was seen yet"]
     run.finish()
-    assert summarise(run.dir)["notes"] == ["it ended before its first steps were written down"]
+    assert summarise(run.dir).facts()["notes"] == ["it ended before its first steps were written down"]
 
 
 def test_a_configured_run_has_the_same_keys(run: WrittenScript, tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_configured_run_has_the_same_keys(run: WrittenScript, tmp_path: Path) 
     configured.begin(1, steps=2)
     configured.steps(0, 1, [2.0, 1.0])
     configured.end()
-    facts = summarise(configured.dir)
-    assert set(facts) == set(summarise(run.dir))
+    facts = summarise(configured.dir).facts()
+    assert set(facts) == set(summarise(run.dir).facts())
     assert (facts["run_source"], facts["script"], facts["script_status"]) == ("configuration", None, None)
     assert (facts["observed"], facts["metrics"], facts["notes"]) == (None, {}, [])
 
@@ -115,10 +115,10 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     run.see(1, parts=off | {"memory": "no owners"}, not_finite=7)
     run.step(0, 1, [1.0] * 10)
     run.step(1, 1, [1.0] * 3)
-    running = summarise(run.dir)
+    running = summarise(run.dir).facts()
     assert (running["not_finite"], running["notes"][-1][:11]) == (7, "SGD stepped")
     run.finish()
-    assert summarise(run.dir)["notes"] == [
+    assert summarise(run.dir).facts()["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
         "the observer's part memory is off on rank 1: no owners",
         "the loss of rank 1 was not finite in step 7",
@@ -132,29 +132,29 @@ def test_ranks_of_a_run_that_broke_were_ended_in_different_steps(run: WrittenScr
     run.step(0, 1, [1.0] * 10)
     run.step(1, 1, [1.0] * 3)
     run.finish(1)
-    assert summarise(run.dir)["notes"] == []
+    assert summarise(run.dir).facts()["notes"] == []
 
 
 def test_the_time_to_the_first_step_is_that_of_the_first_attempt(run: WrittenScript) -> None:
     run.step(0, 1, [1.0, 1.0])
     run.launch(2, attempt=1)
     run.step(0, 1, [1.0, 1.0], attempt=1, late_s=60.0)
-    assert summarise(run.dir)["first_step_s"] == pytest.approx(0.5)
+    assert summarise(run.dir).facts()["first_step_s"] == pytest.approx(0.5)
 
 
 def test_a_wait_for_a_loader_that_nobody_saw_is_none(run: WrittenScript) -> None:
     run.step(0, 1, [1.0] * 4, wait_s=0.0)
-    assert summarise(run.dir)["wait_share"] is None
+    assert summarise(run.dir).facts()["wait_share"] is None
     run.see(1, dataset="torch.utils.data:TensorDataset")
     run.step(1, 1, [1.0] * 4, wait_s=0.0)
-    assert summarise(run.dir)["wait_share"] == 0.0
+    assert summarise(run.dir).facts()["wait_share"] == 0.0
 
 
 def test_what_owners_hold_is_no_peak(run: WrittenScript) -> None:
     run.see(0)
     memory(run, 0, events.OWNERS_SEEN, d0={"parameters": MIB, "optimizer": 2 * MIB})
     memory(run, 1, events.OWNERS_SEEN, d1={"parameters": MIB})
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     lead = facts["devices"][0]
     assert (lead["peak_bytes"], lead["peak_by_kind"], lead["live_bytes"]) == (None, None, 3 * MIB)
     assert lead["live_by_kind"] == {"parameters": MIB, "optimizer": 2 * MIB}
@@ -166,13 +166,13 @@ def test_what_owners_hold_is_no_peak(run: WrittenScript) -> None:
 def test_a_peak_that_was_measured_stays_beside_what_owners_hold(run: WrittenScript) -> None:
     memory(run, 0, events.FOLLOWED, d0={"parameters": MIB, "activations": MIB})
     memory(run, 0, events.OWNERS_SEEN, d0={"parameters": 9 * MIB})
-    facts = summarise(run.dir)["devices"][0]
+    facts = summarise(run.dir).facts()["devices"][0]
     assert (facts["peak_bytes"], facts["live_bytes"], facts["sampled_steps"]) == (2 * MIB, 9 * MIB, 1)
 
 
 def test_a_rank_that_the_script_started_itself_has_a_device_too(run: WrittenScript) -> None:
     memory(run, 3, events.OWNERS_SEEN, d3={"parameters": MIB})
-    assert [device["name"] for device in summarise(run.dir)["devices"]] == ["CPU 0", "CPU 1", "CPU 3"]
+    assert [device["name"] for device in summarise(run.dir).facts()["devices"]] == ["CPU 0", "CPU 1", "CPU 3"]
 
 
 def test_data_parallel_in_a_script_shows_what_its_first_device_holds_more(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_data_parallel_in_a_script_shows_what_its_first_device_holds_more(tmp_pa
     low = {"parameters": 10 * MIB, events.UNATTRIBUTED: 5 * MIB}
     lead = {"parameters": 10 * MIB, "optimizer": 20 * MIB}
     memory(run, 0, events.MEASURED_ON_GPU, d0=lead, d1=low, d2=low)
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     run.finish()
     assert facts["imbalance"] == {"device": 0, "excess_bytes": 15 * MIB, "ratio": 2.0}
     assert "DistributedDataParallel" in facts["notes"][-1]
@@ -195,7 +195,7 @@ def test_data_parallel_in_a_script_shows_what_its_first_device_holds_more(tmp_pa
 )
 def test_a_script_that_failed_says_what_it_exited_with(run: WrittenScript, status: int, words: str) -> None:
     run.finish(status)
-    (problem,) = summarise(run.dir)["problems"]
+    (problem,) = summarise(run.dir).facts()["problems"]
     assert words in problem["message"]
 
 
@@ -203,7 +203,7 @@ def test_a_folder_that_is_run_has_its_own_name(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", config={"run": ".", "folder": "/home/me/project"})
     run.launch()
     run.finish(1)
-    assert summarise(run.dir)["problems"][0]["message"] == "project exited with 1."
+    assert summarise(run.dir).facts()["problems"][0]["message"] == "project exited with 1."
 
 
 def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: WrittenScript) -> None:
@@ -226,7 +226,7 @@ def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: Writ
 def test_a_script_that_has_not_begun_is_listed_and_found_too(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", "Fine-tuning, with a name that is longer than a folder's may be")
     assert (read_info(run.dir).is_script, read_info(run.dir).strategy) == (True, "")
-    assert summarise(run.dir)["run_source"] == "script" and row_of(run.dir)["steps"] == 0
+    assert summarise(run.dir).facts()["run_source"] == "script" and row_of(run.dir)["steps"] == 0
     title = read_info(run.dir).title
     assert find_run(title, run.path.parent).name == run.dir.name
     run.lose()
@@ -235,7 +235,7 @@ def test_a_script_that_has_not_begun_is_listed_and_found_too(tmp_path: Path) -> 
 @pytest.mark.parametrize("damage", ["[script]\nrun = 3", "script = 1", "not toml", ""])
 def test_a_damaged_script_is_told_and_breaks_no_list(run: WrittenScript, damage: str) -> None:
     run.dir.config_file.write_text(damage)
-    assert row_of(run.dir)["outcome"] == "running" and summarise(run.dir)["script"] is None
+    assert row_of(run.dir)["outcome"] == "running" and summarise(run.dir).facts()["script"] is None
 
 
 def test_what_needs_a_configuration_is_refused_in_words(run: WrittenScript) -> None:
@@ -257,7 +257,7 @@ def test_odd_figures_of_a_script_are_no_numbers_and_break_nothing(run: WrittenSc
     for _ in range(2):
         run.writer("rank-0").write(collectives)
     run.writer("rank-0").write(events.Observed(rank=2**40, script="x"))
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     told = facts["collectives"][0]
     assert len(told["calls"]) == 100 and set(told["calls"].values()) == {2} and told["seconds"] == {}
     assert facts["unreadable"] == 1
@@ -268,7 +268,7 @@ def test_a_process_that_trained_by_itself_is_noted(run: WrittenScript) -> None:
     for rank in (0, 1, 2):
         run.see(rank)
         run.step(rank, 1, [1.0, 1.0])
-    notes = summarise(run.dir)["notes"]
+    notes = summarise(run.dir).facts()["notes"]
     assert [note for note in notes if "by itself" in note] == [
         "rank 2 is a process that trained by itself (pid 1002)"
     ]

@@ -14,7 +14,7 @@ from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck.run.row import row_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import EventReader, events_from_end
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> WrittenRun:
 
 def test_the_summary_keeps_the_contract(run: WrittenRun) -> None:
     run.end()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert set(facts) >= PROMISED
     assert (facts["run"], facts["path"], facts["outcome"]) == (run.dir.name, str(run.path), "completed")
     assert (facts["strategy"], facts["steps"], facts["attempts"]) == ("dp", 10, 1)
@@ -61,12 +61,12 @@ def test_samples_per_second_leave_the_first_fifth_out(tmp_path: Path) -> None:
     run.steps(0, 3, [1.0] * 8, step_s=0.5)
     run.end()
     # 8 steps of 16 samples in 8 x 0.5 s, after two slow ones.
-    assert summarise(run.dir)["samples_per_s"] == pytest.approx(32.0)
+    assert summarise(run.dir).facts()["samples_per_s"] == pytest.approx(32.0)
 
 
 def test_the_peak_keeps_the_kinds_of_its_own_moment(run: WrittenRun) -> None:
     run.end()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     lead = facts["devices"][0]
     assert lead["peak_bytes"] == 90 * MIB
     assert (lead["sampled_steps"], facts["devices"][1]["sampled_steps"], facts["steps_measured"]) == (
@@ -80,7 +80,7 @@ def test_the_peak_keeps_the_kinds_of_its_own_moment(run: WrittenRun) -> None:
 
 def test_the_lead_device_stands_against_the_median_of_the_others(run: WrittenRun) -> None:
     run.end()
-    assert summarise(run.dir)["imbalance"] == {"device": 0, "excess_bytes": 60 * MIB, "ratio": 3.0}
+    assert summarise(run.dir).facts()["imbalance"] == {"device": 0, "excess_bytes": 60 * MIB, "ratio": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_imbalance_needs_two_known_peaks() -> None:
 def test_unknown_is_none_and_never_zero(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "ddp"}})
     run.end("failed", 2, reason="The machine said no.")
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert facts["strategy"] == "ddp"
     for key in ("samples_per_s", "first_step_s", "imbalance", "comm", "bubble", "evaluation", "source"):
         assert facts[key] is None, key
@@ -114,7 +114,7 @@ def test_unknown_is_none_and_never_zero(tmp_path: Path) -> None:
 def test_a_last_loss_that_is_no_number_is_unknown(run: WrittenRun) -> None:
     run.steps(0, 11, [None])
     run.end()
-    assert summarise(run.dir)["loss"] == {"first": 10.0, "last": None}
+    assert summarise(run.dir).facts()["loss"] == {"first": 10.0, "last": None}
 
 
 def test_utilisation_is_a_mean_over_time_and_a_missing_reading_counts_for_nothing(run: WrittenRun) -> None:
@@ -122,7 +122,7 @@ def test_utilisation_is_a_mean_over_time_and_a_missing_reading_counts_for_nothin
         sample = events.DeviceSample(device=1, utilisation=share)
         run.writer("rank-0").write(events.Sample(devices=[sample], interval_s=seconds, rank=0))
     run.end()
-    devices = summarise(run.dir)["devices"]
+    devices = summarise(run.dir).facts()["devices"]
     assert devices[1]["utilisation_mean"] == pytest.approx(0.75)
     assert devices[0]["utilisation_mean"] is None
 
@@ -142,7 +142,7 @@ def test_the_last_evaluation_and_the_bytes_of_every_rank_are_told(tmp_path: Path
             events.Evaluation(step=step, loss=1.0, samples=8, seconds=0.1, accuracy=accuracy)
         )
     run.end()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert facts["comm"] == {
         "algorithm": "native",
         "sent_bytes_per_step": [100, 101],
@@ -156,14 +156,14 @@ def test_problems_come_with_code_rank_message_and_advice(run: WrittenRun) -> Non
     problem = Problem("nan", "The loss is not finite.", rank=1, advice="Lower the rate.", last_lines=("a",))
     run.writer("supervisor").write(events.ProblemRaised(problem=problem))
     run.end("failed", 1)
-    (told,) = summarise(run.dir)["problems"]
+    (told,) = summarise(run.dir).facts()["problems"]
     wanted = {"code": "nan", "rank": 1, "message": "The loss is not finite.", "advice": "Lower the rate."}
     assert {key: told[key] for key in wanted} == wanted
 
 
 def test_a_run_that_was_killed_says_so(run: WrittenRun) -> None:
     run.lose()
-    facts = summarise(run.dir)
+    facts = summarise(run.dir).facts()
     assert facts["outcome"] == "lost"
     assert facts["problems"][-1]["code"] == "lost"
 
@@ -172,7 +172,7 @@ def test_without_a_named_cause_what_the_ranks_saw_is_told(run: WrittenRun) -> No
     seen = Problem("exception", "Rank 0 raised ValueError: no", rank=0)
     run.writer("rank-0").write(events.RankFailed(rank=0, problem=seen))
     run.end("failed", 1)
-    assert [problem["code"] for problem in summarise(run.dir)["problems"]] == ["exception"]
+    assert [problem["code"] for problem in summarise(run.dir).facts()["problems"]] == ["exception"]
 
 
 def fold_next(fold: Fold, reader: EventReader, max_bytes: int = 16 << 20) -> None:
@@ -189,7 +189,7 @@ def test_figures_folded_live_are_those_of_the_finished_run(run: WrittenRun) -> N
         fold_next(fold, reader, max_bytes=300)
     run.end()
     fold_next(fold, reader)
-    assert summarise(run.dir, fold) == summarise(run.dir, read_fold(run.dir))
+    assert summarise(run.dir, fold).facts() == summarise(run.dir, read_fold(run.dir)).facts()
 
 
 def test_rate_and_remaining_time_follow_the_last_steps(run: WrittenRun) -> None:

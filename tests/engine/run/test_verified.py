@@ -9,10 +9,10 @@ import pytest
 
 from rankdeck import events
 from rankdeck.api.run_object import Run
+from rankdeck.run.summarising import verified_summary
 from rankdeck.run.verified import (
     compared_text,
     verified_cell,
-    verified_facts,
     verified_more,
     verified_text,
 )
@@ -54,7 +54,8 @@ def test_each_outcome_has_a_line_a_cell_and_what_stands_behind_it(
 ) -> None:
     found = VERIFIED[outcome]
     assert (verified_text(found), verified_cell(found), verified_more(found)) == (text, cell, more)
-    assert verified_facts(found)["text"] == text and verified_facts(found)["outcome"] == outcome
+    summed_up = verified_summary(found)
+    assert summed_up is not None and (summed_up.text, summed_up.outcome) == (text, outcome)
 
 
 def test_a_few_layers_are_said() -> None:

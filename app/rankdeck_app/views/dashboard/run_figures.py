@@ -18,8 +18,8 @@ from rankdeck.run.anatomy import SIMULATED_TIME, StepAnatomy
 from rankdeck.run.breakdown import highest_of
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
-from rankdeck.run.left_out import left_out_in_words, training_data
 from rankdeck.run.problems import failed_problem, lost_problem
+from rankdeck.run.summarising import training_data
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
@@ -69,7 +69,8 @@ def loss_stat(run: RunAnswers) -> Stat:
 
 
 def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
-    left_out = spoken(left_out_in_words(**training_data(run.fold) or {}))
+    data = training_data(run.fold)
+    left_out = spoken(data.text()) if data is not None else ""
     return "; ".join(filter(None, (tr("samples/s"), left_out))), tr("samples/s")
 
 
