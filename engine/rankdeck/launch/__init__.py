@@ -9,7 +9,6 @@
     supervisor.py      of a configuration: prepares data, starts the ranks, watches them
     script_supervisor.py  of a person's own script, which has another torch than ours, or none
     race.py            strategies one after another, each as a run; the race holds their leases
-    agent.py           torch's elastic agent over our ranks; a rendezvous that listens on loopback only
     children.py        a rank as a child: polled, signalled, ended by session
     rank_processes.py  ranks of a configuration: forked early, released late
     rank_start.py      the first thing such a rank does
@@ -17,7 +16,7 @@
     torchrun.py        the environment that torchrun gives a rank
     attached.py        the streams that a command shares with its script
     streams.py         terminals and pipes of ranks, relayed to logs and to the command
-    store.py           the store of a script's ranks, hosted by its own torch
+    store.py           the store where ranks meet
     watch.py           heartbeats in, suspicions out, evidence at the end
     script_watch.py    the same for a script, whose ranks may be processes that it has started itself
     stacks.py          asking ranks where they stand
@@ -25,5 +24,5 @@
     processes.py       processes by session and environment; ends what a killed guard left behind
 
 Reading order: start, guard, supervising, supervisor, rank_processes; then script_supervisor. Only
-supervisor.py and agent.py import torch.
+supervisor.py and store.py import torch, each where it is needed first.
 """

@@ -1,26 +1,40 @@
-"""The store that ranks of a script meet at (MASTER_ADDR, MASTER_PORT), hosted by the script's own torch.
+"""The store where ranks meet (MASTER_ADDR, MASTER_PORT). Each attempt has a new one: ranks that start again
+would find the keys of the attempt before.
 
-The supervisor listens on the port, on loopback only, and hands the socket to a helper process of the script's
-interpreter: a client that comes before that waits in the socket's queue. With several ranks the helper starts
-at once, since importing torch takes as long there as in the ranks; with one only when somebody connects,
-because few scripts of one rank do. Each attempt has a new store, as restarts of torchrun do not find the keys
-of the attempt before either.
+The supervisor listens, and a client that comes before somebody serves it waits in the socket's queue. The
+store of a configuration is hosted by its supervisor, over several hosts by the head's. That of a script is
+hosted by the script's own torch, in a helper process: with several ranks it starts at once, since importing
+torch takes as long there as in the ranks; with one only when somebody connects, because few scripts of one
+rank do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankdeck.base.errors import MachineError, Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.exceptions import read_last_lines
+from rankdeck.launch.layout import Layout
 from rankdeck.launch.torchrun import MASTER_ADDR
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+_STORE_TIMEOUT = timedelta(seconds=60)
+_OTHERS_END_S = 30.0
+_POLL_S = 0.05
+_NUM_DONE = "rankdeck/hosts-done"
 
 # Standard library and that torch, of 2.4 or later. The folder of `-c` is none of its business, and the
 # descriptor is the store's from then on. Before torch 2.8 a store on libuv takes no socket.
@@ -42,6 +56,72 @@ store = TCPStore(host, port, master_listen_fd=handle, **given)
 while True:
     signal.pause()
 """
+
+
+def _waits(listener: socket.socket | None) -> bool:
+    """Whether somebody waits to be let in."""
+    return listener is not None and listener.fileno() >= 0 and bool(select.select([listener], [], [], 0)[0])
+
+
+class RankStore:
+    """Where the ranks of a configuration meet: on loopback, or at the head of several hosts, whose socket
+    there is `handle`. torch is imported once a rank asks to be let in.
+    """
+
+    def __init__(self, layout: Layout, handle: int | None) -> None:
+        self._layout = layout
+        self._store: TCPStore | None = None
+        self._listener: socket.socket | None = None
+        if layout.is_alone:
+            self._listener = socket.create_server((MASTER_ADDR, 0), backlog=512)
+        elif handle is not None:
+            self._listener = socket.socket(fileno=handle)
+        self.address: tuple[str, int] = (
+            layout.store if self._listener is None else self._listener.getsockname()
+        )
+
+    def serve(self) -> None:
+        """Called again and again while ranks run."""
+        if self._store is None and _waits(self._listener):
+            self.host()
+
+    def host(self) -> None:
+        """Let in who waits, from now on; does nothing where the head does that."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        if self._listener is None or self._store is not None:
+            return
+        address, port = self.address
+        self._store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_STORE_TIMEOUT,
+            # Left to itself, it listens on every address.
+            master_listen_fd=self._listener.fileno(),
+        )
+        self._listener.detach()  # the store owns the socket now
+
+    def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
+        """At the head of several hosts until the ranks of all hosts are done with the store, or for half a
+        minute; elsewhere tell the head that these are."""
+        if self._layout.is_alone:
+            return
+        with contextlib.suppress(RuntimeError):  # the store has gone
+            store = self._store or self._client()
+            store.add(_NUM_DONE, 1)
+            until_s = time.monotonic() + _OTHERS_END_S
+            while self._store is not None and time.monotonic() < until_s:
+                heed_stop()
+                if store.add(_NUM_DONE, 0) >= len(self._layout.hosts):
+                    return
+                time.sleep(_POLL_S)
+
+    def _client(self) -> TCPStore:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        return TCPStore(*self.address, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
 
 
 class ScriptStore:
@@ -94,9 +174,7 @@ class ScriptStore:
     @property
     def is_asked_for(self) -> bool:
         """Whether somebody waits to be let in, where nobody lets them."""
-        if self._listener.fileno() < 0:
-            return False
-        return bool(select.select([self._listener], [], [], 0)[0])
+        return _waits(self._listener)
 
     def problem(self) -> Problem | None:
         """What to tell once the helper has ended and a rank asks for its store; nobody waits any longer."""

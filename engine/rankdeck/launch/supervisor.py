@@ -5,7 +5,7 @@ guard.
     ->  watch them  ->  name the one cause if one fails  ->  tell that the run has ended
 
 Ranks are forked only from a process that is fresh. What it has in common with script_supervisor.py is in
-supervising.py. Read agent.py and watch.py next.
+supervising.py. Read rank_processes.py, store.py and watch.py next.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import dataclasses
 import importlib
 import os
 import shutil
+import sys
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rankdeck import events
@@ -34,13 +36,18 @@ from rankdeck.launch.children import GRACE_S, end_ranks
 from rankdeck.launch.host_watch import HeadWatch, MemberWatch
 from rankdeck.launch.layout import Layout, alone, layout_of
 from rankdeck.launch.rank_processes import RankProcess, can_fork_preloaded
+from rankdeck.launch.store import RankStore
+from rankdeck.launch.torchrun import rank_variables
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import FIRST_STEPS, RunDir
 from rankdeck.torch_compat.versions import version_problem
 
 DEFAULT_WORKER = "rankdeck.training.worker"
+_POLL_S = 0.05
 # What our own worker imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
 _PRELOADED = (
+    "torch",
+    "torch.distributed",
     "torch._dynamo",
     "torch.nn.parallel",
     "torch.utils.data",
@@ -75,6 +82,7 @@ class Supervisor(supervising.Supervising):
         self._store = arguments.store
         self._watch = self._make_watch()
         self._ranks: list[RankProcess] = []
+        self._start_afresh = False
         launch = self._config.launch
         self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
         self.restarts_itself = self._layout.is_alone
@@ -132,11 +140,12 @@ class Supervisor(supervising.Supervising):
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-            _preload(self._config, self._worker)
+            if self._worker == DEFAULT_WORKER:
+                _preload(self._config)
             self.heed_stop()
-        fresh = bool(uuids) or not can_fork_preloaded()
+        self._start_afresh = bool(uuids) or not can_fork_preloaded()
         for rank in layout.own_ranks:
-            self._ranks.append(RankProcess(rank, self._worker, fresh=fresh))
+            self._ranks.append(RankProcess(rank, self._worker, fresh=self._start_afresh))
         self._watch.begin(self._ranks, layout.world_size)
         problem = version_problem()
         if problem is not None:
@@ -144,41 +153,58 @@ class Supervisor(supervising.Supervising):
 
     def _prepare_data(self) -> None:
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
-        from rankdeck.training import workload
-
         self.write_phase(marked("preparing data"), self._layout.own_ranks)
-        workload.prepare(self._config)
+        if self._worker == DEFAULT_WORKER:
+            from rankdeck.training import workload
+
+            workload.prepare(self._config)
 
     def _release_ranks(self) -> bool:
-        from rankdeck.launch.agent import RankAgent
-        from rankdeck.launch.meeting import rendezvous_of
-
         # A rehearsal of one process tells itself how busy each of its devices is.
         one_process = self._config.strategy_card.one_process and len(self._devices) > 1
         if self._devices and not (one_process and self._devices[0].kind == "virtual"):
             self.start_sampler("--first", str(self._layout.own_ranks.start))
-        watch = self._watch
-        agent = RankAgent(
-            rendezvous_of(self._run.name, self._layout, self._store),
-            self._ranks,
-            self._release,
-            self.poll,
-            watch.patience_s,
-            watch.has_finished,
-            self._watch.saves.goes_on,
-        )
-        succeeded = not agent.run().is_failed()
+        store = RankStore(self._layout, self._store)
+        for rank in self._ranks:
+            self._release(rank, store)
+        if self._start_afresh or "torch" in sys.modules:
+            store.host()
+        while (succeeded := self._poll_ranks()) is None:
+            store.serve()
+            time.sleep(_POLL_S)
         self._ending = True
+        if succeeded:
+            store.wait_for_others(self.heed_stop)
+        else:
+            end_ranks(self._ranks, GRACE_S)
         return succeeded
+
+    def _poll_ranks(self) -> bool | None:
+        """True once all have done their work, False when one has failed, None while they work."""
+        over = [rank for rank in self._ranks if rank.poll() is not None]
+        if not all(map(self._watch.has_finished, over)):
+            self._settle()
+            return False
+        if self.poll():
+            return False
+        return True if len(over) == len(self._ranks) else None
+
+    def _settle(self) -> None:
+        """A victim may be seen first: the cause gets a moment to be seen before the others are ended."""
+        began = time.monotonic()
+        while time.monotonic() - began < self._watch.patience_s():
+            time.sleep(_POLL_S)
+            for rank in self._ranks:
+                rank.poll()
 
     @property
     def _interface(self) -> str:
         return self._layout.interface() or "lo"
 
-    def _release(self, rank: RankProcess, torch_environment: Mapping[str, str]) -> None:
+    def _release(self, rank: RankProcess, store: RankStore) -> None:
         number = rank.rank
         environment = {
-            **torch_environment,
+            **rank_variables(self._layout, number, store.address, self._run.name),
             "RANKDECK_RUN": str(self._run.path),
             "RANKDECK_ATTEMPT": str(self._arguments.attempt),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
@@ -223,16 +249,14 @@ def _set_threads(num_ranks: int) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _preload(config: RunConfig, worker: str) -> None:
+def _preload(config: RunConfig) -> None:
     """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
     from rankdeck.config.catalog import DATA, MODELS
 
-    names = ["torch", "torch.distributed"]
-    if worker == DEFAULT_WORKER:
-        cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
-        names += [*_PRELOADED, *(card.target.partition(":")[0] for card in cards if card is not None)]
+    cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
+    targets = (card.target.partition(":")[0] for card in cards if card is not None)
     with kept_for_good():
-        for name in names:
+        for name in (*_PRELOADED, *targets):
             try:
                 importlib.import_module(name)
             except Exception:

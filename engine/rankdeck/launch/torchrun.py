@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import rankdeck
+from rankdeck.launch.layout import Layout
 
 MASTER_ADDR = "127.0.0.1"
 INJECTED = Path(rankdeck.__file__).parent / "observer" / "inject"
@@ -56,6 +57,22 @@ def torchrun_variables(
     if python and _tells_signals(python):
         added[_SIGNALS] = caller.get(_SIGNALS, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     return added
+
+
+def rank_variables(layout: Layout, rank: int, store: tuple[str, int], run: str) -> dict[str, str]:
+    """What torch's `env://` asks for of a rank of a configuration; `store` (address, port) is where they
+    meet."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - layout.own_ranks.start),
+        "WORLD_SIZE": str(layout.world_size),
+        "LOCAL_WORLD_SIZE": str(len(layout.own_ranks)),
+        "MASTER_ADDR": store[0],
+        "MASTER_PORT": str(store[1]),
+        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
 
 
 def observing(

@@ -16,7 +16,6 @@
     fsdp           weights without a gradient under fully_shard
     collectives    groups by their names inside compiled collectives
     pipelining     torch's stages and schedules
-    elastic        torch's elastic agent
     processes      CUDA before a fork, workers of a DataLoader
 
 Nothing here knows the rest of the engine; nothing else in it names a private part of torch. Every module

@@ -26,7 +26,6 @@ SUBJECTS = (
     "fsdp",
     "collectives",
     "pipelining",
-    "elastic",
     "processes",
     "flight",
     "groups",
