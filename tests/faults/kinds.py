@@ -519,7 +519,7 @@ DISK = (
         "disk full for events",
         Told(
             ("disk-full",),
-            ("lines of the run's events",),
+            ("lines of the run's events", "(rank "),
             rank="any",
             severity="warning",
             outcome=("completed",),

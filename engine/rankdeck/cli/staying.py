@@ -248,8 +248,12 @@ def last_words(run: RunDir) -> str:
         from rankdeck.run.problems import lost_problem
 
         return lost_problem(run).message
+    from rankdeck.run.row import state_of
+
     end, status = run.end(), status_of(run)
-    words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
+    words = [state_of(run.outcome(), end and end.reason)]
+    if status and end is not None:
+        words = [f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")
     if end is not None and isinstance(started, (int, float)):
         words[0] += f" after {format_duration(end.ended - started)}"

@@ -46,6 +46,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "archived": labels.is_archived,
         "path": str(run.path),
         "outcome": outcome,
+        "reason": end.reason if end else None,
         "strategy": strategy,
         "options": options,
         "steps": fold.step or 0,
