@@ -322,10 +322,14 @@ class Worker:
         self._phase(marked("saving weights"))
         path = self._place.run.weights
         wait_for_folder(path.parent)
+        metadata = {"run": self._place.run.name, "step": str(self.step)}
         try:
-            metadata = {"run": self._place.run.name, "step": str(self.step)}
             with saver.agreement.saving():
-                num_bytes = save_weights(path, weights, metadata, extra_state)
+                try:
+                    num_bytes = save_weights(path, weights, metadata, extra_state)
+                except FileNotFoundError:  # the run was moved in the midst of it
+                    wait_for_folder(path.parent)
+                    num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
             raise RankdeckError(
                 phrase(
