@@ -30,6 +30,7 @@ from rankdeck.config.files_named import check_paths
 from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import request_stop
+from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import check_here, environment_of, supervisor_of
 from rankdeck.launch.under_guard import start_guard
@@ -75,6 +76,7 @@ class Racing:
         self._choice = choose.named_devices(asked.config)
         end_leftovers()
         num_devices = len(self._choice.devices)
+        check_machine(num_devices, meets=True)
         train = asked.config.train
         title = _title(asked, num_devices)
         self.folder: RaceDir = rundir.create_race(asked.runs, title, asked.config.to_toml())

@@ -30,7 +30,7 @@ from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
-from rankdeck.diagnose.exceptions import LACKS, is_out_of_memory, limited_memory, quoted
+from rankdeck.diagnose.exceptions import LACKS, advice_of, is_out_of_memory, limited_memory, quoted
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.diagnose.failures import name
 from rankdeck.launch import rank_start
@@ -281,7 +281,7 @@ def _own_failure(error: Exception) -> tuple[Problem, int]:
     """Of the supervisor itself, with the run's exit code."""
     named = name("", str(error))
     if named is not None and named.code in LACKS:
-        return Problem(named.code, str(error), advice=named.advice(of_script=False)), 3
+        return Problem(named.code, str(error), advice=advice_of(named)), 3
     if is_out_of_memory(error):
         message = phrase("There was not enough memory to start the ranks.")
         advice = limited_memory() or phrase("Close other programs, or use fewer devices.")

@@ -12,6 +12,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, lost_lines
 from rankdeck.base.phrases import Phrase, listed, phrase
+from rankdeck.diagnose.exceptions import advice_of
 from rankdeck.diagnose.failures import name_disk
 from rankdeck.rundir import RunDir, events_from_end
 
@@ -76,6 +77,6 @@ def disk_problem(disk: str, num_lines: int, lost: Sequence[LostLines] = ()) -> P
         )
     advice = phrase("Curves of this run have gaps.")
     named = name_disk(disk)
-    if (next_step := named.advice(of_script=False)) is not None:
+    if (next_step := advice_of(named)) is not None:
         advice = phrase("{next_step} Curves of this run have gaps.", next_step=next_step)
     return Problem(named.code, message, advice=advice, severity="warning")
