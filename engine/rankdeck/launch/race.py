@@ -198,6 +198,14 @@ class Racing:
         try:
             races.write_race(self.folder, self.race)
         except OSError as error:
+            if not self.folder.path.exists():
+                raise RankdeckError(
+                    phrase(
+                        "The race ended because its folder was removed: {folder}.", folder=self.folder.path
+                    ),
+                    code="removed",
+                    advice=phrase("Start it again, and leave the folder of runs until it is over."),
+                ) from None
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),
                 code="race-folder",
