@@ -248,10 +248,12 @@ def last_words(run: RunDir) -> str:
         from rankdeck.run.problems import lost_problem
 
         return lost_problem(run).message
-    from rankdeck.run.row import state_of
+    from rankdeck.run.row import EVENTS_LOST, state_of
 
     end, status = run.end(), status_of(run)
-    words = [state_of(run.outcome(), end and end.reason)]
+    words, lost = [state_of(run.outcome(), end and end.reason)], ""
+    if words[0] == EVENTS_LOST and end is not None:
+        lost = f"\n{end.reason}"
     if status and end is not None:
         words = [f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")
@@ -266,7 +268,7 @@ def last_words(run: RunDir) -> str:
             words.append(f"{steps} step{'s' if steps != 1 else ''}")
         if facts["loss"]["last"] is not None:
             words.append(f"loss {losses_in_words(facts)}")
-    return f"{', '.join(words)}; rankdeck show {run.name}"
+    return f"{', '.join(words)}; rankdeck show {run.name}{lost}"
 
 
 def status_of(run: RunDir) -> int:

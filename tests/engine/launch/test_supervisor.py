@@ -213,7 +213,8 @@ def test_what_a_rank_could_not_write_is_reported_by_the_supervisor(
     assert (end.outcome, end.reason) == ("completed", warning.message)
     assert row_of(run)["reason"] == warning.message
     assert "completed, events lost" in str(runs_table([row_of(run)], 200))
-    assert last_words(run).startswith("completed, events lost after")
+    said = last_words(run)
+    assert said.startswith("completed, events lost after") and said.endswith(warning.message)
     print_report(summarise(run))
     assert "completed, events lost" in capsys.readouterr().out
 
