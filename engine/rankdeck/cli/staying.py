@@ -251,11 +251,9 @@ def last_words(run: RunDir) -> str:
     from rankdeck.run.row import EVENTS_LOST, state_of
 
     end, status = run.end(), status_of(run)
-    words, lost = [state_of(run.outcome(), end and end.reason)], ""
-    if words[0] == EVENTS_LOST and end is not None:
-        lost = f"\n{end.reason}"
-    if status and end is not None:
-        words = [f"{end.outcome} with exit status {status}"]
+    state = state_of(run.outcome(), None if end is None else end.reason)
+    words = [state if not status or end is None else f"{end.outcome} with exit status {status}"]
+    lost = f"\n{end.reason}" if end is not None and state == EVENTS_LOST else ""
     started = run.environment().get("started")
     if end is not None and isinstance(started, (int, float)):
         words[0] += f" after {format_duration(end.ended - started)}"

@@ -31,7 +31,7 @@ def test_a_gpu_of_the_run_that_is_not_there_any_more_is_lost(tmp_path: Path) -> 
     assert [(one.code, one.device) for one in notices] == [("lost", 1)]
 
 
-def test_a_sampler_that_starts_while_its_run_is_moved_waits_until_its_name_leads_there(
+def test_a_sampler_that_starts_while_its_run_is_moved_waits_for_it(
     tmp_path: Path,
 ) -> None:
     run = create(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
