@@ -115,6 +115,12 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
+def unfinished(folder: Path) -> list[Path]:
+    """Checkpoints without a COMMIT: half written, or half removed."""
+    named = [path for path in files.entries(folder) if _STEP.fullmatch(path.name)]
+    return [path for path in named if not files.is_regular(path / COMMIT)]
+
+
 def remove(path: Path) -> None:
     """Take away a checkpoint, or what there is of one. What is no file of one stays, and its folder with it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import time
 from dataclasses import dataclass
@@ -199,8 +200,16 @@ def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them() -> None:
 
 
 def test_a_run_that_only_lacks_its_weights_saves_them(finished: RunDir) -> None:
-    before = load_file(finished.weights)
+    before, num_bytes = load_file(finished.weights), finished.weights.stat().st_size
     finished.weights.unlink()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes - 1, limits[1]))
+    try:
+        refused = rankdeck_here("resume", "last", "--trust", "--json", code=3).json["problems"][-1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused["code"] == "weights-not-saved" and "ulimit -f" in refused["advice"], refused
+    assert "File too large" in refused["message"] and f"{num_bytes / 1024:.1f} KiB" in refused["advice"]
     assert rankdeck_here("resume", "last", "--trust", "--json", code=0).json["outcome"] == "completed"
     after = load_file(finished.weights)
     assert after.keys() == before.keys() and all(after[name].equal(before[name]) for name in before)

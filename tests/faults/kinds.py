@@ -262,6 +262,41 @@ START = (
         moments=("first",),
     ),
 )
+STARTED = (
+    Kind(
+        "no space at the start",
+        "disk full",
+        Told((), ("o space",), severity="reason", outcome=("none", "failed"), exit_codes=(1, 2, 3)),
+        ("start",),
+        # What a script itself writes is elsewhere.
+        of_scripts=Told(
+            (),
+            ("o space",),
+            severity="reason",
+            outcome=("none", "failed", "completed"),
+            exit_codes=(0, 1, 2, 3),
+        ),
+        outside="fill disk",
+        moments=("first",),
+    ),
+    Kind(
+        "terminal closed at the start",
+        "nothing",
+        # Nobody is left to read what is said.
+        Told((), (), severity="reason", outcome=("none", "stopped"), exit_codes=(129, 130, -1)),
+        ("start",),
+        outside="close terminal",
+        moments=("first",),
+    ),
+    Kind(
+        "folder of runs removed at the start",
+        "nothing",
+        Told((), ("folder",), severity="reason", outcome=("none",), exit_codes=(1, 2, 3)),
+        ("start",),
+        outside="remove runs",
+        moments=("first",),
+    ),
+)
 NUMBERS = (
     Kind("NaN in the loss", "NaN", Told(("loss-not-finite",), ("NaN",)), ("loss",), classes=OURS),
     Kind(
@@ -423,6 +458,21 @@ MACHINE = (
         outside="remove run",
     ),
     Kind("run directory moved", "nothing", GOES_ON, outside="move run"),
+    Kind(
+        "run directory moved in a save",
+        "nothing",
+        GOES_ON,
+        ("save",),
+        classes=OURS,
+        outside="move run",
+        moments=("first", "middle"),
+    ),
+    Kind(
+        "run directory moved, and another in its place",
+        "nothing",
+        Told(("run-folder",), ("moved to",), rank="none"),
+        outside="replace run",
+    ),
     Kind("run frozen for 40 s", "nothing", GOES_ON, outside="freeze run", moments=("middle",)),
     Kind("requests folder removed", "nothing", GOES_ON, classes=OURS, outside="remove requests"),
     Kind(
@@ -519,7 +569,7 @@ DISK = (
         "disk full for events",
         Told(
             ("disk-full",),
-            ("lines of the run's events",),
+            ("lines of the run's events", "(rank "),
             rank="any",
             severity="warning",
             outcome=("completed",),
@@ -564,7 +614,8 @@ DISK = (
     ),
 )
 KINDS = {
-    kind.name: kind for kind in (*SIGNALS, *EXITS, *EXCEPTIONS, *START, *NUMBERS, *HANGS, *MACHINE, *DISK)
+    kind.name: kind
+    for kind in (*SIGNALS, *EXITS, *EXCEPTIONS, *START, *STARTED, *NUMBERS, *HANGS, *MACHINE, *DISK)
 }
 
 

@@ -46,6 +46,10 @@ def act(what: str, run: RunDir, folder: Path, ranks: tuple[int, ...]) -> RunDir:
             shutil.rmtree(run.path)
         case "move run":
             return RunDir(run.path.rename(run.path.with_name(f"{run.name}-moved")))
+        case "replace run":
+            moved = run.path.rename(run.path.with_name(f"{run.name}-moved"))
+            (run.path / "checkpoints").mkdir(parents=True)
+            return RunDir(moved)
         case "freeze run":
             _freeze(run)
         case "remove requests":

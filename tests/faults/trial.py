@@ -20,7 +20,7 @@ import msgspec
 from rankdeck.base.errors import Problem
 from rankdeck.launch.control import request_stop
 from rankdeck.rundir import EventReader, RunDir
-from tests.faults import outside
+from tests.faults import outside, starts
 from tests.faults.jobs import CLASSES, Plan, begin
 from tests.faults.kinds import KINDS, Drawn, Kind, Told, draw
 from tests.helpers import launching, processes
@@ -97,6 +97,8 @@ def run_drawn(seed: int, drawn: Drawn, folder: Path) -> Record:
 
 
 def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float | None]:
+    if drawn.where == "start":
+        return _run_start(kind, drawn, folder, mark), None
     job = CLASSES[drawn.job]
     ranks = tuple(range(job.processes)) if kind.everywhere else (drawn.rank,)
     act, waits = kind.act, bool(kind.outside) and not kind.outside.startswith("suspend")
@@ -118,6 +120,15 @@ def _run(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> tuple[Seen, float
         heard_s = _wait_for_hang(run, kind, drawn, folder, ranks)
     over = _await_end(run, mark, from_s=None if kind.hangs or _goes_on(kind, drawn) else hit_s)
     return over, heard_s
+
+
+def _run_start(kind: Kind, drawn: Drawn, folder: Path, mark: str) -> Seen:
+    """A trial of the command that starts a run."""
+    (folder / "job").parent.mkdir(parents=True, exist_ok=True)
+    with _preloaded(folder, kind.act, drawn.rank):
+        started = starts.start(kind.outside, drawn, folder, mark)
+    outcome = "none" if started.run is None else started.run.outcome()
+    return Seen(outcome, started.exit_code, started.said, [], [], started.left, 0.0)
 
 
 def _are(signs: list[Path]) -> list[Path]:

@@ -58,7 +58,7 @@ class DesktopNotices(QObject):
 
 def in_words(infos: list[RunInfo]) -> tuple[str, str]:
     """(headline, text), for one run or several; desktops read the text as markup."""
-    lines = [tr("{run}: {state}", run=info.title, state=outcome_look(info.outcome)[2]) for info in infos]
+    lines = [tr("{run}: {state}", run=info.title, state=outcome_look(info.state)[2]) for info in infos]
     if len(infos) == 1:
         return lines[0], html.escape(infos[0].reason or "", quote=False)
     more = len(lines) - _MOST_NAMED

@@ -288,7 +288,7 @@ class RunTabs(QObject):
             return
         self._ended = [*(self._ended if toasts.shown(_ENDED) else []), info]
         failed = any(one.outcome in ("failed", "lost") for one in self._ended)
-        words = tr("{run}: {state}", run=info.title, state=outcome_look(info.outcome)[2])
+        words = tr("{run}: {state}", run=info.title, state=outcome_look(info.state)[2])
         show: Action = (tr("Show"), lambda: self.open(info.path))
         if len(self._ended) > 1:
             counts = Counter(one.outcome for one in self._ended)

@@ -165,7 +165,7 @@ class AppCommands:
                 " · ".join(filter(None, (strategy_title(info.strategy), details(info)))),
                 partial(self.tabs.open, info.path),
                 tr("run"),
-                outcome_look(info.outcome)[0],
+                outcome_look(info.state)[0],
             )
             for info in self.session.runs.infos
         ]

@@ -13,6 +13,7 @@ from PySide6.QtGui import (
     QContextMenuEvent,
     QDrag,
     QFont,
+    QFontMetricsF,
     QLinearGradient,
     QMouseEvent,
     QPainter,
@@ -24,6 +25,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.painting import paint_text
+from rankdeck_app.widgets.run_names import SharedNames
 
 HEIGHT = 36
 ACCENT = 2
@@ -188,8 +190,9 @@ class EditorTabBar(QTabBar):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setClipRect(self.rect())  # tabs scroll: those at the edges are cut on purpose
+        names = SharedNames([tab.shown_title() for tab in self.tabs])
         for index in range(self.count()):
-            self._paint_tab(painter, index, self.tabRect(index))
+            self._paint_tab(painter, index, self.tabRect(index), names)
         if self._drop_at >= 0:
             is_last = self._drop_at == self.count()
             at = self.tabRect(self._drop_at - 1).right() if is_last else self.tabRect(self._drop_at).left()
@@ -226,7 +229,7 @@ class EditorTabBar(QTabBar):
                 fade.setColorAt(1, ground)
                 painter.fillRect(QRect(min(edge, inner), 0, _FADE, HEIGHT - 1), fade)
 
-    def _paint_tab(self, painter: QPainter, index: int, rect: QRect) -> None:
+    def _paint_tab(self, painter: QPainter, index: int, rect: QRect, names: SharedNames) -> None:
         color = self._theme.color
         tab = self.tabs[index]
         active = index == self.currentIndex()
@@ -247,8 +250,15 @@ class EditorTabBar(QTabBar):
         font = QFont(self.font())
         font.setItalic(tab.preview)
         ink = color("tab.activeForeground" if active else "tab.inactiveForeground")
-        room, elide = rect.adjusted(36, 1, -30, 0), Qt.TextElideMode.ElideRight
-        paint_text(painter, room, tab.shown_title(), ink, 12, elide=elide, font=font)
+        room = rect.adjusted(36, 1, -30, 0)
+        paint_text(
+            painter,
+            room,
+            names.fitted(tab.shown_title(), QFontMetricsF(font), room.width()),
+            ink,
+            12,
+            font=font,
+        )
         if active and self.hasFocus():
             painter.setPen(color("focusBorder"))
             painter.drawRect(rect.adjusted(2, 4, -4, -4))

@@ -22,6 +22,7 @@ from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, QTimer, Signa
 from shiboken6 import isValid
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.files import write_private
 from rankdeck.base.units import format_bytes
 from rankdeck.remote.ssh import is_here
 from rankdeck_app.disk import Disk
@@ -42,12 +43,6 @@ def engine_environment() -> QProcessEnvironment:
         if name.startswith("QT_"):
             environment.remove(name)
     return environment
-
-
-def write_config(file: Path, config_toml: str) -> None:
-    """Raises OSError: it cannot be written."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(config_toml, encoding="utf-8")
 
 
 def parse_problems(text: str) -> list[Problem]:
@@ -326,7 +321,7 @@ class Engine(QObject):
 
         def prepare() -> None:
             workspace.mkdir(parents=True, exist_ok=True)
-            write_config(file, config_toml)
+            write_private(file, config_toml)
 
         there = [] if runs is None else ["--runs", str(runs)]
         arguments = [command, str(file), *there, *options, "--detach", "--json"]

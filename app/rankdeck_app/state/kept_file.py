@@ -14,7 +14,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import write_private
 from rankdeck_app.disk import Disk
 
 SAVE_DELAY_MS = 500
@@ -48,7 +48,7 @@ class KeptFile(QObject):
     def save_now(self) -> None:
         self._timer.stop()
         text = json.dumps(self._content(), indent=1) + "\n"
-        self._disk.do(partial(write_whole, self._path, text), failed=self._refused, key=self._path)
+        self._disk.do(partial(write_private, self._path, text), failed=self._refused, key=self._path)
 
     def close(self) -> None:
         """Write what has not been written yet."""

@@ -18,12 +18,13 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 
+from rankdeck.base.files import write_private
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import tr
 from rankdeck_app.settings import PLAN_TIMEOUT_S
-from rankdeck_app.state.engine_process import Engine, Stream, parse_problems, write_config
+from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
@@ -245,7 +246,7 @@ class Planner:
             self.workspace.folder,
             parent,
             disk=self.engine.disk,
-            prepare=partial(write_config, file, config.to_toml()),
+            prepare=partial(write_private, file, config.to_toml()),
             over=partial(self.engine.remove, file),
             silence_ms=_VERIFYING_MS if has_ranks else int((timeout_s + _BEYOND_S) * 1000),
             has_ranks=has_ranks,

@@ -154,12 +154,12 @@ class WelcomePage(Page):
             self._run_rows.addWidget(self._run_row(info))
 
     def _run_row(self, info: RunInfo) -> QWidget:
-        icon, tone, word = outcome_look(info.outcome)
+        icon, tone, word = outcome_look(info.state)
         tooltip = tr("Open {path}", path=info.path)
         button = _link(info.title, tooltip, lambda: self.run_opened.emit(info.path))
         button.setIcon(self._theme.icon(icon, tone))
         button.setAccessibleName(tr("Open {run}, {outcome}", run=info.title, outcome=word))
-        state = "" if info.outcome == "completed" else word  # what went as it should needs no word for it
+        state = "" if info.state == "completed" else word  # what went as it should needs no word for it
         text = " · ".join(filter(None, (strategy_title(info.strategy), state, details(info))))
         self.run_buttons.append(button)
         return _row(button, text)

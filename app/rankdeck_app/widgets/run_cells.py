@@ -88,7 +88,7 @@ class RunCellDelegate(QStyledItemDelegate):
     ) -> None:
         box = rect.adjusted(_PAD, 0, -_PAD, 0)
         if column.key == "state":
-            icon, tone, _ = outcome_look(info.outcome)
+            icon, tone, _ = outcome_look(info.state)
             draw_icon(painter, icon, QRectF(box.x(), box.y() + 7, 14, 14), ink(tone))
             box.setLeft(box.left() + 20)
         elif column.key == "name" and info.race is not None:

@@ -207,7 +207,7 @@ COLUMNS: tuple[RunColumn, ...] = (
         "state",
         marked("State"),
         95,
-        lambda info: outcome_text(info.outcome),
+        lambda info: outcome_text(info.state),
         _state_order,
     ),
     RunColumn("strategy", marked("Strategy"), 100, strategy_text, _or_none(strategy_text)),

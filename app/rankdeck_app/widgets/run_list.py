@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QStyle, QWidget
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_count, format_duration, format_loss
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.row import RunInfo
+from rankdeck.run.row import EVENTS_LOST, RunInfo
 from rankdeck.run.spells import lasted_s
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.runs import RunsModel
@@ -39,6 +39,7 @@ INDENT = 16
 OUTCOMES: dict[str, tuple[str, str, str]] = {
     "running": ("pulse", "rankdeck.rest", marked("running")),
     "completed": ("pass", "rankdeck.ok", marked("completed")),
+    EVENTS_LOST: ("warning", "editorWarning.foreground", EVENTS_LOST),
     "failed": ("error", "errorForeground", marked("failed")),
     "stopped": ("stop-circle", "descriptionForeground", marked("stopped")),
     "lost": ("question", "rankdeck.leadText", marked("lost: it ended without a last word")),
@@ -199,7 +200,7 @@ def details(info: RunInfo) -> str:
 def state_and_age(info: RunInfo) -> str:
     """'DDP · stopped · 5 min ago', of a race 'DDP fastest · 14:02'; what went as it should needs no word for
     it."""
-    state = "" if info.outcome == "completed" else outcome_text(info.outcome)
+    state = "" if info.state == "completed" else outcome_text(info.state)
     age = "" if info.started is None else ago(info.started)
     use = strategy_text(info) if info.entry_of is None else devices_text(info)
     return " · ".join(spoken(part) for part in (use, state, age) if part)
@@ -226,7 +227,7 @@ class RunDelegate(ListRowDelegate):
             rect = rect.adjusted(INDENT, 0, 0, 0)
         elif info.entry_of is not None:
             rect = rect.adjusted(2 * INDENT, 0, 0, 0)
-        icon, tone, _ = outcome_look(info.outcome)
+        icon, tone, _ = outcome_look(info.state)
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
         room = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20)
         title, loss = spoken(title_text(info)), spoken(loss_text(info))

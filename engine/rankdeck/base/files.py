@@ -41,6 +41,20 @@ def write_whole(
     write_own(path, contents)
 
 
+def write_private(path: Path, text: str) -> None:
+    """As `write_whole`, for the owner alone: a configuration may hold secrets.
+
+    Raises: OSError.
+    """
+
+    def fill(fresh: Path) -> None:
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+
+    write_whole(path, fill)
+
+
 def refusal(folder: Path) -> str:
     """Why nothing can be written in a folder, in the system's words ("No space left on device", "Read-only
     file system"); "" where something can, or where the folder is gone.

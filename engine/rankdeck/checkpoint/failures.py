@@ -19,11 +19,18 @@ class Failure:
     why: str
     is_disk: bool
     is_state: bool
+    is_missing: bool
+    """A file or a folder was not there: so it is while a run's folder is being moved."""
+
+
+class FolderMissingError(CheckpointError):
+    """What was written to is gone, or elsewhere."""
 
 
 def failure_of(error: BaseException) -> Failure:
     inner = innermost(error)
-    return Failure(reason(error), isinstance(inner, OSError), isinstance(inner, CheckpointError))
+    is_state, is_missing = isinstance(inner, CheckpointError), isinstance(inner, FileNotFoundError)
+    return Failure(reason(error), isinstance(inner, OSError), is_state, is_missing)
 
 
 def not_saved(step: int | None, failure: Failure) -> CheckpointError:
@@ -39,7 +46,8 @@ def not_saved(step: int | None, failure: Failure) -> CheckpointError:
         advice = phrase("Training goes on; the last good checkpoint stays. If the disk is full, free space.")
     # Whoever asked for a checkpoint waits for the first of these codes.
     of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
-    return CheckpointError(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
+    kind = FolderMissingError if failure.is_missing else CheckpointError
+    return kind(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
 
 
 def innermost(error: BaseException) -> BaseException:

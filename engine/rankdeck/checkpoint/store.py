@@ -20,6 +20,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
@@ -38,7 +40,7 @@ from rankdeck.base.files import is_regular, sync_to_disk, wait_for_folder, write
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint.complex_pairs import as_pairs, described, from_pairs, to_read_into
-from rankdeck.checkpoint.failures import Failure, failure_of, not_saved, reason
+from rankdeck.checkpoint.failures import Failure, FolderMissingError, failure_of, not_saved, reason
 from rankdeck.checkpoint.rng import put_random_states, random_states
 from rankdeck.checkpoint.spreading import LeadingRanks
 from rankdeck.checkpoint.training_state import (
@@ -63,6 +65,7 @@ from rankdeck.checkpoint_files import (
     checksum,
     list_checkpoints,
     remove,
+    unfinished,
     write_commit,
 )
 
@@ -81,6 +84,13 @@ class _Written:
     values: dict[str, Any]
     elsewhere: dict[str, Any]
     lost: list[str]
+
+
+class _ShardWriter(HuggingFaceStorageWriter):
+    """Makes no folder: where the run has just been moved away, that would take its first name."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
 
 
 class CheckpointStore:
@@ -113,7 +123,11 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be written, on all ranks alike; nothing of it is left.
         """
-        num_bytes, _ = self._save(self.folder / str(step), step, state, extra, dry=False)
+        target = self.folder / str(step)
+        try:
+            num_bytes, _ = self._save(target, step, state, extra, dry=False)
+        except FolderMissingError:  # it was moved, and its first name leads there by now
+            num_bytes, _ = self._save(target, step, state, extra, dry=False)
         self._prune()
         return num_bytes
 
@@ -174,7 +188,7 @@ class CheckpointStore:
         answers = self._gather((failure, answer))
         failures = [failure for failure, _ in answers if failure is not None]
         if failures:
-            raise not_saved(step, failures[0])
+            raise not_saved(step, max(failures, key=attrgetter("is_missing")))
         return [answer for _, answer in answers]
 
     def _put_together(self, step: int, written: Sequence[_Written]) -> tuple[_Files, Progress]:
@@ -215,7 +229,7 @@ class CheckpointStore:
         with _quiet():
             save_sharded(
                 as_pairs(single_numbers(saved.tensors) if dry else each_alone(saved.tensors)),
-                storage_writer=HuggingFaceStorageWriter(str(target), save_distributed=True),
+                storage_writer=_ShardWriter(str(target), save_distributed=True),
                 no_dist=self._world_size == 1,
             )
         random_file = target / _random_file(self._rank)
@@ -243,6 +257,8 @@ class CheckpointStore:
         if self._leads:
             for old in list_checkpoints(self.folder)[self._keep :]:
                 remove(old.path)
+            for half in unfinished(self.folder):
+                remove(half)
 
     def _gather(self, answer: Any) -> list[Any]:
         if self._world_size == 1:

@@ -148,7 +148,7 @@ def _asked(
     )
     lines, left_out = sorted_out(found, named=only is not None)
     if not lines:
-        raise _nothing_fits(left_out, target)
+        raise nothing_fits(left_out, target)
     command_line = ["rankdeck", *sys.argv[1:]]
     return Asked(config, lines, left_out, steps, folder, command_line), target.num_devices
 
@@ -170,8 +170,12 @@ def sorted_out(found: Sequence[PlanLine], *, named: bool) -> tuple[list[PlanLine
     return [line for line in found if races(line)], left_out
 
 
-def _nothing_fits(left_out: Sequence[LeftOut], target: Target) -> ConfigError:
-    reasons = "; ".join(f"{one.label}: {one.reason}" for one in left_out[:3])
+def nothing_fits(left_out: Sequence[LeftOut], target: Target) -> ConfigError:
+    labels: dict[str, list[str]] = {}
+    for one in left_out:
+        labels.setdefault(one.reason or one.verdict, []).append(one.label)
+    told = [f"{', '.join(named)}: {reason}" for reason, named in labels.items()]
+    reasons = next(iter(labels)) if len(labels) == 1 else " ".join(told[:3])
     return ConfigError(
         phrase(
             "No strategy is predicted to fit on {devices}. {reasons}", devices=target.words, reasons=reasons

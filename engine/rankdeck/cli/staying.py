@@ -248,8 +248,12 @@ def last_words(run: RunDir) -> str:
         from rankdeck.run.problems import lost_problem
 
         return lost_problem(run).message
+    from rankdeck.run.row import EVENTS_LOST, state_of
+
     end, status = run.end(), status_of(run)
-    words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
+    state = state_of(run.outcome(), None if end is None else end.reason)
+    words = [state if not status or end is None else f"{end.outcome} with exit status {status}"]
+    lost = f"\n{end.reason}" if end is not None and state == EVENTS_LOST else ""
     started = run.environment().get("started")
     if end is not None and isinstance(started, (int, float)):
         words[0] += f" after {format_duration(end.ended - started)}"
@@ -262,7 +266,7 @@ def last_words(run: RunDir) -> str:
             words.append(f"{steps} step{'s' if steps != 1 else ''}")
         if summary.loss.last is not None:
             words.append(f"loss {losses_in_words(summary)}")
-    return f"{', '.join(words)}; rankdeck show {run.name}"
+    return f"{', '.join(words)}; rankdeck show {run.name}{lost}"
 
 
 def status_of(run: RunDir) -> int:

@@ -34,11 +34,13 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.breakdown import highest_of
+from rankdeck.run.row import EVENTS_LOST, state_of
 from rankdeck.run.summary import CommSummary, DeviceSummary, RunSummary, SampledStep, StepSeconds
 
 _LEAST_CALLED = 12
 _STYLES = {
     "completed": "green",
+    EVENTS_LOST: "yellow",
     "running": "cyan",
     "failed": "bold red",
     "lost": "bold red",
@@ -114,7 +116,8 @@ def _outcome_line(summary: RunSummary) -> Text:
     outcome = summary.outcome
     planned = summary.steps_planned
     lost = lost_in_words(summary)
-    words = Text(outcome, style="yellow" if lost and outcome == "completed" else _STYLES.get(outcome, ""))
+    state = state_of(outcome, summary.reason)
+    words = Text(state, style="yellow" if lost and outcome == "completed" else _STYLES.get(state, ""))
     words.append(f", {lost}" if lost else "")
     words.append(f"  {summary.steps}{f'/{planned}' if planned else ''} steps", style="default not bold")
     if summary.strategy:
@@ -270,7 +273,7 @@ def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     use = raced or row["strategy"] or row.get("wrapper") or ("script" if "run_source" in row else UNKNOWN)
     called = one_line(row["title"] + "".join(f"  #{tag}" for tag in row["tags"]))
     steps = f"{row['steps']}/{planned}" if planned else f"{row['steps']}"
-    return row["run"], called, row["outcome"], use, steps, ago
+    return row["run"], called, state_of(row["outcome"], row.get("reason")), use, steps, ago
 
 
 def _fitted(text: str, width: int, *, is_right: bool) -> str:

@@ -27,9 +27,10 @@ from rankdeck.events import RankFailed
 NUM_LAST_LINES = 20
 _LONGEST = 500
 _TAIL_BYTES = 16384
-LACKS = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", "file-too-large")
+FILE_TOO_LARGE = "file-too-large"
+LACKS = ("too-many-files", "too-many-processes", "shared-memory", "disk-full", FILE_TOO_LARGE)
 """Codes of what the machine lacks, or may not give."""
-_EXIT_LACKS = ("too-many-processes", "disk-full", "file-too-large")
+_EXIT_LACKS = ("too-many-processes", "disk-full", FILE_TOO_LARGE)
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _SHARED_MEMORY = "/dev/shm"
@@ -117,9 +118,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def advice_of(named: Named | None, *, of_script: bool = False) -> Phrase | None:
     """What it means and what to do next; None where only the log says more."""
-    if named is not None and named.code == "out-of-memory" and (limit := limited_memory()) is not None:
+    limits = {"out-of-memory": limited_memory, FILE_TOO_LARGE: limited_files}
+    if named is not None and (limit := limits.get(named.code, lambda: None)()) is not None:
         return limit
     return None if named is None else named.advice(of_script=of_script)
+
+
+def limited_files() -> Phrase | None:
+    """What to do about the most that a file may have (`ulimit -f`); None where there is no limit."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    return phrase("A file may have {most} here: raise that limit (ulimit -f).", most=format_bytes(most))
 
 
 def limited_memory() -> Phrase | None:

@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "too-many-processes",
-        r"can't start new thread|\[Errno 11\] Resource temporarily unavailable|pthread_create failed",
+        r"can't start new thread|(\[Errno 11\] |^)Resource temporarily unavailable|pthread_create failed",
         says=marked("No more processes or threads may be started here."),
         advice=marked("Raise the limit (ulimit -u, or pids.max of the container), or use fewer ranks."),
     ),

@@ -30,6 +30,7 @@ from rankdeck.config.files_named import check_paths
 from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import request_stop
+from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import check_here, environment_of, supervisor_of
 from rankdeck.launch.under_guard import start_guard
@@ -75,6 +76,7 @@ class Racing:
         self._choice = choose.named_devices(asked.config)
         end_leftovers()
         num_devices = len(self._choice.devices)
+        check_machine(num_devices, meets=True)
         train = asked.config.train
         title = _title(asked, num_devices)
         self.folder: RaceDir = rundir.create_race(asked.runs, title, asked.config.to_toml())
@@ -196,6 +198,14 @@ class Racing:
         try:
             races.write_race(self.folder, self.race)
         except OSError as error:
+            if not self.folder.path.exists():
+                raise RankdeckError(
+                    phrase(
+                        "The race ended because its folder was removed: {folder}.", folder=self.folder.path
+                    ),
+                    code="removed",
+                    advice=phrase("Start it again, and leave the folder of runs until it is over."),
+                ) from None
             raise RankdeckError(
                 phrase("{file} cannot be written: {error}.", file=self.folder.file, error=error.strerror),
                 code="race-folder",

@@ -30,11 +30,12 @@ from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
-from rankdeck.diagnose.exceptions import LACKS, is_out_of_memory, limited_memory, quoted
+from rankdeck.diagnose.exceptions import LACKS, advice_of, is_out_of_memory, limited_memory, quoted
 from rankdeck.diagnose.failure_rules import COMMUNICATION
-from rankdeck.diagnose.failures import name, name_disk
+from rankdeck.diagnose.failures import name
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
+from rankdeck.launch.unwritten import disk_problem
 from rankdeck.launch.watch import Watch
 from rankdeck.observer import title
 from rankdeck.rundir import EventWriter, RunDir
@@ -246,11 +247,11 @@ class Supervising(abc.ABC):
         return exit_code
 
     def _write_end(self, code: int) -> None:
-        dropped, disk = self.watch.dropped(), files.refusal(self._run.path)
-        num_lines = sum(event.lines for event in dropped)
-        disk = disk or next((event.reason for event in dropped), "")
+        lost, disk = self.watch.lost_lines(), files.refusal(self._run.path)
+        num_lines = sum(one.lines for one in lost)
+        disk = disk or next((one.reason for one in lost), "")
         if disk:
-            self.raise_problem(_disk_problem(disk, num_lines))
+            self.raise_problem(disk_problem(disk, num_lines, lost))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
         end = events.RunEnded(
             outcome=outcome,
@@ -259,9 +260,10 @@ class Supervising(abc.ABC):
             script_status=self.script_status(),
         )
         self._writer.write(end, sync=True)
-        if self._writer.dropped:
-            # Events cannot say it: the guard has room for one last word.
-            words = _disk_problem(self._writer.drop_reason, self._writer.dropped + num_lines).message
+        if self._writer.dropped or (disk and code == 0):
+            # Events cannot say it, or lists would not: the guard has room for one last word.
+            disk = self._writer.drop_reason or disk
+            words = disk_problem(disk, self._writer.dropped + num_lines, lost).message
             self._reason = f"{self._reason} {words}" if self._reason else words
         self.watch.close()
         if self._arguments.words is not None and self._reason is not None:
@@ -279,7 +281,7 @@ def _own_failure(error: Exception) -> tuple[Problem, int]:
     """Of the supervisor itself, with the run's exit code."""
     named = name("", str(error))
     if named is not None and named.code in LACKS:
-        return Problem(named.code, str(error), advice=named.advice(of_script=False)), 3
+        return Problem(named.code, str(error), advice=advice_of(named)), 3
     if is_out_of_memory(error):
         message = phrase("There was not enough memory to start the ranks.")
         advice = limited_memory() or phrase("Close other programs, or use fewer devices.")
@@ -306,20 +308,6 @@ def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
 def _sentence(problem: Problem) -> str:
     said = problem.said("message")
     return said if said.endswith(".") else phrase("{words}.", words=said)
-
-
-def _disk_problem(disk: str, num_lines: int) -> Problem:
-    """`disk`: why it takes nothing, or did not for a while."""
-    message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
-    if num_lines:
-        message = phrase(
-            "{disk}: {n} lines of the run's events could not be written.", disk=disk, n=num_lines
-        )
-    advice = phrase("Curves of this run have gaps.")
-    named = name_disk(disk)
-    if (next_step := named.advice(of_script=False)) is not None:
-        advice = phrase("{next_step} Curves of this run have gaps.", next_step=next_step)
-    return Problem(named.code, message, advice=advice, severity="warning")
 
 
 def _count_oom_kills() -> int:

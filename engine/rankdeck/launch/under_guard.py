@@ -121,7 +121,7 @@ def start_guard(
         for handle in [*own_ends, *streams]:
             os.close(handle)
     try:
-        _read_answer(answer_end, run)
+        _read_answer(answer_end, run, hidden.path)
     except BaseException:
         if kept_end is not None:
             os.close(kept_end)
@@ -171,7 +171,7 @@ def alive_error(run: RunDir) -> NotResumableError:
     )
 
 
-def _read_answer(answer_end: int, run: RunDir) -> None:
+def _read_answer(answer_end: int, run: RunDir, folder: Path) -> None:
     """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
     MachineError when there is no guard."""
     ready, _, _ = select.select([answer_end], [], [], _READY_S)
@@ -183,6 +183,12 @@ def _read_answer(answer_end: int, run: RunDir) -> None:
         raise alive_error(run)
     if "refused" in answer:
         raise choose.busy_error(answer["refused"].strip() or "another run")
+    if not (folder.exists() or run.path.exists()):
+        raise MachineError(
+            phrase("The run could not be started: its folder was removed: {folder}.", folder=run.path),
+            code="removed",
+            advice=phrase("Start it again, and leave the folder of runs until it is over."),
+        )
     message = phrase("The run could not be started: its guard gave no answer.")
     if "failed" in answer:
         message = phrase("The run could not be started: {why}.", why=answer["failed"])

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from rankdeck import events
-from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.errors import MachineError, Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import request_stop, wait_ended
@@ -78,11 +78,16 @@ class Verification:
 def verifications(
     config: RunConfig, rows: Iterable[AnyRow], *, command_line: Sequence[str]
 ) -> Iterator[tuple[AnyRow, Verification]]:
-    """Check the configuration under one strategy after another."""
+    """Check the configuration under one strategy after another.
+
+    Raises: MachineError: what the machine lacks, it lacks for all of them.
+    """
     for row in rows:
         tables = config.to_dict() | {"strategy": {"use": row.strategy, **row.options}}
         try:
             yield row, verify(from_dict(tables, folder=Path(config.folder or ".")), command_line=command_line)
+        except MachineError:
+            raise
         except RankdeckError as error:
             yield row, Verification(None, error.problems)
 

@@ -23,7 +23,6 @@ from rankdeck.base.heartbeat import (
     Beat,
     HeartbeatPage,
     HeartbeatReader,
-    lost_lines,
 )
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
@@ -37,6 +36,7 @@ from rankdeck.launch.children import Child
 from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_handled
 from rankdeck.launch.saves import SaveWatch
 from rankdeck.launch.stacks import Answer, ask, calls_written, log_of
+from rankdeck.launch.unwritten import NUM_TAIL, LostLines, lost_lines_of
 from rankdeck.rundir import RunDir, events_from_end
 
 POLL_S = 1.0
@@ -51,7 +51,6 @@ INPUT_S = 1.5
 """How long after a rank that calls the input bad the others may take to agree."""
 LOOK_AGAIN_S = 10.0
 """Where a run that has stood still for too long is not ended: seconds between two looks at it."""
-_NUM_TAIL = 2_000
 
 
 class Watch:
@@ -345,14 +344,9 @@ class Watch:
         failures = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
         return failures[0] if failures else None
 
-    def dropped(self) -> list[events.Dropped]:
-        """What ranks could not write, as far as their last events tell, or their last beats where no event
-        could be written any more."""
-        folder = self._run.events_folder
-        tails = map(self._tail_of, folder.glob(f"rank-*.{self._attempt}.jsonl"))
-        dropped = [event for tail in tails for event in tail if isinstance(event, events.Dropped)]
-        lost = filter(None, (lost_lines(beat.phase) for beat in self.beats().values()))
-        return dropped + [events.Dropped(lines=lines, reason=reason) for lines, reason in lost]
+    def lost_lines(self) -> list[LostLines]:
+        """What ranks could not write."""
+        return lost_lines_of(self._run, self._attempt, self.beats())
 
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""
@@ -369,7 +363,7 @@ class Watch:
 
     @staticmethod
     def _tail_of(path: Path) -> list[events.AnyEvent]:
-        return list(itertools.islice(events_from_end(path), _NUM_TAIL))
+        return list(itertools.islice(events_from_end(path), NUM_TAIL))
 
 
 def _asleep_s() -> float:

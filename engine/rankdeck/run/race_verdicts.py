@@ -88,7 +88,7 @@ def judge(race: Race) -> None:
         fastest_why=why,
         winner=None if best is None or race.is_rehearsal else best.number,
         inconclusive=inconclusive,
-        notes=_drift_notes(race, drift, groups),
+        notes=_drift_notes(race, drift, groups, is_said=bool(inconclusive)),
     )
 
 
@@ -214,12 +214,17 @@ def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
     return times[max(0, low)], times[min(len(times) - 1, high)]
 
 
-def _drift_notes(race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]]) -> list[str]:
+def _drift_notes(
+    race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]], *, is_said: bool
+) -> list[str]:
+    """`is_said`: how much it is stands in another sentence already."""
     if drift is None:
         repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
         unknown = phrase("How much the machine drifted is not known: the repetition was not timed.")
         return [unknown] if repeated else []
     tied = [group for group in groups if len(group) > 1]
+    if is_said:
+        return [phrase("Places {places} are not told apart.", places=listed(map(_places_in_words, tied)))]
     if abs(drift) < _TOLD_DRIFT or not tied:
         return [
             phrase(

@@ -16,6 +16,7 @@ from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
+from rankdeck.base.phrases import marked
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.spells import Spell
@@ -31,6 +32,12 @@ from rankdeck.rundir import (
 )
 
 RESUMABLE = ("stopped", "failed", "lost")
+EVENTS_LOST = marked("completed, events lost")
+
+
+def state_of(outcome: str, reason: str | None) -> str:
+    """The outcome in words. A run that completed has a reason where events of its could not be written."""
+    return EVENTS_LOST if outcome == "completed" and reason else outcome
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,11 @@ class RunInfo:
     @property
     def is_alive(self) -> bool:
         return self.outcome == "running"
+
+    @property
+    def state(self) -> str:
+        """The outcome as lists say it."""
+        return state_of(self.outcome, self.reason)
 
     @property
     def is_resumable(self) -> bool:
@@ -185,6 +197,7 @@ def row_of(run: RunDir, info: RunInfo | None = None) -> dict[str, Any]:
     of_script = {"run_source": events.SCRIPT, "wrapper": info.strategy or None} if info.is_script else {}
     return {
         **row_head(info),
+        "reason": info.reason,
         "strategy": None if info.is_script else info.strategy or None,
         "started": info.started,
         "steps": info.step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankdeck import events
 from rankdeck.base import files
@@ -58,7 +58,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     """`fold` spares reading the events again. With `attempt`, the run as that attempt left it."""
     fold = fold or read_fold(run, attempt=attempt)
     is_past = attempt is not None and attempt < run.next_attempt() - 1
-    outcome, exit_code, ended = _past_end(fold) if is_past else _end(run)
+    ending = _past_ending(fold) if is_past else _ending(run)
     strategy, options, planned = _what_ran(run, fold)
     first, labels, script, config = fold.first_started, read_labels(run.path), fold.script, script_of(run)
     is_script = script.is_script or (fold.started is None and config is not None)
@@ -70,7 +70,8 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         note=labels.note,
         archived=labels.is_archived,
         path=str(run.path),
-        outcome=outcome,
+        outcome=ending.outcome,
+        reason=ending.reason,
         strategy=strategy,
         options=options,
         steps=fold.step or 0,
@@ -90,14 +91,14 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         pipeline=_pipeline(fold),
         anatomy=_sampled(fold),
         pace=fold.started.pace if fold.started else None,
-        problems=problems_of(run, fold, outcome),
+        problems=problems_of(run, fold, ending.outcome),
         steps_measured=fold.num_steps_measured,
         steps_planned=planned,
         data=training_data(fold),
         source=fold.source,
         started=first.started if first else run.environment().get("started"),
-        ended=ended,
-        exit_code=exit_code,
+        ended=ending.ended,
+        exit_code=ending.exit_code,
         weights=str(run.weights) if files.is_regular(run.weights) and not is_past else None,
         missing_lines=fold.counts.missing,
         unreadable=fold.counts.unreadable + fold.refused,
@@ -158,17 +159,27 @@ def verified_summary(verified: events.Verified | None) -> VerifiedSummary | None
     )
 
 
-def _end(run: RunDir) -> tuple[str, int | None, float | None]:
-    """Outcome, exit code, and when it ended."""
+class _Ending(NamedTuple):
+    """Of a run or an attempt; `ended` is a Unix time."""
+
+    outcome: str
+    exit_code: int | None = None
+    ended: float | None = None
+    reason: str | None = None
+
+
+def _ending(run: RunDir) -> _Ending:
     end = run.end()
-    return run.outcome(), None if end is None else end.exit_code, None if end is None else end.ended
+    if end is None:
+        return _Ending(run.outcome())
+    return _Ending(run.outcome(), end.exit_code, end.ended, end.reason)
 
 
-def _past_end(fold: Fold) -> tuple[str, int | None, None]:
-    """The same of an attempt that another one followed."""
+def _past_ending(fold: Fold) -> _Ending:
+    """Of an attempt that another one followed."""
     last = max(fold.attempts, default=0)
     ended = fold.attempts[last].ended if last in fold.attempts else None
-    return ("lost", None, None) if ended is None else (ended.outcome, ended.exit_code, None)
+    return _Ending("lost") if ended is None else _Ending(ended.outcome, ended.exit_code)
 
 
 def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:

@@ -222,6 +222,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     archived: bool
     path: str
     outcome: str
+    reason: str | None
     strategy: str | None
     options: dict[str, Any]
     steps: int

@@ -2,7 +2,8 @@
 
     <runs>/<YYYYMMDD-HHMMSS>-race-gpt-4-<4 hex>/
       race.json             what was asked, predicted and measured (run/race.py)
-      asked.toml            the configuration that was asked for; entries differ in its strategy alone
+      asked.toml            the configuration that was asked for, for the owner alone; entries differ in its
+                            strategy alone
       race.lock             (flock = alive) held by who races, and by the guard of the entry that runs
       stop.request          somebody wants it to stop
       entries/1-ddp/ ...    ordinary runs, which no list of runs holds: a race is one row there
@@ -87,7 +88,7 @@ def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
         runs.mkdir(parents=True, exist_ok=True)
         race.path.mkdir(mode=0o700)
         race.entries_folder.mkdir()
-        race.asked.write_text(asked_toml, encoding="utf-8")
+        files.write_private(race.asked, asked_toml)
     except OSError as error:
         raise ConfigError(
             phrase("{folder} cannot hold a race: {why}.", folder=runs, why=error.strerror),

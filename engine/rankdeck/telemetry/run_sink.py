@@ -15,6 +15,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.base.files import wait_for_folder
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir import RunDir
 from rankdeck.telemetry.host import virtual_uuid
@@ -40,6 +41,7 @@ class RunSink:
     number of this host's first device, and rank, among those of all hosts of the run."""
 
     def __init__(self, run: Path, attempt: int, pids: Sequence[int], first: int = 0) -> None:
+        wait_for_folder(run)
         directory = RunDir(run)
         devices = msgspec.convert(directory.environment().get("devices", []), list[events.DeviceInfo])
         self._index = {device.uuid or virtual_uuid(device.index): first + device.index for device in devices}

@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
 from rankdeck.base.allocations import allocation_of
-from rankdeck.base.errors import RankdeckError
+from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.files import wait_for_folder
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent, failed, finished
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.diagnose.exceptions import describe, is_out_of_memory, words_of
+from rankdeck.diagnose.exceptions import (
+    FILE_TOO_LARGE,
+    advice_of,
+    describe,
+    is_out_of_memory,
+    words_of,
+)
 from rankdeck.diagnose.failures import name_disk
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
@@ -311,7 +317,7 @@ class Worker:
     def _save(self, strategy: Strategy, saver: Saver) -> None:
         """Final weights, by the rank that holds them all.
 
-        Raises: MachineError when the disk is full: without weights the run has failed.
+        Raises: RankdeckError: without weights the run has failed; MachineError where a limit forbids them.
         """
         from rankdeck.checkpoint.weights import gather_extra_state, save_weights
 
@@ -322,17 +328,22 @@ class Worker:
         self._phase(marked("saving weights"))
         path = self._place.run.weights
         wait_for_folder(path.parent)
+        metadata = {"run": self._place.run.name, "step": str(self.step)}
         try:
-            metadata = {"run": self._place.run.name, "step": str(self.step)}
             with saver.agreement.saving():
-                num_bytes = save_weights(path, weights, metadata, extra_state)
+                try:
+                    num_bytes = save_weights(path, weights, metadata, extra_state)
+                except FileNotFoundError:  # the run was moved in the midst of it
+                    wait_for_folder(path.parent)
+                    num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
-            raise RankdeckError(
+            named = name_disk(error.strerror or "")
+            raise (MachineError if named.code == FILE_TOO_LARGE else RankdeckError)(
                 phrase(
                     "The final weights could not be saved to {path}: {why}.", path=path, why=error.strerror
                 ),
                 code="weights-not-saved",
-                advice=name_disk(error.strerror or "").advice(of_script=False),
+                advice=advice_of(named),
                 rank=self._place.rank,
             ) from None
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)

@@ -17,6 +17,7 @@ from rankdeck_app.shell.tab import UnavailablePage
 from rankdeck_app.shell.tab_group import Zone, zone_at, zone_rect
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.theme import BUILT_IN
+from rankdeck_app.widgets.painting import read_along
 from tests.app.shell.pages import NotePage
 
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -467,3 +468,14 @@ def test_arrows_of_tabs_have_the_inks_of_icons(window: MainWindow, editor: Edito
         drawn = max(abs(image.pixelColor(x, y).lightness() - ground) for x, y in room)
         wanted = abs(window.theme.color(ink).lightness() - ground)
         assert 0.7 * wanted < drawn <= wanted, ink
+
+
+def test_long_tabs_keep_what_tells_them_apart(editor: EditorArea) -> None:
+    names = [f"mlp 1024x1024 · single · seed 5 · batch 32 · lr 0.00{number}" for number in (1, 3)]
+    for name in names:
+        note(editor, name)
+    painted: list[str] = []
+    with read_along(painted.append):
+        editor.active_group.bar.grab()
+    shown = [text for text in painted if "Lr 0.00" in text]
+    assert [text[-5:] for text in shown] == ["0.001", "0.003"] and all(text[0] == "…" for text in shown)

@@ -101,6 +101,7 @@ def test_after_a_restart_text_that_is_no_toml_shows_what_was_said_before(
 ) -> None:
     draft.set_text(draft.text + "[train\n")
     draft.close()
+    assert not (tmp_path / "draft.json").stat().st_mode & 0o077, "it may hold secrets"
     again = Draft(tmp_path / "draft.json", Path("/"))
     assert again.problems[0].code == "toml" and again.value(("train", "global_batch")) == 8
     assert not again.is_settling

@@ -24,7 +24,13 @@ from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME, PLACES
-from rankdeck_app.widgets.run_list import ROW_HEIGHT, RunDelegate, strategy_text
+from rankdeck_app.widgets.run_list import (
+    ROW_HEIGHT,
+    RunDelegate,
+    outcome_look,
+    state_and_age,
+    strategy_text,
+)
 from rankdeck_app.widgets.run_names import SharedNames
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
@@ -88,6 +94,13 @@ def a_race(**facts: object) -> RunInfo:
         path, "Race", "completed", num_devices=2, device_kind="gpu", started=NOW, figures=RunFigures(),
         race=RaceFacts(**known),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def test_a_run_that_lost_events_does_not_look_as_if_all_were_well() -> None:
+    lossy = run("lossy", outcome="completed", reason="No space left on device: 78 lines of events")
+    state = next(at for at, column in enumerate(COLUMNS) if column.key == "state")
+    assert made([lossy]).text_at(0, state) == "completed, events lost"
+    assert "events lost" in state_and_age(lossy) and outcome_look(lossy.state)[0] == "warning"
 
 
 def test_a_race_is_one_row_that_unfolds_into_its_entries(qtbot: QtBot) -> None:

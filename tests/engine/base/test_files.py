@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.base.files import LARGEST_TOML_BYTES, read_toml, refusal, write_own, write_whole
+from rankdeck.base.files import (
+    LARGEST_TOML_BYTES,
+    read_toml,
+    refusal,
+    write_own,
+    write_private,
+    write_whole,
+)
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -138,3 +145,12 @@ def test_a_folder_says_why_nothing_can_be_written_there(tmp_path: Path) -> None:
     )
     told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True)
     assert told.stdout.decode().strip() == os.strerror(errno.EFBIG)
+
+
+def test_what_may_hold_secrets_is_its_owners_alone_also_where_a_file_was_there(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "draft.json"
+    write_private(file, "one")
+    file.chmod(0o644)
+    write_private(file, "two")
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("two", 0o600)
+    assert [*file.parent.iterdir()] == [file]

@@ -7,8 +7,11 @@ import errno
 import random
 import resource
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,3 +290,43 @@ def test_more_ranks_than_there_can_be_are_damage(tmp_path: Path) -> None:
     files = {path.name: (path.stat().st_size, checksum(path)) for path in checkpoint.path.iterdir()}
     write_commit(checkpoint.path, {name: entry for name, entry in files.items() if name != COMMIT})
     assert checkpoint.damage() == "progress.json cannot be read"
+
+
+class _MovedInAWrite(CheckpointStore):
+    """The run's folder is moved between the begin of the first save and its first file, and the guard leads
+    the old name there a little later."""
+
+    thread: threading.Thread | None = None
+    seen: Sequence[Path] = ()
+
+    def _write(self, target: Path, *args: Any, **more: Any) -> Any:
+        if self.thread is None:
+            run = self.folder.parent
+            moved = run.rename(run.with_name("moved"))
+            self.thread = threading.Thread(target=self._lead, args=(run, moved))
+            try:
+                return super()._write(target, *args, **more)
+            finally:
+                self.seen = [run] if run.exists() else []
+                self.thread.start()
+        return super()._write(target, *args, **more)
+
+    @staticmethod
+    def _lead(run: Path, moved: Path) -> None:
+        time.sleep(0.1)
+        run.symlink_to(moved)
+
+
+def test_a_run_that_is_moved_in_the_midst_of_a_save_saves_where_it_is_then(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "1" / "progress.json").touch()
+    store = _MovedInAWrite(tmp_path / "run" / "checkpoints", rank=0, world_size=1, layout="single", keep=1)
+    model, optimizer = trained(1)
+    store.save(5, TrainingState(model, optimizer), {})
+    assert store.thread is not None and not store.seen
+    store.thread.join()
+    folder = tmp_path / "moved" / "checkpoints"
+    checkpoint, complaints = newest_whole(folder)
+    assert checkpoint is not None and checkpoint.step == 5 and not complaints
+    assert [path.name for path in folder.iterdir()] == ["5"], "halves of earlier ones are gone"

@@ -10,11 +10,14 @@ import pytest
 import typer
 
 from rankdeck.cli import race
+from rankdeck.cli.plan_target import target_of
+from rankdeck.cli.race import nothing_fits
 from rankdeck.cli.race_display import left_s
 from rankdeck.cli.race_tables import introduction, print_race
-from rankdeck.run.race import RUNNING, WAITING
+from rankdeck.run.race import RUNNING, WAITING, LeftOut
 from rankdeck.run.race_time import expected_s, remaining_text
 from rankdeck.rundir import RaceDir
+from tests.helpers.launching import small_config
 from tests.helpers.racing import asked, line
 from tests.helpers.told_race import entry, judged
 from tests.helpers.verified import raced_as
@@ -97,3 +100,13 @@ def test_a_race_says_which_entries_equal_one_device(
     out = capsys.readouterr().out
     assert "as expected" in out and "fsdp: Verified: equals one device but for its batch norms" in out
     assert [line.split()[-1] for line in out.splitlines() if "ddp " in line and "ms" in line] == ["equal"]
+
+
+def test_what_keeps_all_strategies_from_racing_is_said_once(tmp_path: Path) -> None:
+    target = target_of(small_config(tmp_path, {"devices": {"use": "cpu:2"}}), None, None)
+    alike = [LeftOut(label=label, verdict="cannot", reason="The batch is too large.") for label in ("a", "b")]
+    assert nothing_fits(alike, target).message.endswith("2 virtual devices. The batch is too large.")
+    other = LeftOut(label="c", verdict="cannot", reason="No layer can be split.")
+    assert nothing_fits([*alike, other], target).message.endswith(
+        "a, b: The batch is too large. c: No layer can be split."
+    )

@@ -212,6 +212,7 @@ TOLD = [
     ("unknown-rank-option", "", "train.py: error: unrecognized arguments: --local-rank=1"),
     ("world-size-mismatch", "ValueError", "You set `devices=2` and `num_nodes=1` in Lightning, but the "
      "product (2 * 1) does not match the world size (1)."),
+    ("too-many-processes", "RuntimeError", "Resource temporarily unavailable"),
     ("data-too-slow", "RuntimeError", "DataLoader timed out after 30 seconds"),
     ("no-main-guard", "RuntimeError", "An attempt has been made to start a new process before the\n"
      "        current process has finished its bootstrapping phase."),

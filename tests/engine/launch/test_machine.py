@@ -23,14 +23,33 @@ except MachineError as error:
 """
 
 
-def _said(*unshared: str, before: str = "true") -> str:
+_RACE = """
+import tempfile
+from pathlib import Path
+from rankdeck.base.errors import MachineError
+from rankdeck.launch.race import Racing
+from rankdeck.launch.verifying import verifications
+from rankdeck.planner.candidates import candidates_for
+from tests.helpers.racing import asked
+with tempfile.TemporaryDirectory() as folder:
+    what = asked(Path(folder), ["single", "ddp"], devices="cpu:2")
+    rows = candidates_for(what.config, "ddp", 2)
+    for act in (lambda: Racing(what), lambda: [*verifications(what.config, rows, command_line=[])]):
+        try:
+            act()
+        except MachineError as error:
+            print(error.problem.code)
+"""
+
+
+def _said(*unshared: str, before: str = "true", code: str = _CHECK) -> str:
     """What the check says in a namespace of its own, after a command of the shell there."""
     own = ["unshare", "--user", "--map-root-user", *unshared]
     try:
         subprocess.run([*own, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("namespaces may not be made here")
-    command = [*own, "sh", "-c", f'{before} && exec "$0" -P -c "$1"', sys.executable, _CHECK]
+    command = [*own, "sh", "-c", f'{before} && exec "$0" -P -c "$1"', sys.executable, code]
     environment = {**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -44,6 +63,11 @@ def test_a_machine_that_has_all_is_told_nothing() -> None:
 def test_without_loopback_nobody_meets() -> None:
     said = _said("--net")
     assert said.startswith("no-loopback 3 ") and "unreachable" in said
+
+
+def test_a_race_and_a_verification_say_it_once_and_not_of_every_strategy() -> None:
+    said = _said("--net", code=_RACE)
+    assert said.splitlines() == ["no-loopback", "no-loopback"]
 
 
 def test_without_proc_nothing_is_known_of_processes() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
-from rankdeck.base.errors import DeviceError
+from rankdeck.base.errors import DeviceError, RankdeckError
 from rankdeck.base.leases import lease_holder
 from rankdeck.cli.race import facts_of, save_winner
 from rankdeck.config import load
@@ -26,6 +27,13 @@ TINY = {
     "model": {"use": "mlp", "args": {"hidden": [16]}},
     "train": {"steps": 40, "global_batch": 16, "optimizer": {"use": "sgd", "lr": 0.1}},
 }
+
+
+def test_a_race_whose_folder_is_removed_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RankdeckError) as caught, Racing(asked(tmp_path, ["single", "ddp"])) as racing:
+        shutil.rmtree(tmp_path / "runs")
+        racing.start(racing.race.entries[0])
+    assert caught.value.code == "removed" and "because its folder was removed" in caught.value.message
 
 
 def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_after_one_that_fails(
@@ -70,6 +78,7 @@ def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_afte
     assert [one.path for one in list_races(what.runs)] == [racing.folder.path]
     assert list_runs(what.runs) == [] == list_folder(what.runs)
     assert facts_of(racing.folder, found)["path"] == str(racing.folder.path)
+    assert not racing.folder.asked.stat().st_mode & 0o077, "it may hold secrets"
 
     save_winner(found, what.config, tmp_path / "winner.toml")
     saved = load(tmp_path / "winner.toml")

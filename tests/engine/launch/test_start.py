@@ -19,10 +19,11 @@ from rankdeck.base.errors import ConfigError, DataError, DeviceError, MachineErr
 from rankdeck.base.names import LONGEST_NAME
 from rankdeck.config import from_dict
 from rankdeck.config.naming import given_name
+from rankdeck.launch import under_guard
 from rankdeck.launch.choose import ChosenDevices
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import NotResumableError, environment_of, resume
-from rankdeck.rundir import list_runs
+from rankdeck.rundir import RunDir, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import launch
 from tests.helpers.written_run import WrittenRun
@@ -34,6 +35,20 @@ def refused(tmp_path: Path, tables: Mapping[str, Any], kind: type[RankdeckError]
         launch(tmp_path / "runs", tables)
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
     return caught.value
+
+
+def test_a_folder_of_runs_that_goes_while_a_run_starts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = under_guard._popen
+
+    def removed(run: RunDir, *args: Any) -> Any:
+        shutil.rmtree(run.path.parent)
+        return begin(run, *args)
+
+    monkeypatch.setattr(under_guard, "_popen", removed)
+    error = refused(tmp_path, {}, MachineError)
+    assert error.code == "removed" and "its folder was removed" in error.message
 
 
 def test_a_data_path_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:

@@ -13,11 +13,15 @@ import msgspec
 import pytest
 
 from rankdeck import events
+from rankdeck.cli.staying import last_words
+from rankdeck.cli.summary import print_report, runs_table
 from rankdeck.diagnose.stacks import parse_stack
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.observer import title
+from rankdeck.run.row import row_of
+from rankdeck.run.summary import summarise
 from rankdeck.rundir import End, RunDir, create
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks, within_grace
@@ -196,14 +200,23 @@ def test_a_rank_that_has_finished_may_crash_afterwards(
 
 
 def test_what_a_rank_could_not_write_is_reported_by_the_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER", "speechless")
     run = launch(tmp_path / "runs")
-    assert launching.ended(run).outcome == "completed"
+    end = launching.ended(run)
     (warning,) = launching.problems(run, "warning")
     assert warning.code == "file-too-large"
-    assert warning.message == "File too large: 1 lines of the run's events could not be written."
+    assert warning.message == (
+        "File too large: 1 lines of the run's events could not be written (rank 1 before its first step)."
+    )
+    assert (end.outcome, end.reason) == ("completed", warning.message)
+    assert row_of(run)["reason"] == warning.message
+    assert "completed, events lost" in str(runs_table([row_of(run)], 200))
+    said = last_words(run)
+    assert said.startswith("completed, events lost after") and said.endswith(warning.message)
+    print_report(summarise(run))
+    assert "completed, events lost" in capsys.readouterr().out
 
 
 def test_warnings_of_the_start_are_told_after_the_runs_own_start(tmp_path: Path) -> None:
@@ -219,7 +232,7 @@ def test_data_that_cannot_be_prepared_ends_the_run_before_ranks_begin(tmp_path: 
     texts = tmp_path / "texts"
     texts.mkdir()
     tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": str(texts)}}}
-    run = launch(tmp_path / "runs", tables)
+    run = launch(tmp_path / "runs", tables, worker=None)
     end = launching.ended(run)
     assert (end.outcome, end.exit_code) == ("failed", 2)
     (problem,) = launching.problems(run)

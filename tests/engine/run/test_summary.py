@@ -231,6 +231,7 @@ def test_the_row_of_a_list_is_read_from_the_ends_of_files(run: WrittenRun) -> No
         "tags": [],
         "archived": False,
         "outcome": "completed",
+        "reason": None,
         "strategy": "dp",
         "started": run.started,
         "steps": 10,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,17 @@ def test_a_gpu_of_the_run_that_is_not_there_any_more_is_lost(tmp_path: Path) -> 
     told = [event for _, event in EventReader(RunDir(run.path)).read()]
     notices = [event for event in told if isinstance(event, events.DeviceNotice)]
     assert [(one.code, one.device) for one in notices] == [("lost", 1)]
+
+
+def test_a_sampler_that_starts_while_its_run_is_moved_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    run = create(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
+    moved = run.path.rename(tmp_path / "moved")
+    leading = threading.Timer(0.1, run.path.symlink_to, [moved])
+    leading.start()
+    assert RunSink(run.path, 0, []).uuids == ["GPU-0", "GPU-1"]
+    leading.join()
 
 
 def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time() -> None:
