@@ -62,7 +62,6 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     strategy, options, planned = _what_ran(run, fold)
     first, labels, script, config = fold.first_started, read_labels(run.path), fold.script, script_of(run)
     is_script = script.is_script or (fold.started is None and config is not None)
-    newest = fold.newest("loss") or (None, None)
     return RunSummary(
         run=run.name,
         title=labels.name or run.own_title,
@@ -108,7 +107,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         script_status=script.script_status,
         steps_per_s=fold.steps_per_s(),
         wait_share=script.wait_share,
-        loss_step=newest[0],
+        loss_step=(fold.newest("loss") or (None,))[0],
         not_finite=script.not_finite or None,
         observed=_observed(script),
         metrics=_metrics(fold),

@@ -21,7 +21,7 @@ from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.observer import title
 from rankdeck.run.row import row_of
-from rankdeck.run.summary import summarise
+from rankdeck.run.summarising import summarise
 from rankdeck.rundir import End, RunDir, create
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks, within_grace
