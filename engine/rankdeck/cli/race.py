@@ -154,13 +154,14 @@ def _asked(
 
 
 def sorted_out(found: Sequence[PlanLine], *, named: bool) -> tuple[list[PlanLine], list[LeftOut]]:
-    """(those that race, those that do not). What the planner could not follow to its end, so that nobody
-    knows, races where it was `named`."""
+    """(those that race, those that do not). What could not be predicted, though a run may well do it, races
+    where it was `named`."""
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import LeftOut
 
     def races(line: PlanLine) -> bool:
-        return line.verdict in (FITS, TIGHT) or (named and line.verdict == CANNOT and bool(line.devices))
+        is_unknown = line.verdict == CANNOT and line.refusal is None
+        return line.verdict in (FITS, TIGHT) or (named and is_unknown)
 
     left_out = [
         LeftOut(label=line.label, verdict=line.verdict, reason=line.reason, phrases=line.phrases)
