@@ -301,8 +301,8 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
 
 
 def with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
-    """The devices that there is work for, with a warning where that leaves some out: one under `single`, and
-    one per stage where one process holds the stages that given cuts make."""
+    """The devices that there is work for: one under `single`, and one per stage where one process holds the
+    stages that given cuts make. A warning says how many that were named are left out."""
     cuts = config.strategy.options.get("cuts")
     if config.strategy_card.one_device:
         count, message, code, place = 1, _SINGLE, "one-device", "strategy.use"
@@ -317,7 +317,8 @@ def with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
         return chosen
     said = phrase(message[rest > 1], device=chosen.devices[0].name, count=count, rest=rest)
     warning = Problem(code, said, path=place, advice=advice, severity="warning")
-    return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, warning])
+    warnings = [] if config.selection.kind == "auto" else [warning]
+    return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, *warnings])
 
 
 def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
