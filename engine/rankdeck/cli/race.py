@@ -18,7 +18,7 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.home import expanded
 from rankdeck.base.names import checked_name
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
 from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
@@ -112,7 +112,11 @@ def _asked(
 
     if config.hosts.use:
         raise ConfigError(
-            phrase("hosts.use names {n} hosts, and a race is of one.", n=len(config.hosts.use)),
+            counted(
+                marked("hosts.use names a host, and a race is of this one."),
+                marked("hosts.use names {n} hosts, and a race is of one."),
+                len(config.hosts.use),
+            ),
             code="hosts",
             path="hosts.use",
             advice=phrase("Leave hosts.use out, or start each strategy by itself."),

@@ -28,7 +28,7 @@ import msgspec
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
-from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.base.phrases import Phrase, counted, marked, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import LACKS, is_out_of_memory, limited_memory, quoted
 from rankdeck.diagnose.failure_rules import COMMUNICATION
@@ -312,8 +312,11 @@ def _disk_problem(disk: str, num_lines: int) -> Problem:
     """`disk`: why it takes nothing, or did not for a while."""
     message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
     if num_lines:
-        message = phrase(
-            "{disk}: {n} lines of the run's events could not be written.", disk=disk, n=num_lines
+        message = counted(
+            marked("{disk}: 1 line of the run's events could not be written."),
+            marked("{disk}: {n} lines of the run's events could not be written."),
+            num_lines,
+            disk=disk,
         )
     advice = phrase("Curves of this run have gaps.")
     named = name_disk(disk)

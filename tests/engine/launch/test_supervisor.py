@@ -203,7 +203,7 @@ def test_what_a_rank_could_not_write_is_reported_by_the_supervisor(
     assert launching.ended(run).outcome == "completed"
     (warning,) = launching.problems(run, "warning")
     assert warning.code == "file-too-large"
-    assert warning.message == "File too large: 1 lines of the run's events could not be written."
+    assert warning.message == "File too large: 1 line of the run's events could not be written."
 
 
 def test_warnings_of_the_start_are_told_after_the_runs_own_start(tmp_path: Path) -> None:
