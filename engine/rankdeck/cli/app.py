@@ -120,7 +120,7 @@ def root(
         typer.echo(context.get_help())
 
 
-def _command() -> Any:
+def _command_tree() -> Any:
     """As click runs it. Flags take no value: typer's help would say <bool> beside each."""
     made: Any = typer.main.get_command(app)
     for command in (made, *made.commands.values()):
@@ -131,7 +131,7 @@ def _command() -> Any:
     return made
 
 
-COMMAND = _command()
+COMMAND = _command_tree()
 
 
 def run(argv: Sequence[str]) -> int:

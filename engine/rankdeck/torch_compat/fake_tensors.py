@@ -98,7 +98,7 @@ def active_mode() -> Any:
 
 
 def fake_like(
-    blank: torch.Tensor, mode: FakeTensorMode, device: torch.device, state: dict[str, Any]
+    blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: dict[str, Any]
 ) -> FakeTensor:
     """A fake tensor over a blank one on "meta". `state` is that of one of torch's but for its mode: torch
     takes four times as long to make one.
