@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.base.errors import Problem
 from rankdeck.cli.race import sorted_out
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.rundir import RaceDir, list_races, list_runs
@@ -124,7 +125,8 @@ def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -
         "cannot",
         "cannot",
     )
-    large.reason, refused.devices = "device 0 lacks 2.0 GiB", []
+    large.reason, refused.devices, unknown.devices = "device 0 lacks 2.0 GiB", [], []
+    refused.refusal = Problem("options", "4 stages need 4 devices.")
     every = [fits, tight, large, refused, unknown]
     lines, left_out = sorted_out(every, named=False)
     assert lines == [fits, tight] and left_out[0].reason == large.reason

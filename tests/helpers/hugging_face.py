@@ -177,5 +177,18 @@ def tokens(num_samples: int = 64) -> tuple[Samples, Samples]:
     return Samples("tokens", num_samples, 1), Samples("tokens", 10, 2)
 
 
+class PaddedSamples(Samples):
+    """Every second one ends in padding."""
+
+    def __init__(self, num_samples: int, seed: int) -> None:
+        super().__init__("tokens", num_samples, seed)
+        self.columns["attention_mask"] = torch.ones_like(self.columns["labels"])
+        self.columns["attention_mask"][1::2, CONTEXT // 2 :] = 0
+
+
+def padded_tokens(num_samples: int = 64) -> tuple[Samples, Samples]:
+    return PaddedSamples(num_samples, 1), PaddedSamples(10, 2)
+
+
 def pictures(num_samples: int = 64) -> tuple[Samples, Samples]:
     return Samples("pictures", num_samples, 1), Samples("pictures", 10, 2)

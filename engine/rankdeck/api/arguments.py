@@ -27,6 +27,7 @@ _WORDS = (
     (r"run with -m\b", "run with module=True"),
 )
 """What commands say, and what a caller writes."""
+_CODE = tuple(key for section in ("model", "data", "loss") for key in (section, f"{section}.use"))
 _NUMBERS = ("gpu", "cpu", "auto")
 
 
@@ -67,8 +68,23 @@ def wrong(name: str, value: Any, template: str, advice: str) -> ConfigError:
     )
 
 
+def _in_a_file(value: Any) -> str:
+    """How ranks get a function, a class, or an object, that a caller has."""
+    name = getattr(value, "__name__", "make")
+    template = marked(
+        'Put it in a file with all that it needs, and name it there, as in "mine.py:{name}". In a notebook '
+        "begin its cell with %%writefile mine.py."
+    )
+    if not hasattr(value, "__name__"):
+        template = marked(
+            'Put a function that makes it in a file, and name that, as in "mine.py:{name}". In a notebook '
+            "begin its cell with %%writefile mine.py."
+        )
+    return phrase(template, name=name if name.isidentifier() else "make")
+
+
 def _shortened(value: Any) -> str:
-    shown = repr(value)
+    shown = " ".join(repr(value).split())
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
@@ -190,6 +206,13 @@ def as_tables(value: Any, place: str = "config") -> Any:
         return value.tolist()
     if isinstance(value, str | int | float):
         return value
+    if callable(value) or place in _CODE:
+        raise wrong(
+            place,
+            value,
+            marked("{name} = {value} is an object of this process, and ranks are processes of their own."),
+            _in_a_file(value),
+        )
     raise wrong(
         place,
         value,

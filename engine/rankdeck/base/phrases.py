@@ -72,6 +72,11 @@ def phrase(template: str, /, **arguments: Any) -> Phrase:
     return said
 
 
+def counted(one: str, many: str, n: int, /, **arguments: Any) -> Phrase:
+    """The phrase for one of something, or for several; `{n}` is filled in, too."""
+    return phrase(one if n == 1 else many, n=n, **arguments)
+
+
 def marked(text: str) -> str:
     """The text itself: a constant that the window will say in its own language."""
     return text

@@ -45,6 +45,7 @@ from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
 from rankdeck.cli.until_end import INTERRUPTED
 
+HELP_NAMES = ["-h", "--help"]
 BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
 
 app = typer.Typer(
@@ -52,7 +53,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
 
 for _group, _commands in {
@@ -75,7 +76,7 @@ for _group, _commands in {
     ),
     "Before a run": (plan.plan, verify.verify, race.race, doctor.doctor),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
-    "Other hosts": (copying.copy, serve.serve),
+    "Other hosts": (copying.copy, copying.install, serve.serve),
 }.items():
     for _command in _commands:
         _kind = ScriptCommand if _command is script_run.run else None
@@ -119,8 +120,18 @@ def root(
         typer.echo(context.get_help())
 
 
-COMMAND: Any = typer.main.get_command(app)
-"""As click runs it."""
+def _command_tree() -> Any:
+    """As click runs it. Flags take no value: typer's help would say <bool> beside each."""
+    made: Any = typer.main.get_command(app)
+    for command in (made, *made.commands.values()):
+        context = typer.Context(command, help_option_names=HELP_NAMES)
+        for option in command.get_params(context):
+            if getattr(option, "is_flag", False):
+                option.metavar = option.metavar or ""
+    return made
+
+
+COMMAND = _command_tree()
 
 
 def run(argv: Sequence[str]) -> int:
@@ -144,8 +155,9 @@ def _invoke(argv: Sequence[str]) -> int:
     try:
         check_processes_are_listed()
         elsewhere = on_host.split(argv) or on_host.of_copy(argv)
-        if elsewhere is not None:
+        if elsewhere is not None and not _is_help_of_install(elsewhere[2]):
             return on_host.run(*elsewhere)
+        argv = argv if elsewhere is None else elsewhere[2]
         code = COMMAND.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
     except RankdeckError as error:
         _print_problems(error.problems, as_json, error.file)
@@ -166,6 +178,11 @@ def _invoke(argv: Sequence[str]) -> int:
         _print_problems([usage], as_json)
         return 2
     return code if isinstance(code, int) else 0
+
+
+def _is_help_of_install(words: Sequence[str]) -> bool:
+    """Help that is given here: the host may have no rankdeck to ask."""
+    return words[0] == "install" and not set(HELP_NAMES).isdisjoint(words)
 
 
 def _own_words(argv: Sequence[str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from rankdeck.base.phrases import counted, marked
 from rankdeck.base.units import format_setting
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, load_config
@@ -57,7 +58,12 @@ def validate(config: ConfigName, as_json: AsJson = False) -> int:
     if as_json:
         console.as_json({"problems": []})
         return 0
-    length = f"{chosen.train.epochs} epochs" if chosen.train.epochs else f"{chosen.train.known_steps} steps"
+    epochs, steps = chosen.train.epochs, chosen.train.known_steps or 0
+    length = (
+        counted(marked("1 epoch"), marked("{n} epochs"), epochs)
+        if epochs
+        else counted(marked("1 step"), marked("{n} steps"), steps)
+    )
     console.out().print(
         f"{config} is valid: {chosen.strategy.use} on {chosen.devices.use}, {chosen.model.use} on "
         f"{chosen.data.use}, {length}."

@@ -1,4 +1,4 @@
-"""`rankdeck copy`: a run of another host, brought here to be read as any other."""
+"""`rankdeck copy`: a run of another host, brought here to be read as any other; and `rankdeck install`."""
 
 from __future__ import annotations
 
@@ -31,3 +31,19 @@ def copy(
             advice=phrase("As in: rankdeck --host NAME copy last"),
         )
     return on_host.copy(origin.host, origin.path, follow=follow, as_json=as_json)
+
+
+def install(
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Further arguments of pip's.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="An environment that is there already.")
+    ] = None,
+) -> None:
+    """Put this rankdeck on another host (--host NAME)."""
+    raise ConfigError(
+        phrase("install is for another host, and none is named."),
+        code="no-host",
+        advice=phrase("As in: rankdeck --host NAME install"),
+    )

@@ -18,7 +18,7 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.home import expanded
 from rankdeck.base.names import checked_name
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
 from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
@@ -112,7 +112,11 @@ def _asked(
 
     if config.hosts.use:
         raise ConfigError(
-            phrase("hosts.use names {n} hosts, and a race is of one.", n=len(config.hosts.use)),
+            counted(
+                marked("hosts.use names a host, and a race is of this one."),
+                marked("hosts.use names {n} hosts, and a race is of one."),
+                len(config.hosts.use),
+            ),
             code="hosts",
             path="hosts.use",
             advice=phrase("Leave hosts.use out, or start each strategy by itself."),
@@ -154,13 +158,14 @@ def _asked(
 
 
 def sorted_out(found: Sequence[PlanLine], *, named: bool) -> tuple[list[PlanLine], list[LeftOut]]:
-    """(those that race, those that do not). What the planner could not follow to its end, so that nobody
-    knows, races where it was `named`."""
+    """(those that race, those that do not). What could not be predicted, though a run may well do it, races
+    where it was `named`."""
     from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
     from rankdeck.run.race import LeftOut
 
     def races(line: PlanLine) -> bool:
-        return line.verdict in (FITS, TIGHT) or (named and line.verdict == CANNOT and bool(line.devices))
+        is_unknown = line.verdict == CANNOT and line.refusal is None
+        return line.verdict in (FITS, TIGHT) or (named and is_unknown)
 
     left_out = [
         LeftOut(label=line.label, verdict=line.verdict, reason=line.reason, phrases=line.phrases)

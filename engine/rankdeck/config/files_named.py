@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rankdeck.base.errors import ConfigError, DataError, ModelError
+from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.config.schema import RunConfig
 
@@ -40,6 +40,24 @@ def check_paths(config: RunConfig) -> None:
     check_code(config)
 
 
+def refuse_main(use: str, option: str, error: type[RankdeckError]) -> None:
+    """Raises: `error` for a name in a notebook, or in the script that is running."""
+    place, _, name = use.rpartition(":")
+    if place == "__main__":
+        raise error(
+            phrase(
+                "{option} = {use!r}: ranks are processes of their own, each with another __main__.",
+                option=option,
+                use=use,
+            ),
+            path=option,
+            advice=phrase(
+                'Put it in a file with all that it needs, and name it there: "path/to/file.py:{name}".',
+                name=name,
+            ),
+        )
+
+
 def check_code(config: RunConfig) -> None:
     """Files of code that a configuration names are there, with something in them.
 
@@ -52,6 +70,7 @@ def check_code(config: RunConfig) -> None:
         ("loss", config.loss.use, ConfigError),
         ("train.optimizer", config.train.optimizer.use, ConfigError),
     ):
+        refuse_main(use, f"{section}.use", error)
         file, colon, _ = use.rpartition(":")
         code = Path(config.folder or ".", file)
         if not (colon and file.endswith(".py")) or (code.is_file() and code.stat().st_size):

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.parsing import toml_of
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.schema import Count, Table
 
@@ -109,10 +109,11 @@ def ranks_of(devices: str | None, ranks: int | None) -> int:
         return ranks or 1
     if ranks is not None and ranks != selection.count:
         raise ConfigError(
-            phrase(
-                "{devices} means {count} ranks, and {ranks} are asked for.",
+            counted(
+                marked("{devices} means 1 rank, and {ranks} are asked for."),
+                marked("{devices} means {n} ranks, and {ranks} are asked for."),
+                selection.count,
                 devices=devices,
-                count=selection.count,
                 ranks=ranks,
             ),
             code="ranks",

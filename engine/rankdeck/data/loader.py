@@ -162,8 +162,9 @@ class _Reader:
     def _collated(self, draws: Sequence[Draw]) -> tuple[Any, Problem | None]:
         if self._read_batch is not None:
             batch = self._whole(draws)
+            pair = _pair(batch)
             problem = randomness.problem_of_batch(self._whole, draws, batch) if self._looks else None
-            return _pair(batch), problem
+            return pair, problem
         samples = [self._sample(draw) for draw in draws]
         for sample in samples:
             _pair(sample)

@@ -4,7 +4,10 @@ before or after a resume.
 Random augmentation draws from torch's, NumPy's or Python's own generator. These three are seeded before each
 sample, and get back the states that they had before the batch: in a rank they belong to the model (dropout).
 What a data set draws from elsewhere (a generator that it keeps, the clock) cannot be seeded; it shows when a
-sample is read again, and is told. Read base.py before, loader.py next.
+sample is read again, and is told. So is a stream behind a shell of __len__ and __getitem__, which gives its
+next sample whatever the index is: read again, a sample has another target as well.
+
+Read base.py before, loader.py next.
 """
 
 from __future__ import annotations
@@ -37,6 +40,20 @@ OUTSIDE_THE_SAMPLE = Problem(
     ),
     path="data.use",
     advice=_ADVICE,
+    severity="warning",
+)
+NOT_BY_INDEX = Problem(
+    "data-random",
+    phrase(
+        "The training data does not go by the index: a sample that was read again under the same seed was "
+        "another one, with another target. Where it reads on in a stream, every rank and every worker of "
+        "data.workers reads that stream from its start, and all train on the same samples."
+    ),
+    path="data.use",
+    advice=phrase(
+        "Return the same sample for the same index: read the stream into a list first, or compute where in "
+        "it the index is. Draw from torch, numpy.random or random inside __getitem__."
+    ),
     severity="warning",
 )
 FOR_A_BATCH = Problem(
@@ -77,18 +94,28 @@ def problem_of_samples(
 ) -> Problem | None:
     """What is told of samples where `read` does not give the same ones again."""
     pairs = list(zip(draws, samples, strict=True))[:NUM_READ_AGAIN]
-    return None if all(_alike(sample, read(draw)) for draw, sample in pairs) else OUTSIDE_THE_SAMPLE
+    found = [_problem_of(sample, read(draw)) for draw, sample in pairs]
+    return NOT_BY_INDEX if NOT_BY_INDEX in found else next(filter(None, found), None)
 
 
 def problem_of_batch(
     read: Callable[[Sequence[Draw]], Any], draws: Sequence[Draw], batch: Any
 ) -> Problem | None:
     """The same of a data set that reads whole batches, and whether it draws for all samples together."""
-    if not _alike(batch, read(draws)):
-        return OUTSIDE_THE_SAMPLE
+    problem = _problem_of(batch, read(draws))
+    if problem is not None:
+        return problem
     drawn_next = _draw_next()
     seed(draws[0])
     return None if drawn_next == _draw_next() else FOR_A_BATCH
+
+
+def _problem_of(one: Any, other: Any) -> Problem | None:
+    """What is told of two readings of a sample, or of a batch: augmentation leaves the target as it is."""
+    if _alike(one, other):
+        return None
+    targets = [sample.get("labels") if isinstance(sample, Mapping) else sample[1] for sample in (one, other)]
+    return OUTSIDE_THE_SAMPLE if _alike(*targets) else NOT_BY_INDEX
 
 
 def _draw_next() -> tuple[float, float, float]:

@@ -203,6 +203,20 @@ RULES: tuple[Rule, ...] = (
         "no-process-group",
         r"Default process group has not been initialized",
         advice=marked("Call torch.distributed.init_process_group() first, in every rank."),
+        to_scripts=marked(
+            "Call torch.distributed.init_process_group() first, in every rank. Where a library asks for it "
+            "because torchrun's variables are there, start one process without them: rankdeck run --plain."
+        ),
+    ),
+    Rule(
+        "no-nccl",
+        r"doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs",
+        says=marked("NCCL joins ranks on NVIDIA GPUs, and this process can use none."),
+        advice=marked('Use the backend "gloo".'),
+        to_scripts=marked(
+            'Use the backend "gloo", or start one process without torchrun\'s variables: '
+            "rankdeck run --plain."
+        ),
     ),
     Rule(
         "no-launcher",
@@ -214,6 +228,18 @@ RULES: tuple[Rule, ...] = (
         "unknown-rank-option",
         r"unrecognized arguments: [^\n]*--local[-_]rank",
         advice=marked("Read the rank from os.environ['LOCAL_RANK'] instead of --local-rank."),
+    ),
+    Rule(
+        "one-process-only",
+        r"in any distributed mode",
+        says=marked("Hugging Face's accelerate took this process for a rank of torchrun's."),
+        advice=marked("Start it as one process without torchrun's variables: rankdeck run --plain."),
+    ),
+    Rule(
+        "one-rank-only",
+        r"Using fsdp only works in distributed training",
+        says=marked("The Hugging Face Trainer has one rank, and shards a model over several."),
+        advice=marked("Start as many as there are GPUs: rankdeck run --nproc-per-node N SCRIPT"),
     ),
     Rule(
         "world-size-mismatch",

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from rankdeck.base import cgroups
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, row
 
@@ -126,7 +126,9 @@ def look_at_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Che
     cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
     usable = cores if quota is None else min(cores, max(1, round(quota)))
     asked = environment.get("OMP_NUM_THREADS")
-    evidence: list[str] = [phrase("{count} cores (sched_getaffinity)", count=cores)]
+    evidence: list[str] = [
+        counted(marked("1 core (sched_getaffinity)"), marked("{n} cores (sched_getaffinity)"), cores)
+    ]
     if quota is not None:
         evidence.append(phrase("the group may use {quota:.1f} of them (cgroup)", quota=quota))
     evidence.append(f"OMP_NUM_THREADS={asked}" if asked is not None else phrase("OMP_NUM_THREADS is not set"))
@@ -134,21 +136,36 @@ def look_at_threads(environment: Mapping[str, str] = os.environ) -> Iterator[Che
     command = f"export OMP_NUM_THREADS={each}"
     if asked is None:
         if usable == cores:
-            finding = phrase("{count} cores, which the ranks of a run share.", count=cores)
+            finding = counted(
+                marked("1 core, which the ranks of a run share."),
+                marked("{n} cores, which the ranks of a run share."),
+                cores,
+            )
             yield row("threads", Verdict.GOOD, finding, *evidence)
             return
-        finding = phrase(
-            "torch starts {threads} threads where {count} cores may be used.", threads=cores, count=usable
+        finding = counted(
+            marked("torch starts {threads} threads where 1 core may be used."),
+            marked("torch starts {threads} threads where {n} cores may be used."),
+            usable,
+            threads=cores,
         )
     elif not asked.isdecimal() or int(asked) < 1:
         finding = phrase("OMP_NUM_THREADS is no number of threads.")
     elif _RANKS * int(asked) <= max(usable, _RANKS):
-        finding = phrase("Threads for each rank: {threads}, on {count} cores.", threads=asked, count=usable)
+        finding = counted(
+            marked("Threads for each rank: {threads}, on 1 core."),
+            marked("Threads for each rank: {threads}, on {n} cores."),
+            usable,
+            threads=asked,
+        )
         yield row("threads", Verdict.GOOD, finding, *evidence)
         return
     else:
-        finding = phrase(
-            "Two ranks of {threads} threads each would share {count} cores.", threads=asked, count=usable
+        finding = counted(
+            marked("Two ranks of {threads} threads each would share 1 core."),
+            marked("Two ranks of {threads} threads each would share {n} cores."),
+            usable,
+            threads=asked,
         )
     fix = phrase("Share the cores out: so many for each of two ranks, or unset it.")
     yield row("threads", Verdict.LOOK, finding, *evidence, fix=fix, command=command)

@@ -172,7 +172,7 @@ def look_at_nccl(python: Path) -> Iterator[CheckLine]:
     free = [gpu for gpu in gpus if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
     if len(free) < 2:
         why = phrase("It takes two GPUs that nobody uses: not tried.")
-        evidence = phrase("{free} of {count} GPUs are free (NVML)", free=len(free), count=len(gpus))
+        evidence = phrase("GPUs that are free: {free} of {count} (NVML)", free=len(free), count=len(gpus))
         yield from not_tried(["nccl"], why, evidence)
         return
     visible = ",".join(gpu.uuid for gpu in free[:2])

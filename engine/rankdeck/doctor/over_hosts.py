@@ -307,7 +307,9 @@ def _free(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
         facts = one.step("facts")
         free, total = facts.get("free_gpus", 0), facts.get("gpus", 0)
         evidence.append(
-            phrase("{host}: {free} of {total} GPUs are free", host=one.host.name, free=free, total=total)
+            phrase(
+                "{host}: GPUs that are free: {free} of {total}", host=one.host.name, free=free, total=total
+            )
         )
         if not free:
             lacking.append(one.host.name)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.parsing import json_of
-from rankdeck.base.phrases import phrase, sentences
+from rankdeck.base.phrases import counted, marked, phrase, sentences
 from rankdeck.config.interpreters import ChosenPython
 from rankdeck.doctor.lines import CheckLine, Verdict, row
 
@@ -101,8 +101,11 @@ def _with_gpus(name: str, told: Mapping[str, Any], evidence: list[str], has_driv
     """torch itself works; what of the GPUs?"""
     versions = {"python": told["python"], "torch": told["torch"]["version"]}
     if told["num_gpus"]:
-        finding = phrase(
-            "Python {python}, torch {torch}, which sees {count} GPUs.", count=told["num_gpus"], **versions
+        finding = counted(
+            marked("Python {python}, torch {torch}, which sees 1 GPU."),
+            marked("Python {python}, torch {torch}, which sees {n} GPUs."),
+            told["num_gpus"],
+            **versions,
         )
         return row(name, Verdict.GOOD, finding, *evidence)
     if not has_driver:

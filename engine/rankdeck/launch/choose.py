@@ -20,7 +20,7 @@ import msgspec
 
 from rankdeck.base.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.base.leases import lease_holder, lease_path
-from rankdeck.base.phrases import marked, phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
@@ -227,11 +227,12 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
     visible = visible_gpus(gpus, os.environ)
     if not visible:
         raise DeviceError(
-            phrase(
-                "{variable}={value} leaves none of the {count} GPUs.",
+            counted(
+                marked("{variable}={value} leaves no GPU: there is one."),
+                marked("{variable}={value} leaves none of the {n} GPUs."),
+                len(gpus),
                 variable=VARIABLE,
                 value=os.environ.get(VARIABLE),
-                count=len(gpus),
             ),
             advice=phrase("Unset it, or name GPUs: --devices gpu:0."),
         )
@@ -301,8 +302,8 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
 
 
 def with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
-    """The devices that there is work for, with a warning where that leaves some out: one under `single`, and
-    one per stage where one process holds the stages that given cuts make."""
+    """The devices that there is work for: one under `single`, and one per stage where one process holds the
+    stages that given cuts make. A warning says how many that were named are left out."""
     cuts = config.strategy.options.get("cuts")
     if config.strategy_card.one_device:
         count, message, code, place = 1, _SINGLE, "one-device", "strategy.use"
@@ -315,9 +316,10 @@ def with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
     rest = len(chosen.devices) - count
     if rest <= 0:
         return chosen
-    said = phrase(message[rest > 1], device=chosen.devices[0].name, count=count, rest=rest)
+    said = counted(*message, rest, device=chosen.devices[0].name, count=count, rest=rest)
     warning = Problem(code, said, path=place, advice=advice, severity="warning")
-    return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, warning])
+    warnings = [] if config.selection.kind == "auto" else [warning]
+    return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, *warnings])
 
 
 def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:

@@ -24,7 +24,7 @@ from typing import NoReturn
 from rankdeck import events
 from rankdeck.base import cgroups
 from rankdeck.base.errors import Problem
-from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.base.phrases import Phrase, counted, marked, phrase
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import ENDED_EARLY, SENT, SENT_OR_NO_MEMORY, Cause
 from rankdeck.launch import supervising
@@ -304,13 +304,12 @@ class ScriptSupervisor(supervising.Supervising):
             time.sleep(_POLL_S)
         if left:
             names = ", ".join(left[:_NUM_NAMED]) + (", ..." if len(left) > _NUM_NAMED else "")
-            message = phrase("The script left 1 process behind, ended with the run: {names}.", names=names)
-            if len(left) > 1:
-                message = phrase(
-                    "The script left {n} processes behind, ended with the run: {names}.",
-                    n=len(left),
-                    names=names,
-                )
+            message = counted(
+                marked("The script left 1 process behind, ended with the run: {names}."),
+                marked("The script left {n} processes behind, ended with the run: {names}."),
+                len(left),
+                names=names,
+            )
             advice = phrase("Wait for what it starts, or start outside of the run what is to outlive it.")
             self.raise_problem(Problem("left-behind", message, advice=advice, severity="warning"))
 

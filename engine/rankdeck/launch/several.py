@@ -21,7 +21,7 @@ import msgspec
 import rankdeck
 from rankdeck.base import files, installed
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.checkpoint_files import digest
 from rankdeck.config import DevicesConfig, RunConfig
 from rankdeck.config.over_hosts import NAME, portable
@@ -118,7 +118,12 @@ class Several:
             return config
         if len(named) != self.num_hosts:
             raise ConfigError(
-                phrase("hosts.use names {named} hosts, and --hosts {n}.", named=len(named), n=self.num_hosts),
+                counted(
+                    marked("hosts.use names 1 host, and --hosts {hosts}."),
+                    marked("hosts.use names {n} hosts, and --hosts {hosts}."),
+                    len(named),
+                    hosts=self.num_hosts,
+                ),
                 path="hosts.use",
                 advice=phrase("Leave --hosts out."),
             )

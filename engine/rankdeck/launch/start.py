@@ -27,7 +27,7 @@ from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.files import read_toml
 from rankdeck.base.masking import mask_table
 from rankdeck.base.names import checked_name
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.config.files_named import check_paths
 from rankdeck.config.naming import tell_apart, title_of
@@ -288,8 +288,10 @@ def check_here(config: RunConfig) -> None:
     """Raises: ConfigError, it is for several hosts, and this is to be one alone."""
     if config.hosts.use:
         raise ConfigError(
-            phrase(
-                "hosts.use names {n} hosts, and this would run on this one alone.", n=len(config.hosts.use)
+            counted(
+                marked("hosts.use names a host, and this would run on this one alone."),
+                marked("hosts.use names {n} hosts, and this would run on this one alone."),
+                len(config.hosts.use),
             ),
             path="hosts.use",
             advice=phrase(

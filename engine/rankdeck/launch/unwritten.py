@@ -11,7 +11,7 @@ from itertools import islice
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, lost_lines
-from rankdeck.base.phrases import Phrase, listed, phrase
+from rankdeck.base.phrases import Phrase, counted, listed, marked, phrase
 from rankdeck.diagnose.exceptions import advice_of
 from rankdeck.diagnose.failures import name_disk
 from rankdeck.rundir import RunDir, events_from_end
@@ -62,17 +62,22 @@ def disk_problem(disk: str, num_lines: int, lost: Sequence[LostLines] = ()) -> P
     """`disk`: why it takes nothing, or did not for a while. `num_lines` counts those of `lost` as well."""
     message = phrase("{disk}: some of the run's events could not be written.", disk=disk)
     if num_lines:
-        message = phrase(
-            "{disk}: {n} lines of the run's events could not be written.", disk=disk, n=num_lines
+        message = counted(
+            marked("{disk}: 1 line of the run's events could not be written."),
+            marked("{disk}: {n} lines of the run's events could not be written."),
+            num_lines,
+            disk=disk,
         )
     if lost:
         ranks = [one.where() for one in lost[:_MOST_NAMED]]
         if len(lost) > _MOST_NAMED:
-            ranks.append(phrase("{n} more ranks", n=len(lost) - _MOST_NAMED))
-        message = phrase(
-            "{disk}: {n} lines of the run's events could not be written ({ranks}).",
+            more = len(lost) - _MOST_NAMED
+            ranks.append(counted(marked("1 more rank"), marked("{n} more ranks"), more))
+        message = counted(
+            marked("{disk}: 1 line of the run's events could not be written ({ranks})."),
+            marked("{disk}: {n} lines of the run's events could not be written ({ranks})."),
+            num_lines,
             disk=disk,
-            n=num_lines,
             ranks=listed(ranks),
         )
     advice = phrase("Curves of this run have gaps.")

@@ -1,14 +1,19 @@
-"""Going back from a loss, as all strategies do."""
+"""Going back from a loss, as all strategies do, and gradients that a model or its loss takes by itself."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from rankdeck.base.errors import ModelError
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import Phrase, phrase
 
+USE_DDP = phrase('Use strategy.use = "ddp".')
 _FREED = "out of bounds for storage of size 0"
+_ELSEWHERE = "appears to not have been used in the graph"
 
 
 def backward(total: Tensor, scale: float | Tensor) -> None:
@@ -23,9 +28,35 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
             raise
         raise ModelError(
             phrase(
-                "The backward needs weights that FSDP has let go of: the model's forward goes back itself "
-                "(autograd.grad with create_graph=True), as a gradient penalty does."
+                "The backward needs weights that FSDP has let go of: the model's forward or its loss calls "
+                "autograd.grad with create_graph=True, as a gradient penalty does."
             ),
             path="strategy.use",
-            advice=phrase('Use strategy.use = "ddp".'),
+            advice=USE_DDP,
+        ) from error
+
+
+def is_graph_elsewhere(error: BaseException) -> bool:
+    """Whether autograd.grad was called for a tensor that the graph at hand does not begin with."""
+    return isinstance(error, RuntimeError) and _ELSEWHERE in str(error)
+
+
+@contextlib.contextmanager
+def loss_behind_a_cut(advice: Phrase = USE_DDP) -> Iterator[None]:
+    """A loss of outputs whose graph does not reach back to the model's inputs.
+
+    Raises: ModelError where it differentiates by them.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_graph_elsewhere(error):
+            raise
+        raise ModelError(
+            phrase(
+                "The loss calls autograd.grad, as a gradient penalty does, for a tensor that another device "
+                "or stage computed with."
+            ),
+            path="strategy.use",
+            advice=advice,
         ) from error

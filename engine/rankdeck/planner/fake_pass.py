@@ -125,7 +125,7 @@ def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResul
         NotFollowedError: the model was built, and cannot be run on fake tensors.
         Exception: whatever building it raises on fake tensors.
     """
-    values = Values(answers)
+    values = Values(answers, has_padding=request.samples.has_padding)
     ledger = PlanLedger(len(request.places), FakeTensorMode(), values.of, like_cuda=request.like_cuda)
     workload = workloads.load_shapes(
         request.config, Shapes, lambda train: planned_data(train, request.samples, request.config)

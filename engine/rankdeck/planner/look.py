@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -30,6 +31,8 @@ _SHARE_ALONE = 0.6
 """Of the time, for samples alone."""
 _MOST_SEEN = 200_000
 _MOST_EXTREMES = 6
+_MOST_PADDED = 256
+"""Of samples of one shape so many are asked whether they are padded."""
 _NUM_OF_RUN = 4
 """Batches of the run's own size."""
 _NUM_TO_MEASURE = 8
@@ -46,7 +49,33 @@ def look(config: RunConfig, budget_s: float = BUDGET_S) -> Samples:
     if not user_code.is_user_code(config.data.use):
         return UNIFORM
     train, _ = user_code.build_data(config.data.use, config.data.args, Path(config.folder or "."))
-    return _Looking(config, train, budget_s).found() if isinstance(train, ReadsBatches) else UNIFORM
+    if isinstance(train, ReadsBatches):
+        return _Looking(config, train, budget_s).found()
+    return Samples(has_padding=_is_any_padded(train, budget_s))
+
+
+def _is_any_padded(train: SampleSet, budget_s: float) -> bool:
+    """Whether one of the samples that there is time for is padded; those without a mask are not read."""
+    until_s = time.monotonic() + budget_s
+    first = one_sample(train, 0)
+    if mask_of(first) is None:
+        return False
+    others = random.Random(0).sample(range(len(train)), min(len(train), _MOST_PADDED))
+    return is_padded(first) or any(
+        time.monotonic() < until_s and is_padded(one_sample(train, index)) for index in others
+    )
+
+
+def mask_of(batch: Any) -> Tensor | None:
+    """What says which tokens are padding, under the name that Hugging Face's models take it by."""
+    inputs = batch[0] if isinstance(batch, tuple) else batch
+    mask = inputs.get("attention_mask") if isinstance(inputs, dict) else None
+    return mask if isinstance(mask, Tensor) else None
+
+
+def is_padded(batch: Any) -> bool:
+    mask = mask_of(batch)
+    return mask is not None and not bool(mask.all())
 
 
 class _Looking:
@@ -62,6 +91,7 @@ class _Looking:
         self._probes: list[tuple[list[int], list[int]]] = []
         """Samples of a batch, and the sizes that it has."""
         self._has_one_make = True
+        self._has_padding = False
 
     def found(self) -> Samples:
         self._probe_artificial([0, 0])
@@ -95,6 +125,7 @@ class _Looking:
             batches=batches,
             num_read=len(self._probes),
             longest=self._config.data.longest,
+            has_padding=self._has_padding,
         )
 
     def _growths(self) -> list[Growth]:
@@ -170,7 +201,9 @@ class _Looking:
             self._probe([Draw(0, 0, index) for index in indices])
 
     def _probe(self, draws: Sequence[Draw]) -> None:
-        leaves = leaves_of(as_given(batch_of(self._train, draws)))
+        batch = as_given(batch_of(self._train, draws))
+        leaves = leaves_of(batch)
+        self._has_padding |= is_padded(batch)
         if _num_dims(leaves) != self._num_dims:
             self._has_one_make = False
         self._probes.append(([draw.sample for draw in draws], _sizes(leaves)))

@@ -48,6 +48,7 @@ class Samples(msgspec.Struct, frozen=True):
     of. `sizes` are of the samples in `seen`, one where all
     are equal, and `elements` says how much each of these samples holds. `batches` are the largest sizes of
     batches that were read, by how many samples they have. `longest` is what data.longest names.
+    `has_padding`: some batches do, by the mask that comes with them.
     """
 
     num_samples: int = 0
@@ -59,6 +60,7 @@ class Samples(msgspec.Struct, frozen=True):
     batches: dict[int, list[int]] = {}
     num_read: int = 0
     longest: int | None = None
+    has_padding: bool = False
 
     @property
     def is_uniform(self) -> bool:

@@ -41,12 +41,13 @@ class Values:
     The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
     tensors are equal. A model that reads a value may compute something else then, so it gets one of `answers`
     (questions.py), or without them the error that fake tensors raise, unless it asks whether a batch has no
-    padding: it is planned to have none. The loss scaler, which asks whether gradients are infinite, gets 0:
+    padding, which `has_padding` says. The loss scaler, which asks whether gradients are infinite, gets 0:
     else no step is ever taken.
     """
 
-    def __init__(self, answers: Answers | None = None) -> None:
+    def __init__(self, answers: Answers | None = None, *, has_padding: bool = False) -> None:
         self._answers = answers
+        self._has_padding = has_padding
         self.modules_deep = 0
         self.recorder: StepRecorder | None = None
         self.has_workspaces = False
@@ -82,7 +83,9 @@ class Values:
 
     def of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """What an operation returns."""
-        if func in READS and (not self._model_asks() or _read_by(MASKING)):
+        if func in READS and _read_by(MASKING):
+            return not self._has_padding
+        if func in READS and not self._model_asks():
             is_number = func is _LOCAL_VALUE and args[0].is_floating_point()
             return float(not _read_by(_SCALER)) if is_number else True
         if self._answers is not None and (func in READS or asks_for_shape(func, args)):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.base.phrases import Phrase, counted, marked, phrase
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED, DeviceMemory, ProcessUse
 
 SEGMENTS = ("others", "context", "unattributed", "reserved_unused", *MEMORY_KINDS, "driver", "free")
@@ -85,7 +85,7 @@ def highest_of(num_sampled: int, num_steps: int) -> Phrase:
     memory."""
     num_steps = max(num_sampled, num_steps)
     if num_sampled == num_steps:
-        return phrase("highest of all {num_steps} steps", num_steps=num_steps)
+        return counted(marked("of 1 step"), marked("highest of all {n} steps"), num_steps)
     return phrase(
         "highest of {num_sampled} of {num_steps} steps", num_sampled=num_sampled, num_steps=num_steps
     )

@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import DpOptions
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.models.losses import Loss
+from rankdeck.parallel.backward import loss_behind_a_cut
 from rankdeck.parallel.collectives.fan_out import data_parallel
 from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
@@ -33,6 +35,8 @@ from rankdeck.parallel.state.forward import ReplicaState
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import FanOutFacts
+
+_LOSS_ON_EACH = phrase('Set strategy.parallel_loss = true, or use strategy.use = "ddp".')
 
 
 class _Outputs(nn.Module):
@@ -194,7 +198,7 @@ class DataParallel(Strategy):
         What device 0 makes of gathered outputs, until gradients leave it, is because of them.
         """
         with self.ledger.phase("gathered"):
-            with self.spans.phase(0, "loss"):
+            with self.spans.phase(0, "loss"), loss_behind_a_cut(_LOSS_ON_EACH):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
             self._backward(total * scale)

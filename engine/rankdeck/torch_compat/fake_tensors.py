@@ -5,22 +5,23 @@ Source: torch._subclasses.fake_tensor; torch.testing._internal.distributed.fake_
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
 from rankdeck.torch_compat.places import Private
 
 _PLANS = "plans cannot be made"
 _SLOW = "plans take half as long again"
+_THREADS = "plans of models that load in several threads fail"
 
 
 def _a_fake_tensor() -> Any:
-    with FakeTensorMode():
+    with fake_tensor.FakeTensorMode():
         return torch.zeros(2)
 
 
@@ -36,6 +37,14 @@ PLACES = (
     Private("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
     Private("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
     Private("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
+    Private(
+        "whether a fake mode is in a kernel",
+        _THREADS,
+        look=lambda: _a_fake_tensor().fake_mode.in_kernel_invocation,
+    ),
+    Private(
+        "the modes that a fake mode replaced", _THREADS, look=lambda: _a_fake_tensor().fake_mode.enter_stack
+    ),
     Private("the constant of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().constant),
     Private(
         "whether its sizes are symbols", _SLOW, look=lambda: _a_fake_tensor()._has_symbolic_sizes_strides
@@ -52,6 +61,33 @@ DEVICE = torch.ops.prim.device.default
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 """A context in which a fake tensor shows itself as one on "meta"; None where this torch has no such thing."""
 
+
+class FakeTensorMode(fake_tensor.FakeTensorMode):
+    """torch's mode, for several threads at once: which kernel runs and which mode it replaced are each
+    thread's own."""
+
+    def __init__(self, **options: Any) -> None:
+        self._own = threading.local()
+        super().__init__(**options)
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        return getattr(self._own, "in_kernel", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._own.in_kernel = value
+
+    @property
+    def enter_stack(self) -> list[Any]:
+        stack: list[Any] = vars(self._own).setdefault("stack", [])
+        return stack
+
+    @enter_stack.setter
+    def enter_stack(self, value: list[Any]) -> None:
+        self._own.stack = value
+
+
 no_dispatch = torch._C._DisableTorchDispatch
 """A context in which no mode sees anything: half as long as `in_kernel`, where no fake tensor is given."""
 
@@ -62,7 +98,7 @@ def active_mode() -> Any:
 
 
 def fake_like(
-    blank: torch.Tensor, mode: FakeTensorMode, device: torch.device, state: dict[str, Any]
+    blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: dict[str, Any]
 ) -> FakeTensor:
     """A fake tensor over a blank one on "meta". `state` is that of one of torch's but for its mode: torch
     takes four times as long to make one.

@@ -19,7 +19,7 @@ from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.base.heartbeat import FIRST_STEP, SAVING, STEP
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config.cures import with_cure
 from rankdeck.data.loader import Loader
 from rankdeck.memory.null_ledger import AnyLedger
@@ -154,10 +154,11 @@ class Trainer:
         restored = saver.restore(saver.start)
         if restored.step > self._workload.steps:
             raise ConfigError(
-                phrase(
-                    "The checkpoint is of step {step}, but the run has {steps} steps only.",
+                counted(
+                    marked("The checkpoint is of step {step}, but the run has 1 step only."),
+                    marked("The checkpoint is of step {step}, but the run has {n} steps only."),
+                    self._workload.steps,
                     step=restored.step,
-                    steps=self._workload.steps,
                 ),
                 path="train.steps",
                 advice=phrase("Resume with --set train.steps={steps}", steps=2 * restored.step),

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
 from rankdeck.base.phrases import marked, phrase
+from rankdeck.config.files_named import refuse_main
 from rankdeck.data.base import SampleSet
 from rankdeck.diagnose.exceptions import own_place, words_of
 from rankdeck.torch_compat.fake_tensors import active_mode
@@ -140,6 +141,7 @@ def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> C
             path=key,
             advice=phrase('Write "package.module:name" or "path/to/file.py:name".'),
         )
+    refuse_main(target, key, error_class)
     module = _import(place, target, folder, key, error_class)
     try:
         found = getattr(module, name)

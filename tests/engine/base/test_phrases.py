@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.phrases import Phrase, listed, marked, phrase
+from rankdeck.base.phrases import Phrase, counted, listed, marked, phrase
 
 
 def test_a_phrase_is_the_same_in_another_process() -> None:
@@ -41,3 +41,9 @@ def test_a_list_keeps_the_phrases_in_it() -> None:
     told = Problem("x", phrase("It is so: {parts}.", parts=said))
     assert told.templates["message.parts.before.one"] == "{name} failed"
     assert (listed(["a", "b"]), listed(["a"]), listed([])) == ("a, b", "a", "")
+
+
+def test_one_of_something_is_said_in_the_singular() -> None:
+    said = [counted("{who} has 1 file.", "{who} has {n} files.", n, who="He") for n in (0, 1, 2)]
+    assert said == ["He has 0 files.", "He has 1 file.", "He has 2 files."]
+    assert said[1].template == "{who} has 1 file." and said[2].arguments == {"n": 2, "who": "He"}

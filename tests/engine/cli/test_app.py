@@ -162,6 +162,14 @@ def test_strategies_and_presets_are_listed_with_what_they_teach() -> None:
 def test_help_is_a_result(argv: list[str]) -> None:
     code, out, err = spoken(*argv)
     assert (code, err) == (0, "") and "Usage" in out
+    assert "<bool>" not in out, "a flag takes no value"
+
+
+def test_install_is_in_the_help_and_asks_for_a_host() -> None:
+    assert "Put this rankdeck on another host" in spoken("--help")[1]
+    assert "--python" in spoken("--host", "nowhere.invalid", "install", "--help")[1]
+    code, _, err = spoken("install")
+    assert code == 2 and "As in: rankdeck --host NAME install" in err
 
 
 def test_the_version_is_told() -> None:

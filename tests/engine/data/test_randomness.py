@@ -74,6 +74,18 @@ class WholeBatches(Noisy):
         return self.pictures[indices] + torch.rand(len(indices), 1, 1, 1), self.classes[indices]
 
 
+class Stream(Noisy):
+    """A shell around what gives one sample after the other, whatever the index is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.position += 1
+        return self.pictures[self.position % 64], self.position
+
+
 class PlainBatches(Noisy):
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         return self.pictures[indices], self.classes[indices]
@@ -84,6 +96,8 @@ class PlainBatches(Noisy):
     [
         (OwnGenerator(), 0, "a generator of its own"),
         (OwnGenerator(), 2, "a generator of its own"),
+        (Stream(), 0, "does not go by the index"),
+        (Stream(), 2, "all train on the same samples"),
         (WholeBatches(), 0, "read_batch of the training data draws"),
         (PlainBatches(), 0, None),
         (Noisy(), 1, None),

@@ -213,6 +213,11 @@ TOLD = [
     ("world-size-mismatch", "ValueError", "You set `devices=2` and `num_nodes=1` in Lightning, but the "
      "product (2 * 1) does not match the world size (1)."),
     ("too-many-processes", "RuntimeError", "Resource temporarily unavailable"),
+    ("one-process-only", "ValueError", "You can't train a model that has been loaded with "
+     "`device_map='auto'` in any distributed mode. Please rerun your script specifying `--num_processes=1`"),
+    ("one-rank-only", "ValueError", "Using fsdp only works in distributed training."),
+    ("no-nccl", "RuntimeError", "Distributed package doesn't have NCCL built in"),
+    ("no-nccl", "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
     ("data-too-slow", "RuntimeError", "DataLoader timed out after 30 seconds"),
     ("no-main-guard", "RuntimeError", "An attempt has been made to start a new process before the\n"
      "        current process has finished its bootstrapping phase."),
@@ -239,6 +244,12 @@ def test_a_script_without_a_launcher_is_told_how_to_start_it(monkeypatch: pytest
     assert (
         problem.code == "no-launcher" and problem.advice and "rankdeck run --nproc-per-node" in problem.advice
     )
+
+
+@pytest.mark.parametrize("code", ["world-size-mismatch", "one-process-only", "no-process-group", "no-nccl"])
+def test_a_library_that_took_one_process_for_a_rank_is_started_without_the_variables(code: str) -> None:
+    rule = next(rule for rule in RULES if rule.code == code)
+    assert "rankdeck run --plain" in (rule.to_scripts or rule.advice)
 
 
 def test_every_rule_stands_beside_an_error_that_it_is_about() -> None:

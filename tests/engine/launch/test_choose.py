@@ -123,6 +123,8 @@ def test_single_takes_the_first_of_several_and_says_so(tmp_path: Path, gpus: lis
     choice = choose_devices(small_config(tmp_path, tables))
     assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
     assert "2 more devices are left out" in choice.warnings[0].message
+    tables["devices"] = {"use": "auto"}
+    assert choose_devices(small_config(tmp_path, tables)).warnings == [], "none of them was asked for"
 
 
 def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(

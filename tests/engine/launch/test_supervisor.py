@@ -208,7 +208,7 @@ def test_what_a_rank_could_not_write_is_reported_by_the_supervisor(
     (warning,) = launching.problems(run, "warning")
     assert warning.code == "file-too-large"
     assert warning.message == (
-        "File too large: 1 lines of the run's events could not be written (rank 1 before its first step)."
+        "File too large: 1 line of the run's events could not be written (rank 1 before its first step)."
     )
     assert (end.outcome, end.reason) == ("completed", warning.message)
     assert row_of(run)["reason"] == warning.message

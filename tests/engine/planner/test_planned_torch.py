@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from cProfile import Profile
 from pathlib import Path
@@ -21,7 +22,7 @@ from rankdeck.planner.plan_ledger import PlanLedger
 from rankdeck.planner.planned_torch import planned
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.values import Values
-from rankdeck.torch_compat.fake_tensors import FakeTensorMode
+from rankdeck.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, active_mode, in_kernel
 
 DDP = """
 model = { use = "mlp" }
@@ -242,3 +243,15 @@ def test_a_factory_that_only_a_plan_cannot_follow_is_not_blamed(tmp_path: Path) 
     reason = plan_rank(from_text(text, folder=tmp_path), 0, target).reason
     assert reason is not None and "reads.py, line 2" in reason and "without memory" in reason
     assert "Mend" not in reason
+
+
+def test_threads_are_in_one_fake_mode_at_once_and_leave_it_in_any_order() -> None:
+    mode = FakeTensorMode()
+    with ThreadPoolExecutor(1) as other:
+        with mode:
+            with mode, in_kernel(mode):
+                other.submit(mode.__enter__).result()
+                assert type(other.submit(torch.ones, 2).result()) is FakeTensor
+            assert active_mode() is mode
+        other.submit(mode.__exit__, None, None, None).result()
+        assert active_mode() is other.submit(active_mode).result() is None

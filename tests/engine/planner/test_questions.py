@@ -75,6 +75,21 @@ train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
     assert abs(line.devices[0].active_bytes / needed - 1) < (0.02 if bound else 0.001)
 
 
+def test_padding_that_the_samples_have_is_planned_as_it_is_measured() -> None:
+    """With it masks are made for every layer, and attention keeps more for backward."""
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    toml = f"""
+model = {{ use = "{HUGGING_FACE}:llama_adapted" }}
+data = {{ use = "{HUGGING_FACE}:padded_tokens" }}
+loss = {{ use = "model" }}
+train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
+"""
+    needed = planning.measured(toml)
+    assert [device.active_bytes for device in planned(toml).devices] == needed
+    whole = planned(toml.replace("padded_tokens", "tokens")).devices[0].active_bytes
+    assert whole < 0.99 * needed[0], "without padding nothing is masked"
+
+
 def test_a_model_that_asks_without_an_end_is_told_so() -> None:
     answers = questions.EitherWay(True)
     ask = functools.partial(answers, torch.ops.aten._local_scalar_dense.default, (torch.tensor(True),), {})

@@ -1,11 +1,18 @@
-"""The scale of a loss goes into backward as a gradient: the same bits as those of the product."""
+"""The scale of a loss goes into backward as a gradient, with the same bits as the product's; a gradient that
+a model or its loss takes by itself is refused with its reason where devices have parts of the graph."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+from rankdeck.base.errors import ModelError
 from rankdeck.parallel.backward import backward
+from rankdeck.parallel.pipelining.find import find_chain
+from tests.helpers import planning
 
 
 def gradient(dtype: torch.dtype, scale: float | torch.Tensor | None) -> torch.Tensor:
@@ -27,3 +34,59 @@ def test_the_scale_as_a_gradient_gives_the_bits_of_the_product(dtype: torch.dtyp
     assert torch.equal(gradient(dtype, 1 / 96), gradient(dtype, None))
     assert torch.equal(gradient(dtype, torch.tensor(1 / 96, dtype=dtype)), gradient(dtype, None))
     assert not torch.equal(gradient(dtype, 1 / 97), gradient(dtype, None))
+
+
+class Critic(nn.Module):
+    """Scores, and how they change with each input: a penalty on these gradients is part of its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = inputs.detach().requires_grad_()
+        with torch.enable_grad():
+            scores = self.layers(inputs)
+            (slopes,) = torch.autograd.grad(scores.sum(), inputs, create_graph=True)
+        return torch.cat([scores, slopes.flatten(1)], dim=1)
+
+
+class Scorer(Critic):
+    """The same, where the loss is to take the gradients."""
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        inputs = inputs.detach().requires_grad_()
+        return self.layers(inputs), inputs
+
+
+def penalty(outputs: tuple[Tensor, Tensor], targets: Tensor) -> tuple[Tensor, int]:
+    scores, inputs = outputs
+    (slopes,) = torch.autograd.grad(scores.sum(), inputs, create_graph=True)
+    return (scores**2).sum() + (slopes**2).sum(), len(targets)
+
+
+def test_a_model_that_differentiates_by_its_inputs_is_cut_nowhere_and_told_why() -> None:
+    with pytest.raises(ModelError, match=r"calls autograd\.grad, as a gradient penalty does") as caught:
+        find_chain(Critic(), torch.randn(4, 8, 8), 4)
+    assert caught.value.advice == 'Use strategy.use = "ddp".'
+
+
+@pytest.mark.parametrize(
+    ("strategy", "way_out"), [("dp", "strategy.parallel_loss = true"), ("model", 'strategy.use = "ddp"')]
+)
+def test_a_loss_that_differentiates_by_what_another_device_has_is_told_what_to_use(
+    strategy: str, way_out: str
+) -> None:
+    toml = f"""
+    model = {{ use = "{Path(__file__)}:Scorer" }}
+    data = {{ use = "digits" }}
+    loss = {{ use = "{Path(__file__)}:penalty" }}
+    strategy = {{ use = "{strategy}" }}
+    devices = {{ use = "cpu:2" }}
+    train = {{ global_batch = 8, evaluate_every = 0 }}
+    """
+    with pytest.raises(ModelError, match=r"The loss calls autograd\.grad") as caught:
+        planning.measured(toml)
+    assert way_out in str(caught.value.advice)
+    if strategy == "dp":
+        planning.measured(toml.replace('"dp"', '"dp", parallel_loss = true'))

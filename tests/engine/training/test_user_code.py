@@ -164,6 +164,7 @@ def test_a_file_named_like_a_module_of_python_is_explained(folder: Path) -> None
         ("mien.py:tiny", "there is no file", 'Did you mean "mine.py"?'),
         ("mien:tiny", "there is no module 'mien'", 'Did you mean "mine"?'),
         ("mine.py:tinny", "has no 'tinny'", 'Did you mean "tiny"?'),
+        ("__main__:tiny", "each with another __main__", "path/to/file.py:tiny"),
         ("mine.py:constant", "is an int, which cannot be called", "Name a function or a class."),
         ("mine.py", "neither in the catalogue nor of the form", '"path/to/file.py:name"'),
         ("mine.py:none", "returned None, not an nn.Module", "Let the factory return the model itself."),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_loss
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding, percent
 from rankdeck.run.scaling import scaled
@@ -214,9 +214,10 @@ def gradient_overflow(seen: SeenRun) -> Problem | None:
         phrase("The gradient scaler skips {share} of the steps.", share=percent(share)),
         seen.said_by(
             rank,
-            phrase(
-                "{skipped} steps skipped for gradients that are not finite, {taken} taken",
-                skipped=skipped,
+            counted(
+                marked("1 step skipped for gradients that are not finite, {taken} taken"),
+                marked("{n} steps skipped for gradients that are not finite, {taken} taken"),
+                skipped,
                 taken=taken,
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding, percent
 
@@ -33,11 +33,12 @@ def thread_oversubscription(seen: SeenRun) -> Problem | None:
     rank = max(threads, key=lambda one: threads[one])
     return finding(
         "thread-oversubscription",
-        phrase(
-            "{ranks} ranks compute with {total} threads on {cores} cores: they take turns.",
+        counted(
+            marked("{ranks} ranks compute with {total} threads on 1 core: they take turns."),
+            marked("{ranks} ranks compute with {total} threads on {n} cores: they take turns."),
+            seen.cores,
             ranks=len(threads),
             total=total,
-            cores=seen.cores,
         ),
         seen.said_by(rank, phrase("torch computes with {n} threads in rank {rank}", n=most, rank=rank)),
         advice=phrase("Set OMP_NUM_THREADS={each} for the run, or torch.set_num_threads({each}).", each=each),
@@ -66,11 +67,16 @@ def workers_too_many(seen: SeenRun) -> Problem | None:
     each = max(1, seen.cores // num_ranks)
     return finding(
         "workers-too-many",
-        phrase(
-            "{total} worker processes read data on {cores} cores: they take turns with each other and with "
-            "the ranks.",
+        counted(
+            marked(
+                "{total} worker processes read data on 1 core: they take turns with each other and the ranks."
+            ),
+            marked(
+                "{total} worker processes read data on {n} cores: they take turns with each other and the "
+                "ranks."
+            ),
+            seen.cores,
             total=total,
-            cores=seen.cores,
         ),
         evidence,
         advice=phrase("Set data.workers = {each}.", each=each)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from statistics import median
 
 from rankdeck.base.errors import Evidence, Problem
-from rankdeck.base.phrases import phrase
+from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config import microbatches
 from rankdeck.diagnose.findings.seen import IN_TURN, FindingRule, SeenRun, finding, length, percent
 
@@ -154,9 +154,10 @@ def saves_slow(seen: SeenRun) -> Problem | None:
         phrase("Saving checkpoints takes {share} of the time.", share=percent(min(1.0, share))),
         seen.said_by(
             0,
-            phrase(
-                "{n} checkpoints, {each} each, to step {step}",
-                n=attempt.num_saves,
+            counted(
+                marked("1 checkpoint, {each}, to step {step}"),
+                marked("{n} checkpoints, {each} each, to step {step}"),
+                attempt.num_saves,
                 each=length(attempt.saves_s / attempt.num_saves),
                 step=last.step,
             ),

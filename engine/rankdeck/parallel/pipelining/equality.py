@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.parallel.backward import is_graph_elsewhere
 from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.nested import call, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Chain, Received
@@ -44,6 +45,7 @@ from rankdeck.torch_compat.modules import deep_copy, own_buffers
 
 _NUM_SAMPLES = 2
 _NUM_STEPS = 2
+GOES_BACK = phrase("it calls autograd.grad, as a gradient penalty does, and no stage has the whole graph")
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Of the largest value of a tensor: operations are the same, only sums may have another order."""
 
@@ -159,6 +161,8 @@ def _difference_by(compare: Callable[[], None]) -> Phrase | None:
     except _ModelError:
         raise
     except Exception as error:  # a unit that lacks what it needs may fail in any way
+        if is_graph_elsewhere(error):
+            return GOES_BACK
         reason = str(error).strip().splitlines() or [type(error).__name__]
         return phrase("a stage fails where the model does not ({reason})", reason=reason[0])
     return None

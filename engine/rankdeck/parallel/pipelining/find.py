@@ -18,8 +18,9 @@ from torch import nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.parallel.backward import USE_DDP
 from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, UnitChain
-from rankdeck.parallel.pipelining.equality import Equality
+from rankdeck.parallel.pipelining.equality import GOES_BACK, Equality
 from rankdeck.parallel.pipelining.observed import ObservedChain, observe
 from rankdeck.parallel.pipelining.traced import trace
 from rankdeck.torch_compat.modules import own_children
@@ -74,7 +75,7 @@ def _without_bad_cuts(chain: Chain, equality: Equality, difference: Phrase) -> C
             difference=difference,
         ),
         path="strategy.use",
-        advice=UNITS_ADVICE,
+        advice=USE_DDP if difference == GOES_BACK else UNITS_ADVICE,
     )
 
 

@@ -20,6 +20,7 @@ from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.models.losses import Loss
+from rankdeck.parallel.backward import loss_behind_a_cut
 from rankdeck.parallel.nested import first_samples, tensors_of
 from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
@@ -167,10 +168,11 @@ def read_by(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
 def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
     """The loss's sum and count over the first samples of a batch (None: all); where none counts, zeros that
     have a gradient."""
-    if num_valid is None:
-        return loss.function(outputs, targets)
-    some = max(num_valid, 1)
-    total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
+    with loss_behind_a_cut():
+        if num_valid is None:
+            return loss.function(outputs, targets)
+        some = max(num_valid, 1)
+        total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
     return (total, count) if num_valid else (total * 0, 0)
 
 
