@@ -134,8 +134,7 @@ def _said(ran: Ran) -> Begun:
 def _why_not(ran: Ran, begun: Begun) -> MachineError | ConfigError:
     kind = ConfigError if ran.code == ConfigError.exit_code else MachineError
     if not begun.problems:
-        why = phrase("it ended with {code}", code=ran.code)
-        return kind(phrase("{host}: {reason}", host=ran.host.name, reason=why), code="part")
+        return kind(phrase("{host}: {reason}", host=ran.host.name, reason=ran.reason()), code="part")
     problem = begun.problems[0]
     return kind(
         phrase("{host}: {reason}", host=ran.host.name, reason=problem.message),
