@@ -96,6 +96,11 @@ _FAULTS: dict[str, tuple[Callable[[Host], None], str, str]] = {
     ),
     "its power goes": (Host.kill, "host-lost", "box2 (10.77.0.3) has closed"),
     "its cable is pulled": (Host.cut_off, "host-lost", "box2 (10.77.0.3) has been silent for 5 s"),
+    "its part of the run is removed": (
+        lambda host: host.execute("rm", "-rf", str(host.runs)),
+        "run-folder",
+        "box2: The run's folder was removed",
+    ),
 }
 
 
@@ -132,6 +137,9 @@ def test_without_its_head_a_run_ends_everywhere(begin: Callable[..., HostRun], w
     wait_until(lambda: part.end() is not None, deadline_s=_GONE_S + 10)
     (told,) = launching.problems(part)
     assert told.code == "host-lost" and told.message.startswith("the head (10.77.0.2)")
+    if what == "its cable is pulled":
+        (own,) = launching.problems(run.part(0))
+        assert own.message.startswith("box1 has lost its own connection to the other hosts")
     for host in run.hosts:
         wait_until(lambda host=host: not processes(host), deadline_s=_GONE_S)
 

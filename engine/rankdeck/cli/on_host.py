@@ -288,8 +288,8 @@ def of_copy(argv: Sequence[str]) -> tuple[str, str, list[str]] | None:
     return None
 
 
-def stay(host: str, path: str, *, as_json: bool, num_interrupts: int = 0) -> int:
-    """As `stay` of a run here: Ctrl-C stops it there, `num_interrupts` have come already."""
+def stay(host: str, path: str, *, as_json: bool, attempt: int = 0, num_interrupts: int = 0) -> int:
+    """As `stay` of a run here, from `attempt` on: Ctrl-C stops it there, and has come so often."""
     from rankdeck.cli.follow import choose, follow
     from rankdeck.remote.following import RemoteRun
 
@@ -303,7 +303,7 @@ def stay(host: str, path: str, *, as_json: bool, num_interrupts: int = 0) -> int
         display = choose(run, progress=not as_json)
         stopping.display, age = display, _Age(followed, display)
         try:
-            fold = follow(run, display, lambda: age.tick() and stopping.goes_on())
+            fold = follow(run, display, lambda: age.tick() and stopping.goes_on(), attempt)
         except BrokenPipeError:
             _Command(host, "", ["stop", path], lambda *_: None).until_end()
             raise

@@ -58,9 +58,9 @@ def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
         console.err().print(words, soft_wrap=True)
     elif ssh.is_here(head):
         run = RunDir(Path(begun.path))
-        return stay(run, choose(run, progress=not as_json), as_json=as_json)
+        return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=begun.attempt)
     else:
-        return on_host.stay(head, begun.path, as_json=as_json)
+        return on_host.stay(head, begun.path, as_json=as_json, attempt=begun.attempt)
     return 0
 
 

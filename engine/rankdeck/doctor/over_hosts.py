@@ -6,17 +6,17 @@ of them for importing torch. What a host does for it is in probe_hosts.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import rankdeck
 from rankdeck.base import installed
 from rankdeck.base.phrases import ALL_OF, COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes
+from rankdeck.doctor.asked import AskedHost, steps_of
 from rankdeck.doctor.lines import TITLES_OF_HOSTS, CheckLine, Verdict, not_tried, row
-from rankdeck.doctor.python import last_object
-from rankdeck.remote.hosts import Host, Hosts, Ran
+from rankdeck.remote.hosts import Hosts, Ran
 from rankdeck.remote.parts import address_of
 
 _CONNECT_S, _LISTEN_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 8.0, 20.0
@@ -28,26 +28,6 @@ _ALIKE = ("python", "torch")
 _TITLES = {"nccl": "NCCL"}
 _MOST_PACKAGES = 5
 """That are named; of environments that have nothing to do with each other it would be hundreds."""
-
-
-class _Asked(NamedTuple):
-    """A host, its address for the others, and what `rankdeck meet` says there."""
-
-    host: Host
-    address: str
-    ran: Ran
-
-    def steps(self, stage: str) -> list[dict[str, Any]]:
-        return [step for step in _steps(self.ran) if step.get("stage") == stage]
-
-    def step(self, stage: str) -> dict[str, Any]:
-        """The first; empty where it was not told."""
-        return next(iter(self.steps(stage)), {})
-
-    def installed(self) -> dict[str, str]:
-        """Versions of packages; empty where they were not told."""
-        told = self.step("facts").get("installed")
-        return {name: str(one)[:40] for name, one in told.items()} if isinstance(told, dict) else {}
 
 
 def look_over_hosts(
@@ -99,10 +79,10 @@ def _connected(hosts: Hosts) -> CheckLine:
     return row("ssh", Verdict.BROKEN, why[0], *why[1:], *evidence, fix=fix)
 
 
-def _begin(hosts: Hosts, head_address: str | None) -> list[_Asked]:
+def _begin(hosts: Hosts, head_address: str | None) -> list[AskedHost]:
     """The first one listens, then the others, who are told where."""
     head, *others = hosts.all
-    number, asked = str(len(hosts.all)), list[_Asked]()
+    number, asked = str(len(hosts.all)), list[AskedHost]()
     for index, host in enumerate(hosts.all):
         address = (
             (head_address or address_of(head, others)) if index == 0 else host.link.address or "127.0.0.1"
@@ -110,7 +90,7 @@ def _begin(hosts: Hosts, head_address: str | None) -> list[_Asked]:
         argv = ["meet", "--address", address, "--number", str(index), "--hosts", number]
         if index:
             argv += ["--store", f"{asked[0].address}:{asked[0].step('listens').get('store', 0)}"]
-        asked.append(_Asked(host, address, host.begin(argv)))
+        asked.append(AskedHost(host, address, host.begin(argv)))
         if index == 0:
             _until(hosts, [asked[0]], lambda one: one.step("listens"), _LISTEN_S)
     _until(hosts, asked, lambda one: one.step("listens"), _LISTEN_S)
@@ -118,7 +98,7 @@ def _begin(hosts: Hosts, head_address: str | None) -> list[_Asked]:
 
 
 def _looked(
-    hosts: Hosts, asked: Sequence[_Asked], *, needs_gpus: bool, code: Path | None
+    hosts: Hosts, asked: Sequence[AskedHost], *, needs_gpus: bool, code: Path | None
 ) -> Iterator[CheckLine]:
     yield _reached(hosts, asked)
     yield _interfaces(asked)
@@ -130,26 +110,24 @@ def _looked(
     yield _together(hosts, asked)
 
 
-def _until(hosts: Hosts, asked: Sequence[_Asked], is_there: Callable[[_Asked], Any], within_s: float) -> None:
+def _until(
+    hosts: Hosts, asked: Sequence[AskedHost], is_there: Callable[[AskedHost], Any], within_s: float
+) -> None:
     hosts.poll_until(
         lambda: all(is_there(one) or one.host.error or one.ran.code is not None for one in asked), within_s
     )
 
 
-def _steps(ran: Ran) -> Iterable[dict[str, Any]]:
-    return filter(None, map(last_object, bytes(ran.out).splitlines()))
-
-
-def _reached(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
+def _reached(hosts: Hosts, asked: Sequence[AskedHost]) -> CheckLine:
     """By pairs: where each listens is tried by all the others."""
     deaf = [one for one in asked if not one.step("listens")]
     if deaf:
         names = listed((one.host.name for one in deaf), ALL_OF)
         finding = phrase("{hosts}: nothing can listen at its address.", hosts=names)
-        evidence = [f"{one.host.name}: {one.address}" for one in deaf]
+        evidence = [f"{one.host.name}: {one.own_reason() or one.address}" for one in deaf]
         fix = phrase("Name the address that the others reach: hosts.address.")
         return row("reach", Verdict.BROKEN, finding, *evidence, fix=fix)
-    tries: list[tuple[_Asked, list[_Asked], Ran]] = []
+    tries: list[tuple[AskedHost, list[AskedHost], Ran]] = []
     for one in asked:
         others = [other for other in asked if other is not one]
         places = ",".join(f"{other.address}:{other.step('listens').get('reach')}" for other in others)
@@ -157,7 +135,7 @@ def _reached(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
     hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for *_, ran in tries), _LISTEN_S)
     evidence, failed = list[str](), list[str]()
     for one, others, ran in tries:
-        told = {step.get("number"): step for step in _steps(ran)}
+        told = {step.get("number"): step for step in steps_of(ran)}
         for number, other in enumerate(others):
             step = told.get(number, {})
             words = {"host": one.host.name, "other": other.host.name, "address": other.address}
@@ -178,7 +156,7 @@ def _reached(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
     return row("reach", Verdict.GOOD, finding, *evidence)
 
 
-def _interfaces(asked: Sequence[_Asked]) -> CheckLine:
+def _interfaces(asked: Sequence[AskedHost]) -> CheckLine:
     named = {one.host.name: one.step("listens").get("interface") for one in asked}
     evidence = [f"{one.host.name}: {one.address} ({named[one.host.name] or '?'})" for one in asked]
     if all(named.values()):
@@ -189,7 +167,7 @@ def _interfaces(asked: Sequence[_Asked]) -> CheckLine:
     return row("interfaces", Verdict.LOOK, finding, *evidence, fix=fix)
 
 
-def _alike(asked: Sequence[_Asked], *, needs_gpus: bool, code: Path | None) -> CheckLine:
+def _alike(asked: Sequence[AskedHost], *, needs_gpus: bool, code: Path | None) -> CheckLine:
     """The worse of both, with what the other one saw."""
     both = _same_versions(asked, needs_gpus=needs_gpus), _same_packages(asked, code)
     line, other = sorted(both, key=lambda one: -list(Verdict).index(one.verdict))
@@ -198,7 +176,7 @@ def _alike(asked: Sequence[_Asked], *, needs_gpus: bool, code: Path | None) -> C
     return line
 
 
-def _same_versions(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
+def _same_versions(asked: Sequence[AskedHost], *, needs_gpus: bool) -> CheckLine:
     first, odd, evidence, unlike = asked[0].step("facts"), set[str](), list[str](), list[str]()
     must = (*_ALIKE, "nccl") if needs_gpus else _ALIKE
     for one in asked:
@@ -209,6 +187,12 @@ def _same_versions(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
         (unlike if others else evidence).append(f"{one.host.name}: {words}")
         odd.update(others)
     build = phrase("Install the same build of torch on all, with the NCCL that it asks for.")
+    told_of = {one.host.name: one.step("facts") for one in asked}
+    lacking = [name for name, facts in told_of.items() if "torch" in facts and not facts["torch"]]
+    if lacking:
+        finding = phrase("{hosts}: torch is not installed.", hosts=listed(lacking, COMMAS))
+        fix = phrase("Install it there: rankdeck --host {host} install", host=lacking[0])
+        return row("alike", Verdict.BROKEN, finding, *evidence, *unlike, fix=fix)
     if odd:
         names = listed((_TITLES.get(name, name) for name in (*_ALIKE, "nccl") if name in odd), ALL_OF)
         finding = phrase("Hosts differ in {names}.", names=names)
@@ -223,7 +207,7 @@ def _same_versions(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
     return row("alike", Verdict.GOOD, phrase("Python and torch are the same everywhere."), *evidence)
 
 
-def _same_packages(asked: Sequence[_Asked], code: Path | None) -> CheckLine:
+def _same_packages(asked: Sequence[AskedHost], code: Path | None) -> CheckLine:
     """What a lock file names has to be the same for a person's own code; other differences are told."""
     lock = None if code is None else installed.lock_file(code)
     try:
@@ -253,7 +237,7 @@ def _same_packages(asked: Sequence[_Asked], code: Path | None) -> CheckLine:
     return row("alike", Verdict.GOOD, phrase("What {file} names is the same everywhere.", file=lock.name))
 
 
-def _apart(asked: Sequence[_Asked], names: Container[str] | None) -> tuple[list[str], list[str]]:
+def _apart(asked: Sequence[AskedHost], names: Container[str] | None) -> tuple[list[str], list[str]]:
     """What hosts have in another version than the first one, and what one of both lacks; of the packages of
     these names, or of all."""
     differ, lack = list[str](), list[str]()
@@ -285,7 +269,7 @@ def _short(name: str, facts: dict[str, Any]) -> str:
     return ".".join(version.split(".")[:2]) if name == "python" else version
 
 
-def _clocks(asked: Sequence[_Asked]) -> CheckLine:
+def _clocks(asked: Sequence[AskedHost]) -> CheckLine:
     offsets = {one.host.name: one.host.link.clock.offset_s or 0.0 for one in asked}
     evidence = [
         phrase("{host}: {seconds:+.3f} s against this one", host=name, seconds=seconds)
@@ -301,7 +285,7 @@ def _clocks(asked: Sequence[_Asked]) -> CheckLine:
     return row("clocks", Verdict.LOOK, finding, *evidence, fix=fix, command="timedatectl set-ntp true")
 
 
-def _free(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
+def _free(asked: Sequence[AskedHost], *, needs_gpus: bool) -> CheckLine:
     evidence, lacking = list[str](), list[str]()
     for one in asked:
         facts = one.step("facts")
@@ -324,7 +308,7 @@ def _free(asked: Sequence[_Asked], *, needs_gpus: bool) -> CheckLine:
     return row("free", Verdict.GOOD, finding, *evidence)
 
 
-def _disks(asked: Sequence[_Asked]) -> CheckLine:
+def _disks(asked: Sequence[AskedHost]) -> CheckLine:
     free = {one.host.name: int(one.step("facts").get("free_bytes") or 0) for one in asked}
     evidence = [
         phrase("{host}: {size} are free", host=name, size=format_bytes(size)) for name, size in free.items()
@@ -336,7 +320,16 @@ def _disks(asked: Sequence[_Asked]) -> CheckLine:
     return row("disks", Verdict.LOOK, finding, *evidence, fix=phrase("Free space there."))
 
 
-def _together(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
+def _cannot(reasons: Mapping[str, str]) -> CheckLine:
+    """Of hosts that cannot do their part, each by its own reason."""
+    first = next(iter(reasons))
+    finding = phrase("{hosts}: no rank can begin there.", hosts=listed(reasons, COMMAS))
+    evidence = [f"{host}: {reason}" for host, reason in reasons.items()]
+    fix = phrase("Mend that on {host}, or install anew: rankdeck --host {host} install", host=first)
+    return row("together", Verdict.BROKEN, finding, *evidence, fix=fix)
+
+
+def _together(hosts: Hosts, asked: Sequence[AskedHost]) -> CheckLine:
     """What the first host says of each pair, and of those that it says nothing of the other one."""
     head, *others = asked
     numbers = range(1, len(asked))
@@ -345,7 +338,17 @@ def _together(hosts: Hosts, asked: Sequence[_Asked]) -> CheckLine:
         told = {step["number"]: step for other in others for step in other.steps("pair") if "error" in step}
         return {**told, **{step["number"]: step for step in head.steps("pair")}}
 
-    hosts.poll_until(lambda: set(numbers) <= set(pairs()) or head.ran.code is not None, _PAIR_S)
+    def is_over() -> bool:
+        told = pairs()
+        return head.own_reason() is not None or all(
+            number in told or other.own_reason() is not None
+            for number, other in zip(numbers, others, strict=True)
+        )
+
+    hosts.poll_until(is_over, _PAIR_S)
+    reasons = {one.host.name: reason for one in asked if (reason := one.own_reason()) is not None}
+    if reasons:
+        return _cannot(reasons)
     found, evidence, failed, speeds = pairs(), list[str](), list[str](), list[float]()
     for number, other in zip(numbers, others, strict=True):
         step = found.get(number, {})

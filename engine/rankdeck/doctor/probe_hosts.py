@@ -103,8 +103,12 @@ def _existing_runs() -> str:
 
 def _add_up(number: int, num_hosts: int, store: Place, own: socket.socket | None) -> None:
     """With the first host; of the first one with each of the others, one after another."""
-    torch = importlib.import_module("torch")
-    distributed = importlib.import_module("torch.distributed")
+    try:
+        torch = importlib.import_module("torch")
+        distributed = importlib.import_module("torch.distributed")
+    except Exception as error:
+        _tell("torch", error=_words(error))
+        return
     torch.set_num_threads(1)
     _tell("torch")
     patience = timedelta(seconds=STAYS_S if number else _PAIR_S)

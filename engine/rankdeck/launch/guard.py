@@ -191,7 +191,7 @@ class Guard:
                 key.data(key.fileobj)
             self._reap()
             if self.whereabouts.is_deleted:
-                self.stop(now=True)
+                self.on_removed()
             self.whereabouts.follow()
             if self.whereabouts.is_replaced:
                 self._kill_supervisor()
@@ -218,6 +218,10 @@ class Guard:
                 return
             if pid == self._supervisor:
                 self._status = os.waitstatus_to_exitcode(status)
+
+    def on_removed(self) -> None:
+        """Somebody has removed the run's directory: that ends it."""
+        self.stop(now=True)
 
     def stop(self, *, now: bool) -> None:
         """Ask the supervisor to end the run; asking again changes nothing, `now` does."""
@@ -346,6 +350,9 @@ class Guard:
         self._word.write(outcome, code, reason)
         with contextlib.suppress(OSError):
             os.unlink("control.sock", dir_fd=self._folder)
+
+    def end_removed(self) -> None:
+        """There is no place for a last word any more."""
 
     def _reason(self) -> str | None:
         reason = self._last_words().get("reason")

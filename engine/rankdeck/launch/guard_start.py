@@ -57,7 +57,9 @@ def main(spec: dict[str, Any]) -> NoReturn:
     guard.watch()
     while guard.restart():
         guard.watch()
-    if not guard.whereabouts.is_deleted:
+    if guard.whereabouts.is_deleted:
+        guard.end_removed()
+    else:
         guard.end()
     os.close(guard.held[0])
     guard.whereabouts.leave()

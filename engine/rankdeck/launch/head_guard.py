@@ -11,13 +11,14 @@ import time
 from typing import Any
 
 from rankdeck.launch.host_clocks import CLOCK, HostClocks
-from rankdeck.launch.host_guard import LEAVE_S, HostGuard, how_it_went, ranks_by_host
+from rankdeck.launch.host_guard import LEAVE_S, REMOVED, HostGuard, how_it_went, ranks_by_host
 from rankdeck.launch.last_word import Sentence, phrase
 from rankdeck.launch.peers import LEFT, Gathering, Word
 from rankdeck.launch.relay import Receiver
 
 _MEET_S = 300.0
 """How long the first host waits for the last one."""
+_GO_ON = phrase("To go on without what was there, resume the run on the hosts that have it still.")
 _ALIKE = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
 """What has to be the same on all hosts."""
 
@@ -122,7 +123,7 @@ class HeadGuard(HostGuard):
         if self.layout is None or (how == LEFT and name in self._ended):
             return
         address = str(self._gathering.hosts.get(name, {}).get("address", ""))
-        self.lost = self.lost or how_it_went(name, address, how)
+        self.lost = self.lost or how_it_went(name, address, how, self.name)
         self._end_all(name)
         self.kill_part()
 
@@ -178,7 +179,8 @@ class HeadGuard(HostGuard):
 
     def _cause(self, failed: list[Word]) -> Sentence:
         """Of the parts that have failed, what the first says that is no victim of another."""
-        part = next((part for part in failed if "victim" not in part), failed[0])
+        removed = (part for part in failed if part.get("code"))
+        part = next(removed, None) or next((part for part in failed if "victim" not in part), failed[0])
         reason = str(part.get("reason"))[:2000]
         return phrase("{host}: {reason}", host=part["name"], reason=reason)
 
@@ -197,10 +199,14 @@ class HeadGuard(HostGuard):
         self._await_others(1 if self._status is None else self._status)
         super().end()
 
+    def end_removed(self) -> None:
+        self._await_others(1)
+
     def _await_others(self, status: int) -> None:
         """Nobody is left behind: what the others came to is the run's end too."""
         if status != 0 and self.lost is None:
-            self._gathering.tell({"word": "end", "because": self._blamed()})
+            why = REMOVED if self.is_removed else ""
+            self._gathering.tell({"word": "end", "because": self._blamed(), "why": why})
         until_s = time.monotonic() + LEAVE_S
         while self._gathering.num_there and time.monotonic() < until_s:
             self.turn()
@@ -211,6 +217,8 @@ class HeadGuard(HostGuard):
         is_other = status == 0 or is_victim or "host" in own
         if failed and is_other and self.lost is None:
             self._status, self.because = 1, self._cause(failed)
+            if any(part.get("code") == "run-folder" for part in failed):  # it could not tell that itself
+                self._word.tell_problem("run-folder", self.because, _GO_ON)
 
 
 def _is_sensible(host: Word) -> bool:

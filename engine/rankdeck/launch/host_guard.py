@@ -19,12 +19,13 @@ from typing import Any
 
 from rankdeck.launch.guard import EXIT_STOPPED, STOP_S, Guard
 from rankdeck.launch.last_word import Sentence, how_it_was_killed, phrase
-from rankdeck.launch.peers import ALONE, AWAY, BEAT_S, LAPSE_S, SILENT, Word
+from rankdeck.launch.peers import ALONE, AWAY, BEAT_S, LAPSE_S, SILENT, UNPLUGGED, Word
 
 VICTIM_S = 5.0
 """How long a part that others have made fail may take to say so itself."""
 LEAVE_S = STOP_S + VICTIM_S + LAPSE_S
 """How long the head waits for the others' ends."""
+REMOVED = phrase("The run's folder was removed while the run went on.")
 _SEE_IT = phrase("See whether it is on and reachable, then go on from the newest checkpoint.")
 
 
@@ -76,6 +77,8 @@ class HostGuard(Guard, abc.ABC):
     def part(self) -> Word:
         """How this one has ended: `again` is there where another attempt may help, and names what failed;
         `victim` where others have made it fail; `host` where it has seen that another one is to blame."""
+        if self.is_removed:
+            return {"word": "ended", "status": 1, "reason": str(REMOVED), "code": "run-folder"}
         status = 1 if self._status is None else self._status
         words = {"again": ""} if status < 0 else self._last_words()
         told: Word = {
@@ -125,6 +128,19 @@ class HostGuard(Guard, abc.ABC):
         elif self._status is None:
             self._stop_asked, self._status = True, EXIT_STOPPED
 
+    def on_removed(self) -> None:
+        """Nobody has asked the other hosts to stop: they hear why this part ends."""
+        if self._stop_asked:
+            super().on_removed()
+        elif self.has_begun:
+            self.kill_part()
+        else:
+            self.fail(REMOVED)
+
+    @property
+    def is_removed(self) -> bool:
+        return self.whereabouts.is_deleted and not self._stop_asked
+
     def kill_part(self) -> None:
         if self.has_begun:
             self._kill_supervisor()
@@ -159,13 +175,19 @@ def ranks_by_host(layout: Word) -> dict[str, range]:
     return found
 
 
-def how_it_went(name: str, address: str, how: str) -> Sentence:
-    """Of a host that is there no more."""
+def how_it_went(name: str, address: str, how: str, own: str) -> Sentence:
+    """Of a host that is there no more; `own` is what this one is called."""
     if how == AWAY:
         return phrase(
             "This host stood still for more than {seconds} s, suspended or asleep, and the others have taken "
             "it for gone.",
             seconds=round(LAPSE_S),
+        )
+    if how == UNPLUGGED:
+        return phrase(
+            "{host} has lost its own connection to the other hosts: its interface is down, or its cable is "
+            "out.",
+            host=own,
         )
     if how == ALONE:
         return phrase(

@@ -73,7 +73,10 @@ class MemberGuard(HostGuard):
             case "stop":
                 self.stop(now=bool(word.get("now")))
             case "end":
-                self.because = phrase("The run ended because of {host}.", host=str(word.get("because"))[:200])
+                host, why = str(word.get("because"))[:200], str(word.get("why") or "")[:2000]
+                self.because = phrase("The run ended because of {host}.", host=host)
+                if why:
+                    self.because = phrase("{host}: {reason}", host=host, reason=why)
                 self.end_part()
             case "over":
                 self._is_over = True
@@ -84,7 +87,7 @@ class MemberGuard(HostGuard):
         self._is_over = True
         if self._status is None:
             if how != LEFT:
-                self.lost = how_it_went(phrase("the head"), str(self.given["head"][0]), how)
+                self.lost = how_it_went(phrase("the head"), str(self.given["head"][0]), how, self.name)
                 self.kill_part()
             self.end_part()
 
@@ -112,6 +115,10 @@ class MemberGuard(HostGuard):
         super().end()
         self._send_all()
         self._membership.say({**self.part(), "status": status})
+        self._membership.close()
+
+    def end_removed(self) -> None:
+        self._membership.say({**self.part(), "status": 1})
         self._membership.close()
 
     def _send_all(self) -> None:

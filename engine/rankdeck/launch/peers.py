@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rankdeck.launch.own_network import is_unplugged
+
 BEAT_S = 0.5
 LAPSE_S = 5.0
 MAX_LINE_BYTES = 65_536
@@ -27,9 +29,9 @@ _MOST_WAITING_BYTES = 1 << 23
 _LEAVE_S = 2.0
 _MOST_STRANGERS = 32
 """Connections that have not said the secret yet; one more takes the place of the first."""
-SILENT, CLOSED, LEFT, ALONE, AWAY = "silent", "closed", "left", "alone", "away"
+SILENT, CLOSED, LEFT, ALONE, AWAY, UNPLUGGED = "silent", "closed", "left", "alone", "away", "unplugged"
 """How a host goes: nothing comes, its connection is closed, it has said that it is done, nothing comes of
-any, or this process was suspended and the others have taken it for gone."""
+any, this process was suspended and the others have taken it for gone, or this host's interface is down."""
 Word = dict[str, Any]
 
 
@@ -196,6 +198,7 @@ class Gathering:
         self._name = name
         self._on_word, self._on_gone = on_word, on_gone
         self._server = server
+        self._address: str = server.getsockname()[0]
         server.setblocking(False)
         self.hosts: dict[str, Word] = {}
         self._peers: dict[str, Peer] = {}
@@ -259,6 +262,8 @@ class Gathering:
             rest, now_s = self._peers.values(), time.monotonic()
             if how != LEFT and self._awake.is_back(now_s):
                 how = AWAY
+            elif how == SILENT and is_unplugged(self._address):
+                how = UNPLUGGED
             elif how == SILENT and rest and not any(one.has_beaten(now_s) for one in rest):
                 how = ALONE
             self._on_gone(peer.name, how)
@@ -310,7 +315,11 @@ class Membership:
         self._peer.say(hello)
 
     def _lose(self, _: Peer, how: str) -> None:
-        self._on_gone(AWAY if how != LEFT and self._awake.is_back(time.monotonic()) else how)
+        if how != LEFT and self._awake.is_back(time.monotonic()):
+            how = AWAY
+        elif how == SILENT and is_unplugged(self.address):
+            how = UNPLUGGED
+        self._on_gone(how)
 
     @property
     def is_behind(self) -> bool:

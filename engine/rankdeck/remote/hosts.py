@@ -17,12 +17,18 @@ _MOST_SAID_BYTES = 1 << 20
 
 
 class Ran:
-    """A command on a host: `out` is what it has said so far, `code` how it ended."""
+    """A command on a host: `out` and `errors` are what it has said so far, `code` how it ended."""
 
     def __init__(self, host: Host, number: int) -> None:
         self.host, self.number = host, number
-        self.out = bytearray()
+        self.out, self.errors = bytearray(), bytearray()
         self.code: int | None = None
+
+    def reason(self) -> str:
+        """Of one that has ended: what it said first of it, or its code."""
+        lines = bytes(self.errors).decode(errors="replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
+        return said[0][:300] if said else phrase("it ended with {code}", code=self.code or 0)
 
     def end(self) -> None:
         """Ask it to."""
@@ -81,6 +87,9 @@ class Host:
                 out = self._ran[message.number].out
                 out += body[: _MOST_SAID_BYTES - len(out)]
             case wire.Output():
+                if message.number < len(self._ran):
+                    errors = self._ran[message.number].errors
+                    errors += body[: _MOST_SAID_BYTES - len(errors)]
                 self.say(body.decode(errors="replace").strip())
             case wire.Ended() if message.number < len(self._ran):
                 self._ran[message.number].code = message.code

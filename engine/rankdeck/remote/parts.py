@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from rankdeck.base.errors import ConfigError, MachineError, Problem
+from rankdeck.base.errors import ConfigError, MachineError, Problem, RunNotFoundError
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
@@ -33,6 +33,12 @@ class Begun(msgspec.Struct):
     path: str = ""
     place: str = ""
     problems: list[Problem] = []
+
+    @property
+    def attempt(self) -> int:
+        """Which one of the run it is."""
+        number = self.place.rpartition("@")[2]
+        return int(number) if number.isdecimal() else 0
 
 
 def begin_parts(config: RunConfig, runs: Path | None, say: Callable[[str, str], None]) -> tuple[str, Begun]:
@@ -85,7 +91,7 @@ def _begin(
             host.begin([*command(host, begun.run), *detached], {JOIN: begun.place, NAME: host.name})
             for host in others
         ]
-        _answer(hosts, asked)
+        _answer(hosts, asked, f"{head.name}:{begun.path}")
     except BaseException:
         _stop(hosts, first)
         raise
@@ -112,15 +118,16 @@ def address_of(head: Host, others: Sequence[Host]) -> str:
     return callers[0] if callers else "127.0.0.1"
 
 
-def _answer(hosts: Hosts, asked: Sequence[Ran]) -> Begun:
-    """What the last one says, once all have. Raises: MachineError, a part could not be begun."""
+def _answer(hosts: Hosts, asked: Sequence[Ran], whole: str = "") -> Begun:
+    """What the last one says, once all have; `whole`: where the first host's part is. Raises: MachineError, a
+    part could not be begun."""
     hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for ran in asked))
     hosts.check(ran.host for ran in asked)
     begun = Begun()
     for ran in asked:
         begun = _said(ran)
         if ran.code != 0 or not begun.path:
-            raise _why_not(ran, begun)
+            raise _why_not(ran, begun, whole)
     return begun
 
 
@@ -131,15 +138,26 @@ def _said(ran: Ran) -> Begun:
         return Begun()
 
 
-def _why_not(ran: Ran, begun: Begun) -> MachineError | ConfigError:
+def _why_not(ran: Ran, begun: Begun, whole: str) -> MachineError | ConfigError:
     kind = ConfigError if ran.code == ConfigError.exit_code else MachineError
     if not begun.problems:
-        why = phrase("it ended with {code}", code=ran.code)
-        return kind(phrase("{host}: {reason}", host=ran.host.name, reason=why), code="part")
+        return kind(phrase("{host}: {reason}", host=ran.host.name, reason=ran.reason()), code="part")
     problem = begun.problems[0]
+    is_gone = bool(whole) and problem.code == RunNotFoundError.code
     return kind(
         phrase("{host}: {reason}", host=ran.host.name, reason=problem.message),
         code=problem.code,
         path=problem.path,
-        advice=problem.advice,
+        advice=_copy_it(ran.host, whole) if is_gone else problem.advice,
+    )
+
+
+def _copy_it(host: Host, whole: str) -> str:
+    """What helps where a host's part of a run is gone: what it saved, the first host has too."""
+    there = "runs/" if ssh.is_here(host.name) else f"{host.name}:runs/"
+    source = whole.partition(":")[2] if ssh.is_here(whole.partition(":")[0]) else whole
+    return phrase(
+        "Its part of the run is gone. Copy it there, then resume again: scp -3 -r {source} {there}",
+        source=source,
+        there=there,
     )

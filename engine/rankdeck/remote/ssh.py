@@ -31,6 +31,8 @@ _SHARED_S = 30
 _FORGET_S = 2.0
 _LONGEST_FOLDER = 50
 """%C has 40 bytes, and ssh adds 17 while it makes the socket."""
+_FAILED = 255
+"""What ssh ends with where it has failed itself: every other code is that of the command there."""
 # A login's PATH is not that of a command that ssh starts: it is looked for where one is likely to be, first
 # where `install` (installing.py) puts it.
 _SERVE = """\
@@ -122,6 +124,11 @@ def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:
     words = "\n".join(said)
     if code == 127:
         return no_rankdeck(host)
+    why = said[-1].strip(" .") if said else phrase("it said nothing")
+    if code is not None and 0 < code < _FAILED:
+        message = phrase("rankdeck on {host} ended with {code}: {why}.", host=host, code=code, why=why)
+        advice = phrase("Mend that there, or install anew: rankdeck --host {host} install", host=host)
+        return MachineError(message, code="no-rankdeck", advice=advice)
     if "Permission denied" in words:
         message = phrase("{host} does not let you in without a question.", host=host)
         advice = phrase(
@@ -134,10 +141,9 @@ def why_not(host: str, code: int | None, said: Sequence[str]) -> MachineError:
         message = phrase("There is no host called {host}.", host=host)
         advice = phrase("Correct the name, or enter it in ~/.ssh/config.")
     elif "timed out" in words or "No route to host" in words or "Connection refused" in words:
-        message = phrase("{host} cannot be reached: {why}.", host=host, why=said[-1].strip(" ."))
+        message = phrase("{host} cannot be reached: {why}.", host=host, why=why)
         advice = phrase("See whether it is on, and whether this works: ssh {host} true", host=host)
     else:
-        why = said[-1].strip(" .") if said else phrase("it said nothing")
         message = phrase(
             "No connection to {host} (ssh ended with {code}): {why}.", host=host, code=code, why=why
         )

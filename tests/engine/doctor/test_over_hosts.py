@@ -13,10 +13,10 @@ import pytest
 
 from rankdeck.doctor import over_hosts
 from rankdeck.doctor.lines import TITLES_OF_HOSTS, CheckLine, Verdict
-from rankdeck.remote.hosts import Host, Hosts
+from rankdeck.remote.hosts import Host, Hosts, Ran
 from tests.helpers.cli import rankdeck_here
 
-Asked = over_hosts._Asked
+Asked = over_hosts.AskedHost
 _FACTS = {
     "python": "3.11.7",
     "torch": "2.13.0",
@@ -28,13 +28,16 @@ _FACTS = {
 }
 
 
-def told(name: str, *steps: dict[str, Any], offset_s: float = 0.0, code: int | None = None) -> Asked:
+def told(
+    name: str, *steps: dict[str, Any], offset_s: float = 0.0, code: int | None = None, errors: bytes = b""
+) -> Asked:
     """A host that has said these."""
     link = SimpleNamespace(clock=SimpleNamespace(offset_s=offset_s), address="10.0.0.1")
     host = cast("Host", SimpleNamespace(name=name, link=link, error=None))
     out = b"a line of some library\n" + b"".join(json.dumps(step).encode() + b"\n" for step in steps)
-    ran = SimpleNamespace(host=host, out=bytearray(out), code=code)
-    return Asked(host, f"10.0.0.{len(name)}", cast("Any", ran))
+    ran = Ran(host, 0)
+    ran.out, ran.errors, ran.code = bytearray(out), bytearray(errors), code
+    return Asked(host, f"10.0.0.{len(name)}", ran)
 
 
 def facts(name: str, offset_s: float = 0.0, **more: Any) -> Asked:
@@ -65,6 +68,7 @@ def test_what_is_no_list_of_hosts_is_refused(hosts: str) -> None:
 @pytest.mark.parametrize(
     ("one", "needs_gpus", "verdict", "words"),
     [
+        (facts("b", torch=None), False, Verdict.BROKEN, "b: torch is not installed."),
         (facts("b", torch="2.12.1"), False, Verdict.BROKEN, "differ in torch"),
         (facts("b", python="3.12.1"), False, Verdict.BROKEN, "differ in python"),
         (facts("b", python="3.11.2"), True, Verdict.GOOD, "the same everywhere"),
@@ -217,8 +221,25 @@ def test_pairs(head: list[Any], other: list[Any], verdict: Verdict, words: str) 
     assert line.verdict is verdict and words in line.finding + " ".join(line.evidence)
 
 
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            told("b", {"stage": "torch", "error": "No module named 'torch'"}),
+            "b: torch cannot be imported: No m",
+        ),
+        (told("b", code=1, errors=b"\nIt went wrong.\nmore\n"), "b: It went wrong."),
+        (told("b", code=9), "b: it ended with 9"),
+    ],
+)
+def test_a_host_that_cannot_do_its_part_says_why_and_no_network_is_blamed(other: Asked, words: str) -> None:
+    line = over_hosts._together(NOBODY, [told("a", pair(1, error="wait timeout")), other])
+    assert line.finding == "b: no rank can begin there." and words in line.evidence[0]
+    assert "firewall" not in line.fix and "rankdeck --host b install" in line.fix
+
+
 def test_who_cannot_listen_is_named() -> None:
-    line = over_hosts._reached(NOBODY, [told("a", {"stage": "listens", "reach": 1}), told("bb", code=3)])
+    line = over_hosts._reached(NOBODY, [told("a", {"stage": "listens", "reach": 1}), told("bb")])
     assert line.verdict is Verdict.BROKEN and line.evidence == ["bb: 10.0.0.2"]
     lost = over_hosts._interfaces([told("a", {"stage": "listens", "interface": None})])
     assert lost.verdict is Verdict.LOOK

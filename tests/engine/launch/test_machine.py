@@ -83,3 +83,18 @@ def test_a_folder_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(MachineError, match="does not exist any more"):
         check_machine(1, meets=False)
     os.chdir(tmp_path)
+
+
+def test_a_script_without_loopback_does_not_begin(tmp_path: Path) -> None:
+    own = ["unshare", "--user", "--map-root-user", "--net"]
+    try:
+        subprocess.run([*own, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("namespaces may not be made here")
+    (tmp_path / "script.py").write_text("print('begun')\n")
+    command = [*own, sys.executable, "-P", "-m", "rankdeck", "run", "--nproc-per-node", "2", "script.py"]
+    environment = {**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS, "RANKDECK_HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path, timeout=60
+    )
+    assert done.returncode == 3 and "ip link set lo up" in done.stderr and "begun" not in done.stdout

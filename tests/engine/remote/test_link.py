@@ -86,6 +86,18 @@ def test_a_host_without_rankdeck_and_one_with_another_are_told_with_a_command(
     assert refusal(host).message == "There is no rankdeck on box1."
 
 
+def test_a_rankdeck_that_cannot_begin_says_why_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = reached(FarHost(tmp_path), monkeypatch)
+    (host.home / "bin" / "rankdeck").write_text("#!/bin/sh\nexit 1\n")
+    (host.home / "says").write_text("Traceback\nModuleNotFoundError: No module named 'msgspec'\n")
+    error = refusal(host)
+    told = "rankdeck on box1 ended with 1: ModuleNotFoundError: No module named 'msgspec'."
+    assert (error.message, error.code) == (told, "no-rankdeck")
+    assert "rankdeck --host box1 install" in str(error.advice)
+
+
 def test_no_program_in_place_of_ssh_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ssh.PROGRAM, "/nowhere/ssh")
     with pytest.raises(MachineError, match="/nowhere/ssh: No such file"):

@@ -1,0 +1,42 @@
+"""A host that `doctor --hosts` asks, and what it tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rankdeck.base.phrases import phrase
+from rankdeck.doctor.python import last_object
+from rankdeck.remote.hosts import Host, Ran
+
+
+class AskedHost(NamedTuple):
+    """A host, its address for the others, and what `rankdeck meet` says there."""
+
+    host: Host
+    address: str
+    ran: Ran
+
+    def steps(self, stage: str) -> list[dict[str, Any]]:
+        return [step for step in steps_of(self.ran) if step.get("stage") == stage]
+
+    def step(self, stage: str) -> dict[str, Any]:
+        """The first; empty where it was not told."""
+        return next(iter(self.steps(stage)), {})
+
+    def own_reason(self) -> str | None:
+        """Why this host has no part in what comes next, whatever the network does; None where it may have."""
+        if (why := self.step("torch").get("error")) is not None:
+            return phrase("torch cannot be imported: {why}", why=str(why)[:300])
+        if self.host.error is not None:
+            return self.host.error.message
+        return None if self.ran.code is None else self.ran.reason()
+
+    def installed(self) -> dict[str, str]:
+        """Versions of packages; empty where they were not told."""
+        told = self.step("facts").get("installed")
+        return {name: str(one)[:40] for name, one in told.items()} if isinstance(told, dict) else {}
+
+
+def steps_of(ran: Ran) -> Iterable[dict[str, Any]]:
+    return filter(None, map(last_object, bytes(ran.out).splitlines()))
