@@ -15,8 +15,14 @@ from tests.helpers.scripts import finished, launch_script
 from tests.helpers.waiting import with_load
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz"))
-UNEVEN = ("-dp-", "-model-", "-pipeline-")
-"""Strategies whose devices differ in what they hold, which is said of them."""
+TRUE_OF = {
+    "imbalance": ("-dp-", "-model-", "-pipeline-"),
+    "same-data-on-all-ranks": ("-script-",),
+}
+"""What is rightly found of recorded runs, by parts of their names: devices that hold different parts, and a
+script that gives its ranks the same random data.
+"""
+OUT_OF_MEMORY = "-too-small-"
 
 _TRAINS = """
 import sys
@@ -68,6 +74,8 @@ def test_of_runs_that_train_as_they_should_nothing_is_found(tmp_path: Path, arch
     runs = list_runs(tmp_path / "runs")
     assert len(runs) > 5
     for run in runs:
+        if OUT_OF_MEMORY in run.name:
+            continue  # why it ended is answered with plans, which take seconds each
         problems = rankdeck_here("why", run.path, "--json", code=0).json["problems"]
         found = {problem["code"] for problem in problems} & codes
-        assert found <= ({"imbalance"} if any(part in run.name for part in UNEVEN) else set()), run.name
+        assert found <= {code for code, names in TRUE_OF.items() if any(part in run.name for part in names)}

@@ -160,6 +160,7 @@ def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) 
         "archived",
         "path",
         "outcome",
+        "reason",
         "strategy",
         "started",
         "steps",

@@ -55,7 +55,7 @@ NAMED = {
     "doctor",
 }
 """What a person names themselves, or no run at all; `plan` asks with --accuracy."""
-FROM_ELSEWHERE = {"serve", "meet", "copy"}
+FROM_ELSEWHERE = {"serve", "meet", "copy", "install"}
 """What starts the other commands here for a person at another host, or there."""
 QUIET = (
     ("runs",),
