@@ -58,6 +58,12 @@ def test_verify_says_it_of_every_strategy_and_leaves_nothing(tmp_path: Path) -> 
     assert words.startswith("ddp") and "Verified: equals one device" in words
 
 
+def test_where_nothing_that_was_asked_for_can_run_the_command_fails(tmp_path: Path) -> None:
+    file, odd = written(tmp_path, '{ use = "single" }'), ("--set", "train.global_batch=15")
+    assert "Cannot run" in rankdeck_here("verify", file, *odd, "--strategy", "ddp", code=1).out
+    assert "Cannot run" in rankdeck_here("verify", file, *odd, "--strategy", "ddp,single", code=0).out
+
+
 def test_a_resumed_run_is_verified_again_under_another_strategy_only(tmp_path: Path) -> None:
     file = written(tmp_path, train="checkpoint_every = 5")
     rankdeck_here("train", file, "--name", "kept", code=0)

@@ -37,19 +37,19 @@ def verify(
     """Compare two steps of a strategy with one plain device.
 
     Losses, gradients, weights and buffers are compared over whole batches. Exit status 1: a strategy differs
-    for another reason than its nature, or the configuration's own cannot run.
+    for another reason than its nature, or the configuration's own, or every one, cannot run.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
     from rankdeck.cli.until_end import term_interrupts
     from rankdeck.launch.verifying import verifications
 
-    exit_code = 0
+    differs, can_run = False, False
     with term_interrupts():
         for row, found in verifications(chosen, _rows(chosen, strategy), command_line=sys.argv):
-            is_own = found.outcome == "failed" and row.configured
-            exit_code = exit_code or int(found.outcome == DIFFERS or is_own)
+            differs |= found.outcome == DIFFERS or (found.outcome == "failed" and row.configured)
+            can_run |= found.outcome != "failed"
             _show(row, found, as_json=as_json)
-    return exit_code
+    return int(differs or not can_run)
 
 
 def _rows(config: RunConfig, strategy: str | None) -> list[Candidate]:
