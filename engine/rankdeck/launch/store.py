@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _STORE_TIMEOUT = timedelta(seconds=60)
+_LAST_TIMEOUT = timedelta(seconds=5)
+"""Of the host's last words to the head: it heeds no signal while it connects."""
 _OTHERS_END_S = 30.0
 _POLL_S = 0.05
 _NUM_DONE = "rankdeck/hosts-done"
@@ -108,7 +110,7 @@ class RankStore:
         minute; elsewhere tell the head that these are."""
         if self._layout.is_alone:
             return
-        with contextlib.suppress(RuntimeError):  # the store has gone
+        with contextlib.suppress(RuntimeError):  # the head has gone
             store = self._store or self._client()
             store.add(_NUM_DONE, 1)
             until_s = time.monotonic() + _OTHERS_END_S
@@ -121,7 +123,7 @@ class RankStore:
     def _client(self) -> TCPStore:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        return TCPStore(*self.address, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+        return TCPStore(*self.address, is_master=False, wait_for_workers=False, timeout=_LAST_TIMEOUT)
 
 
 class ScriptStore:
