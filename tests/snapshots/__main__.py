@@ -30,12 +30,13 @@ def main() -> int:
 def _documents(folder: Path) -> Iterator[tuple[str, str]]:
     from rankdeck_app.application import make_app
     from tests.snapshots.drawn import all_drawn
-    from tests.snapshots.said import Recorded, said
+    from tests.snapshots.said import Recorded, in_utc, said
 
-    recorded = Recorded(folder)
-    yield from said(recorded)
-    make_app([])
-    yield from all_drawn(recorded)
+    with in_utc():
+        recorded = Recorded(folder)
+        yield from said(recorded)
+        make_app([])
+        yield from all_drawn(recorded)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,18 @@ Nothing of this machine is in them: paths are those of RUNS. What the window dra
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import inspect
 import json
+import os
 import re
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import typer
 
@@ -25,6 +29,15 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 RUNS = "/recorded/runs"
 _PLANNED = ("too-small",)
 """Why they ended is answered with plans, which take seconds each."""
+
+
+@contextlib.contextmanager
+def in_utc() -> Iterator[None]:
+    """Times of day are those of UTC, wherever this machine is."""
+    with mock.patch.dict(os.environ, {"TZ": "UTC"}):
+        time.tzset()
+        yield
+    time.tzset()
 
 
 class Recorded:
@@ -99,7 +112,7 @@ def _text(recorded: Recorded, *words: str | Path) -> str:
 
 
 def _of(recorded: Recorded) -> dict[str, str]:
-    return {"RANKDECK_RUNS": str(recorded.runs), "COLUMNS": "100", "TZ": "UTC", "NO_COLOR": "1"}
+    return {"RANKDECK_RUNS": str(recorded.runs), "COLUMNS": "100", "NO_COLOR": "1"}
 
 
 def _commands() -> dict[str, list[str]]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from pytestqt.qtbot import QtBot
 
 from tests.snapshots import kept
 from tests.snapshots.drawn import all_drawn
-from tests.snapshots.said import Recorded, said
+from tests.snapshots.said import Recorded, in_utc, said
+
+
+@pytest.fixture(autouse=True)
+def _in_utc() -> Iterator[None]:
+    with in_utc():
+        yield
 
 
 @pytest.fixture(scope="module")
