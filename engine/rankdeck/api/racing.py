@@ -25,8 +25,8 @@ from rankdeck.cli import console
 from rankdeck.cli.race import LEAST_STEPS, MOST_STEPS, facts_of, stop_race
 from rankdeck.cli.race_tables import entry_line, introduction
 from rankdeck.config import RunConfig, from_text
-from rankdeck.config.planning import RACE_STEPS
 from rankdeck.launch.race import entry_config
+from rankdeck.run.bounds import RACE_STEPS
 from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run, read_race
 from rankdeck.run.race import Race as RaceFile
 from rankdeck.rundir import RaceDir

@@ -16,8 +16,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
 from rankdeck.cli.trust import Trust, may_execute
-from rankdeck.config.planning import ROW_TIMEOUT_S
-from rankdeck.config.schema import DevicesConfig
+from rankdeck.run.bounds import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -95,6 +94,7 @@ def _verified(lines: Iterator[PlanLine], config: RunConfig, num_devices: int) ->
     """The lines, each with what a rehearsal of its strategy on as many virtual devices says of it."""
     from rankdeck.base.phrases import Said
     from rankdeck.cli.until_end import term_interrupts
+    from rankdeck.config import DevicesConfig
     from rankdeck.launch.verifying import verifications
     from rankdeck.run.plan_lines import CANNOT
 

@@ -23,7 +23,7 @@ from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
 from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
 from rankdeck.cli.until_end import INTERRUPTED, Interrupts
-from rankdeck.config.planning import RACE_STEPS
+from rankdeck.run.bounds import RACE_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

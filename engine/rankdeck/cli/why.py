@@ -16,8 +16,8 @@ from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run, is_script
 from rankdeck.cli.trust import Trust, may_execute
-from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.doctor.offering import with_offer
+from rankdeck.run.bounds import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
     from rankdeck.diagnose.why import Why

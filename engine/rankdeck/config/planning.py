@@ -8,10 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ROW_TIMEOUT_S = 180.0
-"""How long the planner may take for one row, where nobody says otherwise."""
-RACE_STEPS = 25
-"""How many each strategy of a race takes, where nobody says otherwise."""
 Options = Mapping[str, Any]
 
 

@@ -29,7 +29,6 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
-from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.planner.candidates import Candidate, effort
 from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
 from rankdeck.planner.look import look
@@ -37,6 +36,7 @@ from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.targets import Target
 from rankdeck.planner.values import ANSWERED
+from rankdeck.run.bounds import ROW_TIMEOUT_S
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.torch_compat.shape_memo import packed, unpacked
 from rankdeck.training import user_code

@@ -13,7 +13,6 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.config import load
-from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.events import DeviceInfo
 from rankdeck.planner.accuracy import target_of_run
 from rankdeck.planner.advice import advise
@@ -21,6 +20,7 @@ from rankdeck.planner.candidates import Candidate, candidates_for
 from rankdeck.planner.fixes import fixes
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
 from rankdeck.run import plan_lines
+from rankdeck.run.bounds import ROW_TIMEOUT_S
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.ways_out import kept_lines, ways_file
 from rankdeck.rundir import RunDir

@@ -1,7 +1,13 @@
-"""What no run's figures exceed: more is damage, and refused. Files of a run may come from anywhere."""
+"""What no run's figures exceed: more is damage, and refused, since files of a run may come from anywhere. And
+what plans and races may take, where nobody says otherwise. Imports nothing.
+"""
 
 MOST_RANKS = 1 << 16
 LARGEST_STEP = 1 << 52
 LONGEST_S = 1e9
 TOO_LARGE = 1e300
 """No figure of a script: sums of it leave the range of a double."""
+ROW_TIMEOUT_S = 180.0
+"""How long the planner may take for one row."""
+RACE_STEPS = 25
+"""How many each strategy of a race takes."""

@@ -196,9 +196,8 @@ def test_help_is_cheap_beside_torch_and_no_command_but_a_rank_needs_it(tmp_path:
         "    assert not heavy, (argv, heavy)\n"
     )
     WrittenRun(tmp_path / "rankdeck-runs").end()
-    # A neighbour on the machine slows down the one and not the other.
-    pairs = ((used_s("-m", "rankdeck", "--help"), used_s("-c", "import torch")) for _ in range(4))
-    assert any(0 < help_s < torch_s / 3 for help_s, torch_s in pairs)
+    help_s = min(used_s("-m", "rankdeck", "--help") for _ in range(2))
+    assert 0 < help_s < used_s("-c", "import torch") / 3
     without_numpy = (["presets"], ["strategies"], ["runs"], ["validate", "gpt-dp"])
     commands = json.dumps([*without_numpy, ["show", "last"], ["watch", "last"]])
     subprocess.run([sys.executable, "-P", "-c", script, commands], check=True, capture_output=True)

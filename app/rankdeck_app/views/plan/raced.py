@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankdeck.base.phrases import marked
-from rankdeck.config.planning import RACE_STEPS
 from rankdeck.run import race as races
+from rankdeck.run.bounds import RACE_STEPS
 from rankdeck.run.plan_lines import FITS, TIGHT
 from rankdeck.run.race_time import expected_text
 from rankdeck_app.language import spoken, tr
