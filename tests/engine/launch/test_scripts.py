@@ -591,7 +591,8 @@ import os, sys
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-print("met", dist.get_rank(), dist.get_world_size(), flush=True)
+# In one write: torchrun's ranks share a pipe, and python -u prints word by word.
+os.write(1, f"met {dist.get_rank()} {dist.get_world_size()}\\n".encode())
 dist.barrier()
 dist.destroy_process_group()
 """
