@@ -23,11 +23,16 @@ FEW = (
     Drawn("a rank ends by SIGKILL", "ddp, ring", "save", 20, 1),
     Drawn("os._exit(7)", "script, ddp", "loss", 25, 1),
     Drawn("a collective with different shapes", "ddp", "optimizer", 40, 0),
+    # In the check before the first step.
+    Drawn("an end.json of its own, then an exception", "ddp, ring", "optimizer", 1, 0),
 )
 # These are also tried in tests/e2e/test_faults.py and, without torch, in tests/engine/launch.
 MORE = (
     Drawn("exception in backward", "pipeline-async", "backward", 30, 1),
     Drawn("supervisor killed", "single", "optimizer", 30, 0),
+    Drawn("sleeps for ever", "ddp", "loss", 1, 0),
+    Drawn("sleeps for ever", "ddp", "loss", 5, 1),
+    Drawn("sleeps for ever, alone", "dp", "loss", 1, 0),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ def check(
     most_fp64_weights: int = 10**9,
     budget_s: float = 600.0,
     memory_bytes: int = 10**12,
+    beat: Callable[[str], object] = lambda phase: None,
 ) -> dict[str, Any]:
     """What the check of a configuration finds, whose optimizer nothing has tried out before; all ranks of a
     set call this together. Larger models are compared in the run's own precision.
@@ -47,6 +49,7 @@ def check(
             num_devices=num_devices,
             known={},
             full=full,
+            beat=beat,
         )
         return as_facts(one.run())
 

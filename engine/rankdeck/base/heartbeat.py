@@ -18,6 +18,8 @@ import sys
 import time
 from typing import NamedTuple
 
+from rankdeck.base.phrases import marked
+
 _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
 """Its number, step, time, how long that phase has lasted at most so far, phase, its number again."""
@@ -31,6 +33,11 @@ NOT_BEGUN = "not begun"
 FIRST_STEP = "first step"
 """Of an attempt: it takes longer than any other."""
 SAVING = "saving"
+VERIFYING = marked("verifying the strategy")
+"""The check before the first step: a rank waits for what the others compute."""
+CHECK_BUILD = "model of the check"
+CHECK_STEP = "step of the check"
+CHECK = (VERIFYING, CHECK_BUILD, CHECK_STEP)
 _FIRST_STEP = FIRST_STEP.encode()
 FINISHED = "finished"
 """The phase of the last beat of a rank that has done all its work, however its process ends then."""

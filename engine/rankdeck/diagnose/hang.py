@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import FIRST_STEP, NOT_BEGUN, STEP, Beat
+from rankdeck.base.heartbeat import CHECK, FIRST_STEP, NOT_BEGUN, STEP, Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, current, differing, missing
 from rankdeck.diagnose.failure_rules import COMMUNICATION
@@ -283,6 +283,8 @@ def place(beat: Beat) -> Phrase:
     step, phase = beat.step, beat.phase
     if phase == NOT_BEGUN:
         return phrase("at its very start")
+    if phase in CHECK:
+        return phrase("in the check before the first step")
     if phase in (STEP, FIRST_STEP) or (beat.is_after and phase == "script"):
         if not beat.is_after:
             return phrase("in step {step}", step=step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankdeck.base.heartbeat import FIRST_STEP, STEP, Beat
+from rankdeck.base.heartbeat import CHECK_STEP, FIRST_STEP, STEP, VERIFYING, Beat
 
 STEP_S = 15.0
 OTHER_S = 60.0
@@ -37,7 +37,7 @@ class Patience:
 
     def _of(self, beat: Beat, slowest_s: float) -> float:
         own_s = OTHER_S
-        if beat.step > 0 if beat.is_after else beat.phase == STEP:
+        if beat.step > 0 if beat.is_after else beat.phase in (STEP, CHECK_STEP):
             own_s = min(STEP_S, self.timeout_s / 2)
         elif beat.phase == FIRST_STEP and self.compiles:
             own_s = COMPILE_S
@@ -45,10 +45,14 @@ class Patience:
 
 
 def waited_for(beats: Mapping[int, Beat]) -> Mapping[int, Beat]:
-    """Who is in the earliest step, and there in the step itself, after which it evaluates and saves. Of a
-    script's phases nothing is known: all of them."""
+    """Who is in the earliest step, and there in the step itself, after which it evaluates and saves; in the
+    check before the first one whoever takes a step of it. Of a script's phases nothing is known: all of
+    them."""
     if any(beat.is_after for beat in beats.values()):
         return beats
     first = min(beat.step for beat in beats.values())
     there = {rank: beat for rank, beat in beats.items() if beat.step == first}
-    return {rank: beat for rank, beat in there.items() if beat.phase == STEP} or there
+    taken = STEP
+    if all(beat.phase in (VERIFYING, CHECK_STEP) for beat in there.values()):
+        taken = CHECK_STEP
+    return {rank: beat for rank, beat in there.items() if beat.phase == taken} or there

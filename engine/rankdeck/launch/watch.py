@@ -17,6 +17,7 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.heartbeat import (
+    CHECK_STEP,
     FINISHED,
     NOT_BEGUN,
     STEP,
@@ -200,7 +201,7 @@ class Watch:
         """Whether ending the run loses nothing that could still come: a rank alone that computes may well be
         slow, and so may all of them while they load and build, each for itself."""
         standing = self._standing
-        has_begun = min(beat.step for beat in standing.beats.values()) > 0
+        has_begun = all(beat.step > 0 or beat.phase == CHECK_STEP for beat in standing.beats.values())
         if self._on_hang == "wait":
             return False
         if self._is_one:

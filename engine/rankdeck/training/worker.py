@@ -24,7 +24,7 @@ from rankdeck.base.allocations import allocation_of
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.files import wait_for_folder
 from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent, failed, finished
+from rankdeck.base.heartbeat import CHECK, VERIFYING, HeartbeatWriter, die_with_parent, failed, finished
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.diagnose.exceptions import (
     FILE_TOO_LARGE,
@@ -117,7 +117,7 @@ def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
             reason, code = events.ASKED_TO_STOP if stop.requested else "stopped", EXIT_STOPPED
         else:
             rank.tell_out_of_memory(error)
-            reason, code = "failed", _report_failure(error, place.rank, writer)
+            reason, code = "failed", _report_failure(error, place.rank, rank.phase, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
@@ -129,10 +129,14 @@ def _is_stop(error: BaseException) -> bool:
     return type(error).__name__ == "StopRequested"
 
 
-def _report_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
+def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWriter) -> int:
     """What ended the rank, for the supervisor, which names one cause for the run; returns the exit code."""
     failure = describe(error, rank)
     if not isinstance(error, RankdeckError):
+        if phase in CHECK:
+            said = failure.problem.said("message")
+            message = phrase("{error}, in the check before the first step", error=said)
+            failure.problem = failure.problem.but(message=message)
         traceback.print_exception(error, file=sys.stderr)
     else:
         behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -148,7 +152,7 @@ def _report_failure(error: BaseException, rank: int, writer: EventWriter) -> int
 
 
 class Worker:
-    """One rank's work. `step` is the last step that began."""
+    """One rank's work. `step` is the last step that began, `phase` what the rank is at in it."""
 
     def __init__(self, place: Place, writer: EventWriter, stop: _Stop) -> None:
         self._place = place
@@ -158,7 +162,7 @@ class Worker:
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
         self._known: dict[str, Any] = {}  # of the model, by the check for the assembly
-        self.step = 0
+        self.step, self.phase = 0, ""
 
     def _phase(self, phase: str, **known: int) -> None:
         self._writer.write(events.Phase(rank=self._place.rank, phase=phase, **known))
@@ -169,7 +173,7 @@ class Worker:
             raise StopRequested
 
     def _beat(self, step: int, phase: str) -> None:
-        self.step = step
+        self.step, self.phase = step, phase
         if self._heart is not None:
             self._heart.beat(step, phase)
 
@@ -243,8 +247,7 @@ class Worker:
             return []  # a resumed run under the strategy that was checked when it began
         if config.train.verify == "off" or config.strategy_card.one_device or num_devices == 1:
             return None
-        phase = marked("verifying the strategy")
-        self._phase(phase)
+        self._phase(VERIFYING)
         from rankdeck.training.verify.before_run import verify
 
         place = self._place
@@ -255,7 +258,7 @@ class Worker:
             devices=devices,
             num_devices=num_devices,
             known=self._known,
-            beat=lambda: self._beat(0, phase),
+            beat=lambda phase: self._beat(0, phase),
             write=self._writer.write,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.base.heartbeat import FIRST_STEP, Beat
+from rankdeck.base.heartbeat import CHECK, FIRST_STEP, Beat
 from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.hang import Standing, find_laggard, hang, place, suspicion
 from rankdeck.diagnose.stacks import Frame
@@ -125,6 +125,7 @@ def test_an_only_rank_is_told_where_it_stands() -> None:
         (Beat(1, FIRST_STEP, 1.0), "in step 1"),
         (Beat(20, "evaluation", 1.0), 'in "evaluation" of step 20'),
         (Beat(0, "joining", 1.0), 'in "joining"'),
+        *((Beat(0, phase, 1.0), "in the check before the first step") for phase in CHECK),
         (Beat(20, "step", 1.0, is_after=True), "after step 20"),
         (Beat(20, "script", 1.0, is_after=True), "after step 20"),
         (Beat(20, "backward", 1.0, is_after=True), 'in "backward" after step 20'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.base.heartbeat import FIRST_STEP, SAVING, Beat
+from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, FIRST_STEP, SAVING, VERIFYING, Beat
 from rankdeck.diagnose.patience import COMPILE_S, OTHER_S, STEP_S, Patience
 
 
@@ -23,6 +23,8 @@ def told_after_s(
         (Beat(5, SAVING, 1.0), OTHER_S),
         (Beat(5, "evaluation", 1.0), OTHER_S),
         (Beat(0, "loading data", 1.0), OTHER_S),
+        (Beat(0, CHECK_BUILD, 1.0), OTHER_S),
+        (Beat(0, CHECK_STEP, 1.0), STEP_S),
         (Beat(5, "backward", 1.0, is_after=True), STEP_S),
         (Beat(0, "script", 1.0, is_after=True), OTHER_S),
     ],
@@ -42,6 +44,9 @@ def test_whom_the_others_wait_for_counts() -> None:
     assert told_after_s(Beat(5, "step", 1.0), Beat(5, SAVING, 1.0)) == STEP_S, "it has not come to the save"
     assert told_after_s(Beat(6, "step", 1.0), Beat(5, SAVING, 1.0)) == OTHER_S, "it waits for who saves"
     assert told_after_s(Beat(6, "step", 1.0), Beat(5, "evaluation", 1.0)) == OTHER_S
+    waits = Beat(0, VERIFYING, 1.0)
+    assert told_after_s(Beat(0, CHECK_STEP, 1.0), waits) == STEP_S, "of the check"
+    assert told_after_s(Beat(0, CHECK_STEP, 1.0), Beat(0, CHECK_BUILD, 1.0)) == OTHER_S, "it builds"
     script = Beat(5, "backward", 1.0, is_after=True), Beat(0, "script", 1.0, is_after=True)
     assert told_after_s(*script) == OTHER_S
 

@@ -24,7 +24,7 @@ def verify(
     devices: list[torch.device],
     num_devices: int,
     known: dict[str, Any],
-    beat: Callable[[], object],
+    beat: Callable[[str], object],
     write: Callable[[events.Event], object],
 ) -> list[Problem] | None:
     """What differs from one device by nature; None where nothing could be compared. All ranks of the run call

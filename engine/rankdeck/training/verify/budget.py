@@ -37,6 +37,10 @@ class Budget:
     def spent_s(self) -> float:
         return clock_s() - self._began_s
 
+    def forget_since(self, spent_s: float) -> None:
+        """Count nothing of what was spent after that."""
+        self._began_s += self.spent_s - spent_s
+
     def allow_for(self, run_s: float) -> None:
         """Allow a share of a run that takes at least so long."""
         self._limit_s = max(self._limit_s, SHARE_OF_RUN * run_s)

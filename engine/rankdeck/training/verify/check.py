@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.heartbeat import CHECK_BUILD
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.data.randomness import kept
 from rankdeck.diagnose.exceptions import words_of
@@ -34,6 +36,7 @@ from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.causes import Discrepancy, explain
 from rankdeck.training.verify.compare import decisive_step, is_finite
 from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, fewest_layers, scope_of
@@ -89,7 +92,7 @@ class _Chosen:
     most_layers: int | None = None
 
 
-class _TooLargeError(Exception):
+class _TooLargeError(CheckStopError):
     """The model does not fit, or takes too long."""
 
     def __init__(self, reason: Phrase) -> None:
@@ -111,7 +114,7 @@ class EqualityCheck:
         num_devices: int,
         known: dict[str, Any],
         full: bool = False,
-        beat: Callable[[], object] = lambda: None,
+        beat: Callable[[str], object] = lambda phase: None,
     ) -> None:
         self._workload = workload
         self._rank, self._world_size = rank, world_size
@@ -185,10 +188,12 @@ class EqualityCheck:
         """With at most so many layers of a kind. Raises: _TooLargeError."""
         own = self._workload.config.train.precision
         chosen = _Chosen(own, whole_batch=False, has_batch_norm=False, most_layers=most_layers)
+        build_model = self._scope(chosen).workload.build_model
+        self._beat(CHECK_BUILD)
         try:
-            model = model_on_meta(self._scope(chosen).workload.build_model)
-        except Exception as error:  # every rank is about to say it
-            return _untrained(error)
+            model = tried_twice(lambda: model_on_meta(build_model), self._budget)
+        except UnfitError as error:  # every rank is about to say it
+            return _untrained(error.error)
         num_weights = sum(weight.numel() for weight in model.parameters())
         self._compare_s = num_weights / _COMPARED_WEIGHTS_PER_S
         chosen = replace(chosen, has_batch_norm=has_batch_norm(model))
@@ -204,12 +209,11 @@ class EqualityCheck:
         wide = "fp64" if is_small else "fp32" if own in _HALF else own
         for precision in dict.fromkeys((wide, own)):
             for whole_batch in (True,) if self._full else (False, True):
+                asked = replace(chosen, precision=precision, whole_batch=whole_batch)
                 try:
-                    return self._within_budget(replace(chosen, precision=precision, whole_batch=whole_batch))
-                except _TooLargeError:
-                    raise
-                except Exception as error:  # a person's model may raise anything for few samples, or in fp64
-                    failure = error
+                    return tried_twice(partial(self._within_budget, asked), self._budget)
+                except UnfitError as error:  # a model may raise anything for few samples, or in fp64
+                    failure = error.error
         assert failure is not None
         if isinstance(failure, torch.OutOfMemoryError):
             raise _TooLargeError(_untrained(failure))
@@ -292,6 +296,7 @@ class EqualityCheck:
                 world_size=self._world_size,
                 devices=self._devices,
                 known={} if is_changed else self._known,
+                beat=self._beat,
             )
         except RankdeckError as error:
             if chosen.most_layers is None:

@@ -12,23 +12,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankdeck.base.heartbeat import CHECK_STEP, VERIFYING
 from rankdeck.parallel.nested import cut_batch, num_samples
 from rankdeck.training.batches import training_loader, training_samples
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.compare import ComputedComparison, Noise, compare, rounded_once
 from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
 from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope
 
 
-class OutOfTimeError(Exception):
+class OutOfTimeError(CheckStopError):
     """There is no time left to compute the steps once more."""
 
 
 class OneDevice:
-    """The steps of `scope` on `device`, with random numbers of `draws`; `beat` is called before each
-    computation, and none to find a cause is begun that `budget` does not allow."""
+    """The steps of `scope` on `device`, with random numbers of `draws`; `beat` hears of each computation, and
+    none to find a cause is begun that `budget` does not allow."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class OneDevice:
         device: torch.device,
         draws: FixedDraws,
         budget: Budget,
-        beat: Callable[[], object],
+        beat: Callable[[str], object],
     ) -> None:
         self.scope, self._device, self._draws = scope, device, draws
         self._budget, self._beat = budget, beat
@@ -70,10 +72,13 @@ class OneDevice:
         if not (self.scope.is_cut and self._is_covered()):
             return None
 
+        def steps() -> Computed:
+            return self._steps(self._slices(), loss_by_slice=loss_by_slice, whole_state=whole_state)
+
         def compute() -> Computed | None:
             try:
-                return self._steps(self._slices(), loss_by_slice=loss_by_slice, whole_state=whole_state)
-            except Exception:  # a loss inside the model, graphs, other lengths: whatever a slice may raise
+                return tried_twice(steps, self._budget)
+            except UnfitError:  # a loss inside the model, graphs, other lengths: whatever a slice may raise
                 return None
 
         return self._once_more(("sliced", loss_by_slice, whole_state), compute)
@@ -87,7 +92,8 @@ class OneDevice:
     def try_slice(self) -> None:
         """Compute the loss of one slice. Raises: whatever the model and the loss raise for so few samples."""
         if self.scope.is_cut:
-            try_slice(self.scope.workload, self._slices()[0][0][:1], self._device, self._draws)
+            part = self._slices()[0][0][:1]
+            try_slice(self.scope.workload, part, self._device, self._draws, self._beat)
 
     def compare(self, expected: Computed, computed: Computed) -> ComputedComparison:
         """What differs by more than the rounding of this model; that is measured only where it matters."""
@@ -109,8 +115,8 @@ class OneDevice:
 
     def _once(self, key: Any, compute: Callable[[], Computed | None]) -> Computed | None:
         if key not in self._computed:
-            self._beat()
             self._computed[key] = compute()
+            self._beat(VERIFYING)
         return self._computed[key]
 
     def _steps(
@@ -138,6 +144,7 @@ class OneDevice:
             prepare=prepared,
             goes_on=goes_on,
             draws=self._draws,
+            beat=self._beat,
         )
 
     def _whole_parts(self) -> list[list[Part]]:
@@ -169,6 +176,7 @@ class OneDevice:
 
     def _read(self, shard: tuple[int, int]) -> list[list[tuple[Any, Any]]]:
         """By step, the parts of a shard."""
+        self._beat(CHECK_STEP)
         workload = self.scope.workload
         parts = workload.config.train.accumulate
         with contextlib.closing(training_loader(workload, shard)) as loader:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
@@ -43,6 +44,7 @@ def steps_on_one_device(
     prepare: Callable[[nn.Module], None] = lambda model: None,
     goes_on: Callable[[Computed], bool] = lambda computed: True,
     draws: FixedDraws,
+    beat: Callable[[str], object],
 ) -> Computed:
     """Take one optimizer step over each of `steps`, each a sequence of parts, while it `goes_on`. Where a
     part is in slices, the loss is computed for each of them, or once for their outputs together.
@@ -56,6 +58,7 @@ def steps_on_one_device(
     Raises: whatever the model, the loss or the optimizer raises.
     """
     train = workload.config.train
+    beat(CHECK_BUILD)
     model = _placed(workload, device)
     prepare(model)
     optimizer = workload.build_optimizer(model.parameters())
@@ -71,7 +74,7 @@ def steps_on_one_device(
         optimizer.zero_grad(set_to_none=True)
         first_state()
         with draws:
-            passes = _Passes(model, workload, device, loss_by_slice, num_normed)
+            passes = _Passes(model, workload, device, loss_by_slice, num_normed, beat)
             total, count = passes.forward_backward(parts, None if whole_state is None else whole_state[index])
             _divide(model, train.global_batch / count if count > 0 else 1.0)
             if train.clip_norm:
@@ -101,6 +104,7 @@ class _Passes:
     device: torch.device
     loss_by_slice: bool
     num_normed: int = 1
+    beat: Callable[[str], object] = lambda phase: None
 
     def forward_backward(
         self, parts: Sequence[Part], wholes: Sequence[tuple[Any, Any]] | None
@@ -109,6 +113,7 @@ class _Passes:
         train = self.workload.config.train
         total, count = 0.0, 0.0
         for index, part in enumerate(parts):
+            self.beat(CHECK_STEP)
             slices = [_on_device(piece, self.device, train.precision) for piece in part]
             with autocast(train.precision, self.device):
                 begin = end = _as_it_is
@@ -151,13 +156,21 @@ class _Passes:
         yield function(outputs, joined([targets for _, targets in slices]))
 
 
-def try_slice(workload: Workload, part: Part, device: torch.device, draws: FixedDraws) -> None:
+def try_slice(
+    workload: Workload,
+    part: Part,
+    device: torch.device,
+    draws: FixedDraws,
+    beat: Callable[[str], object],
+) -> None:
     """The loss of one slice, with its graph, by which the targets of some are counted.
 
     Raises: whatever the model and the loss raise for so few samples.
     """
     precision = workload.config.train.precision
+    beat(CHECK_BUILD)
     model = _placed(workload, device)
+    beat(CHECK_STEP)
     slices = [_on_device(piece, device, precision) for piece in part]
     with draws, autocast(precision, device):
         list(_Passes(model, workload, device, loss_by_slice=True).losses(slices))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
 from rankdeck.memory.null_ledger import NullLedger
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import local_part
@@ -46,8 +47,10 @@ class StrategyTrial:
         world_size: int,
         devices: list[torch.device],
         known: dict[str, Any],
+        beat: Callable[[str], object],
     ) -> None:
-        self._workload = workload
+        self._workload, self._beat = workload, beat
+        beat(CHECK_BUILD)
         self._rank, self._world_size = rank, world_size
         self._built: Built = build(
             workload, rank=rank, world_size=world_size, devices=devices, ledger=NullLedger(), known=known
@@ -72,8 +75,9 @@ class StrategyTrial:
             self._workload,
             Trained(strategy, optimizer, LossScaling(strategy.device, is_on=is_fp16)),
             check_loss=lambda step, total: None,
-            on_batch=lambda batch: None,
+            on_batch=lambda batch: self._beat(CHECK_STEP),
         )
+        self._beat(CHECK_STEP)
         with contextlib.closing(training_loader(self._workload, strategy.data_shard())) as loader:
             batches = iter(list(loader))  # before draws are fixed: samples and their order are the data's
         with draws, self._taking_gradients():
@@ -86,6 +90,7 @@ class StrategyTrial:
                 self.computed.losses.append(self._loss(facts))
                 self._weights.append([_copy(local_part(weight)) for weight in self._parameters()])
             strategy.settle()
+        self._beat(VERIFYING)
 
     def gather(self, gradients_of: int) -> None:
         """Put together the weights and state after the last step, and the gradients of one (from 0). All

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rankdeck import events
+from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
 from rankdeck.base.phrases import phrase
 from rankdeck.config import from_text
 from rankdeck.training import workload as workloads
@@ -22,7 +23,7 @@ from rankdeck.training.verify.compare import TensorDifference
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.fewer_layers import leave_out_layers
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
-from rankdeck.training.verify.scope import scope_of
+from rankdeck.training.verify.scope import NUM_STEPS, scope_of
 from rankdeck.training.verify.verdict import event_of, refusal
 from tests.helpers import parity
 from tests.helpers.deviating import Deep
@@ -196,10 +197,53 @@ def test_no_steps_over_slices_are_begun_that_the_budget_does_not_allow() -> None
     workload = workloads.load(from_text(configuration('{ use = "ddp" }'), folder=Path.cwd()))
     scope = scope_of(workload, 2, precision="fp64", whole_batch=True, has_batch_norm=False)
     budget = Budget(has_limit=True)
-    one_device = OneDevice(scope, torch.device("cpu"), FixedDraws(), budget, lambda: None)
+    one_device = OneDevice(scope, torch.device("cpu"), FixedDraws(), budget, lambda phase: None)
     assert one_device.sliced(True, whole_state=True) is not None
     with mock.patch.object(budget, "has", return_value=False), pytest.raises(OutOfTimeError):
         one_device.sliced(False, whole_state=True)
+
+
+FAILING = """
+from torch.nn.functional import cross_entropy
+calls = 0
+
+def loss(outputs, targets):
+    global calls
+    calls += 1
+    if {when}:
+        raise ValueError("bad batch 17")
+    return cross_entropy(outputs, targets, reduction="sum"), len(targets)
+"""
+
+
+def failing(tmp_path: Path, when: str) -> str:
+    """A loss that raises, on one device and under a strategy alike."""
+    (tmp_path / "mine.py").write_text(FAILING.format(when=when), encoding="utf-8")
+    return configuration('{ use = "dp" }').replace("cross_entropy", f"{tmp_path}/mine.py:loss")
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_what_could_have_struck_a_step_of_the_run_is_not_swallowed(tmp_path: Path, call: int) -> None:
+    with pytest.raises(ValueError, match="bad batch 17"):
+        check(failing(tmp_path, f"calls == {call}"))
+
+
+@pytest.mark.parametrize(
+    ("when", "precision"),
+    [("'64' in str(outputs.dtype)", "fp32"), ("len(targets) < 8", "fp64")],
+)
+def test_what_comes_of_how_the_check_computes_is_no_failure_of_the_run(
+    tmp_path: Path, when: str, precision: str
+) -> None:
+    found = check(failing(tmp_path, when))
+    assert (found["outcome"], found["precision"]) == ("equal", precision)
+
+
+def test_a_rank_beats_with_each_computation_and_says_when_it_waits() -> None:
+    beats: list[str] = []
+    check(configuration('{ use = "dp" }'), beat=beats.append)
+    assert beats[0] == CHECK_BUILD and beats[-1] == VERIFYING
+    assert beats.count(CHECK_STEP) >= 2 * NUM_STEPS
 
 
 def test_time_of_other_processes_is_not_counted(tmp_path: Path) -> None:
