@@ -24,7 +24,8 @@ from tests.helpers.waiting import wait_until
 _NET = "10.77.0"
 _UNSHARE = ("unshare", "--kill-child", "--fork", "--net")
 _OF_A_HOST = ("--uts", "--ipc", "--pid", "--mount", "--mount-proc")
-_NEEDED = ("unshare", "nsenter", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+_NEEDED = ("unshare", "nsenter", "ip", "ssh-keygen")
+_OF_SSH = ("ssh", "/usr/sbin/sshd")
 _WIRE = (sys.executable, "-SE", str(Path(__file__).with_name("slow_wire.py")))
 _SSHD = """\
 ListenAddress {address}
@@ -50,7 +51,7 @@ ip link set lo up
 ip addr add {address}/24 dev eth0
 ip link set eth0 up
 cd {folder}/home
-exec /usr/sbin/sshd -D -e -f {folder}/sshd_config
+exec {reaper}
 """
 _CLIENT = """\
 Host *
@@ -60,6 +61,25 @@ Host *
  UserKnownHostsFile {folder}/known_hosts
  StrictHostKeyChecking yes
 """
+_SSHD_RUNS = "/usr/sbin/sshd -D -e -f {folder}/sshd_config"
+_NO_SSHD = "sh -c 'echo Server listening; while :; do sleep 1000 & wait; done'"
+_ENTER = """\
+#!/bin/sh
+for word; do
+  case "$word" in -O) exit 255 ;; box*) host=$word ;; esac
+  last=$word
+done
+read pid address < {folder}/$host/there || exit 255
+exec nsenter -t $pid -n -m -u -i -p --wd={folder}/$host/home env -i HOME={folder}/$host/home PATH="$PATH" \\
+  SSH_CONNECTION="{desk} 1 $address 22" sh -c "$last"
+"""
+"""What stands in for ssh where there is no sshd: it goes through no network."""
+
+
+def why_no_ssh() -> str:
+    """Why hosts here are not reached by ssh itself; "" where they are."""
+    missing = [name for name in _OF_SSH if shutil.which(name) is None]
+    return f"{', '.join(missing)} is missing" if missing else ""
 
 
 def why_not() -> str:
@@ -92,7 +112,8 @@ class Host:
         (self.folder / "passwd").write_text("\n".join(known) + "\n")
         facts = {"name": name, "address": address, "folder": self.folder, "switch": network.folder}
         (self.folder / "sshd_config").write_text(_SSHD.format(**facts))
-        (self.folder / "init.sh").write_text(_INIT.format(**facts))
+        reaper = _NO_SSHD if why_no_ssh() else _SSHD_RUNS.format(**facts)
+        (self.folder / "init.sh").write_text(_INIT.format(**facts, reaper=reaper))
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -128,6 +149,7 @@ class Host:
             )
         wait_until(lambda: psutil.Process(self._process.pid).children(), what=f"{self.name} to begin")
         self._network.plug_in(self)
+        (self.folder / "there").write_text(f"{self.pid} {self.address}\n")
         wait_until(
             lambda: b"Server listening" in (self.folder / "sshd.log").read_bytes(), what=f"{self.name}'s sshd"
         )
@@ -135,6 +157,7 @@ class Host:
     def kill(self) -> None:
         """Its power goes."""
         if self._process is not None:
+            (self.folder / "there").unlink(missing_ok=True)
             _end(self._process)
             self._process = None
 
@@ -144,6 +167,14 @@ class Host:
 
     def plug_back(self) -> None:
         self._network.at_switch("ip", "link", "set", self.name, "up")
+
+    def lose_large(self) -> None:
+        """From now on no frame of more than 1000 bytes comes to it or from it, and nobody is told."""
+        _in_network(self.pid, *_WIRE, "whole", "eth0")
+        self._network.at_switch("ip", "link", "set", self.name, "mtu", "1000")
+
+    def carry_large(self) -> None:
+        self._network.at_switch("ip", "link", "set", self.name, "mtu", "1500")
 
     def execute(self, *command: str) -> str:
         """What a command prints there."""
@@ -194,6 +225,11 @@ class HostNetwork:
     @property
     def environment(self) -> dict[str, str]:
         """Only ssh itself is at the desk."""
+        if why_no_ssh():
+            program = self.folder / "ssh"
+            program.write_text(_ENTER.format(folder=self.folder, desk=f"{_NET}.1"))
+            program.chmod(0o755)
+            return {ssh.PROGRAM: str(program)}
         return {ssh.PROGRAM: f"nsenter -t {self._desk_pid} -n ssh -F {self.folder}/ssh_config"}
 
     def plug_in(self, host: Host) -> None:

@@ -9,17 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.host_network import HostNetwork, why_not
+from tests.helpers.host_network import HostNetwork, why_no_ssh, why_not
 
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
     """Two hosts, which commands here reach by their names."""
+    if reason := why_no_ssh():
+        pytest.skip(reason)
+    yield from _made(tmp_path, monkeypatch, 2)
+
+
+@pytest.fixture
+def bare_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
+    """The same; where ssh is missing, commands here enter them past the network."""
     yield from _made(tmp_path, monkeypatch, 2)
 
 
 @pytest.fixture
 def network_of_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostNetwork]:
+    if reason := why_no_ssh():
+        pytest.skip(reason)
     yield from _made(tmp_path, monkeypatch, 3)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.helpers.cli import rankdeck
 from tests.helpers.host_network import HostNetwork
 from tests.helpers.host_runs import processes
@@ -25,6 +27,16 @@ def test_a_sound_network_is_good_and_a_closed_way_is_named(network: HostNetwork)
     assert found["reach"]["verdict"] == "broken" and "2 of 2 ways are closed" in found["reach"]["finding"]
     assert any("box1 to box2 (10.77.0.3)" in words for words in found["reach"]["evidence"])
     assert found["together"]["verdict"] == "broken"
+
+
+@pytest.mark.slow
+def test_a_network_that_loses_large_packets_is_named(bare_network: HostNetwork) -> None:
+    assert rows(bare_network, 0)["reach"]["verdict"] == "good"
+    bare_network.hosts["box2"].lose_large()
+    found = rows(bare_network, 3)["reach"]
+    assert found["verdict"] == "broken" and "lose large packets" in found["finding"]
+    assert any("small packets arrive, and 256.0 KiB at once do not" in words for words in found["evidence"])
+    assert "MTU" in found["fix"]
 
 
 def test_a_host_that_is_off_is_named_and_no_run_is_begun(network: HostNetwork) -> None:

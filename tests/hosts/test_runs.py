@@ -27,6 +27,21 @@ _LONG = (*_DDP, "--devices", "cpu:1", "--set", "train.steps=1000000", "--set", "
 _GONE_S = 15.0
 
 
+@pytest.mark.slow
+def test_a_network_that_loses_large_packets_is_the_cause(bare_network: HostNetwork) -> None:
+    bare_network.hosts["box2"].lose_large()
+    run = HostRun([*bare_network.hosts.values()], *_LONG, "--set", "launch.timeout_s=8")
+    try:
+        assert run.codes(240) == [1, 1]
+        (problem,) = launching.problems(run.part(0))
+        assert problem.code == "hang" and problem.rank is None
+        assert "every rank has come to " in problem.message
+        assert "the network between box1 and box2 does not bring" in problem.message
+        assert "MTU" in str(problem.advice) and "doctor --hosts box1,box2" in str(problem.advice)
+    finally:
+        run.end()
+
+
 @pytest.fixture
 def begin(network: HostNetwork) -> Iterator[Callable[..., HostRun]]:
     begun: list[HostRun] = []

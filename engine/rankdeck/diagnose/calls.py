@@ -92,16 +92,35 @@ def differing(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[int, Collec
 def missing(calls: Mapping[int, Sequence[CollectiveCall]]) -> tuple[list[int], CollectiveCall] | None:
     """The ranks that have not come to a collective where others of their group are, and that collective; None
     where nobody is known to be missing."""
-    members: dict[str, set[int]] = {}
-    for rank, made in calls.items():
-        for call in made:
-            members.setdefault(call.group, set()).add(rank)
+    members = _members(calls)
     for (group, _), ranks in _by_number(calls).items():
         absent = sorted(members[group] - ranks.keys())
         waited_for = next((call for call in ranks.values() if not call.is_over), None)
         if absent and waited_for is not None:
             return absent, waited_for
     return None
+
+
+def unfinished(
+    calls: Mapping[int, Sequence[CollectiveCall]],
+) -> tuple[CollectiveCall, list[int]] | None:
+    """The first collective that every rank of its group has come to and that is not over in all of them, with
+    its ranks; None where there is none."""
+    members = _members(calls)
+    for (group, _), ranks in _by_number(calls).items():
+        call = next((call for call in ranks.values() if not call.is_over), None)
+        if call is not None and len(ranks) > 1 and members[group] == ranks.keys():
+            return call, sorted(ranks)
+    return None
+
+
+def _members(calls: Mapping[int, Sequence[CollectiveCall]]) -> dict[str, set[int]]:
+    """The ranks of each group, as far as they have called anything in it."""
+    members: dict[str, set[int]] = {}
+    for rank, made in calls.items():
+        for call in made:
+            members.setdefault(call.group, set()).add(rank)
+    return members
 
 
 def _by_number(

@@ -62,6 +62,7 @@ class RankEvidence:
     frames: Sequence[Frame] = ()
     calls: Sequence[CollectiveCall] = ()
     work: Phrase | None = None
+    host: str = ""
     lack: str = ""
     """What its log says that the machine lacks; a process that reads data for it may have written that."""
 
@@ -261,6 +262,7 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         [rank.rank for rank in ranks if rank.suspended],
         calls={rank.rank: rank.calls for rank in ranks if rank.calls},
         work={rank.rank: rank.work for rank in ranks if rank.work},
+        hosts={rank.rank: rank.host for rank in ranks if rank.host},
         last_lines={rank.rank: rank.last_lines for rank in ranks if rank.exit_code is None},
     )
     waiting = [rank.rank for rank in ranks if rank.exit_code is None]

@@ -20,6 +20,7 @@ from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.diagnose.calls import CollectiveCall, current, differing, missing
 from rankdeck.diagnose.failure_rules import COMMUNICATION
 from rankdeck.diagnose.failures import name
+from rankdeck.diagnose.network import LossyNetwork, lossy_network
 from rankdeck.diagnose.own_code import is_own
 from rankdeck.diagnose.stacks import Frame, is_waiting, where
 
@@ -45,7 +46,8 @@ class Standing:
     `beats` are of those that live, `left` the steps that ranks were in that have exited with status 0 (None
     before their first heartbeat), `stacks` the threads that tell most, innermost frame first, `calls` the
     collectives that each has come to. `cores`: how many each has used since it made progress. `work`: the
-    microbatch that each has begun last, of a pipeline. `last_lines` are those of their logs.
+    microbatch that each has begun last, of a pipeline. `hosts`: where each is, in a run over several.
+    `last_lines` are those of their logs.
     """
 
     beats: Mapping[int, Beat]
@@ -55,6 +57,7 @@ class Standing:
     calls: Mapping[int, Sequence[CollectiveCall]] = field(default_factory=dict)
     cores: Mapping[int, float] = field(default_factory=dict)
     work: Mapping[int, Phrase] = field(default_factory=dict)
+    hosts: Mapping[int, str] = field(default_factory=dict)
     last_lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -66,6 +69,13 @@ class Standing:
     def is_at_odds(self) -> bool:
         """Whether ranks are known to be in different collectives."""
         return bool(differing(self.calls))
+
+    @property
+    def lossy_network(self) -> LossyNetwork | None:
+        """What all of them wait for, where it is none of them."""
+        if self.beats.keys() - self.stacks.keys() or not all(map(is_waiting, self.stacks.values())):
+            return None
+        return None if self.is_at_odds else lossy_network(self.calls, self.hosts)
 
     @property
     def is_computing(self) -> bool:
@@ -146,7 +156,9 @@ def hang(standing: Standing, now_s: float, rank: int | None = None) -> Problem:
             seconds=seconds,
             ranks=_everybody(standing),
         )
+        network = standing.lossy_network
         advice = phrase("Have every rank call the same collectives, in the same order.")
+        advice = advice if network is None else network.advice()
         return _with_log(Problem("hang", message, advice=advice), standing)
     beat, call = standing.beats.get(rank), _waited_for(standing, rank)
     told = {"seconds": 0.0 if beat is None else now_s - beat.at_s, "stands": _stands(rank, standing)}
@@ -206,8 +218,11 @@ def _waited_for(standing: Standing, rank: int) -> CollectiveCall | None:
 
 
 def _everybody(standing: Standing) -> Phrase:
-    """Of nobody in particular: that all wait, or that they are not in the same collective."""
-    different = differing(standing.calls)
+    """Of nobody in particular: that all wait, for each other or for the network, or that they are not in the
+    same collective."""
+    different, network = differing(standing.calls), standing.lossy_network
+    if network is not None:
+        return network.words()
     if not different:
         return phrase("every rank waits, {ranks}", ranks=everybodys(standing, standing.beats))
     return phrase("the ranks are in different collectives, {ranks}", ranks=called(different, standing.stacks))

@@ -14,12 +14,14 @@ import rankdeck
 from rankdeck.base import installed
 from rankdeck.base.phrases import ALL_OF, COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes
+from rankdeck.diagnose.network import SAME_MTU
 from rankdeck.doctor.asked import AskedHost, steps_of
 from rankdeck.doctor.lines import TITLES_OF_HOSTS, CheckLine, Verdict, not_tried, row
+from rankdeck.doctor.probe_hosts import LARGE_BYTES
 from rankdeck.remote.hosts import Hosts, Ran
 from rankdeck.remote.parts import address_of
 
-_CONNECT_S, _LISTEN_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 8.0, 20.0
+_CONNECT_S, _LISTEN_S, _REACH_S, _FACTS_S, _PAIR_S = 25.0, 10.0, 15.0, 8.0, 20.0
 _SKEW_S = 5.0
 _LITTLE_BYTES = 2 << 30
 _SLOW_PER_S = 20 << 20
@@ -132,13 +134,23 @@ def _reached(hosts: Hosts, asked: Sequence[AskedHost]) -> CheckLine:
         others = [other for other in asked if other is not one]
         places = ",".join(f"{other.address}:{other.step('listens').get('reach')}" for other in others)
         tries.append((one, others, one.host.begin(["meet", "--reach", places])))
-    hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for *_, ran in tries), _LISTEN_S)
-    evidence, failed = list[str](), list[str]()
+    hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for *_, ran in tries), _REACH_S)
+    evidence, failed, small = list[str](), list[str](), list[str]()
     for one, others, ran in tries:
         told = {step.get("number"): step for step in steps_of(ran)}
         for number, other in enumerate(others):
             step = told.get(number, {})
             words = {"host": one.host.name, "other": other.host.name, "address": other.address}
+            if step.get("takes_large") is False:
+                size = format_bytes(LARGE_BYTES)
+                small.append(
+                    phrase(
+                        "{host} to {other} ({address}): small packets arrive, and {size} at once do not",
+                        size=size,
+                        **words,
+                    )
+                )
+                continue
             if isinstance(seconds := step.get("seconds"), float):
                 evidence.append(
                     phrase("{host} to {other} ({address}): {ms:.1f} ms", ms=seconds * 1e3, **words)
@@ -148,10 +160,17 @@ def _reached(hosts: Hosts, asked: Sequence[AskedHost]) -> CheckLine:
             failed.append(phrase("{host} to {other} ({address}): {why}", why=why, **words))
     if failed:
         finding = phrase(
-            "{count} of {total} ways are closed.", count=len(failed), total=len(failed) + len(evidence)
+            "{count} of {total} ways are closed.",
+            count=len(failed),
+            total=len(failed) + len(small) + len(evidence),
         )
         fix = phrase("Let a firewall pass TCP between these hosts at any port, or name another address.")
-        return row("reach", Verdict.BROKEN, finding, *failed, *evidence, fix=fix)
+        return row("reach", Verdict.BROKEN, finding, *failed, *small, *evidence, fix=fix)
+    if small:
+        finding = phrase(
+            "{count} of {total} ways lose large packets.", count=len(small), total=len(small) + len(evidence)
+        )
+        return row("reach", Verdict.BROKEN, finding, *small, *evidence, fix=phrase(SAME_MTU))
     finding = phrase("All {count} ways are open.", count=len(evidence))
     return row("reach", Verdict.GOOD, finding, *evidence)
 

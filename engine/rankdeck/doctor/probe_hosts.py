@@ -32,6 +32,8 @@ from rankdeck.telemetry.listing import ask_once
 STAYS_S = 40.0
 """Nobody who has forgotten it leaves it behind."""
 REACH_S = 4.0
+LARGE_BYTES = 256 << 10
+"""More than any frame: a network may carry small packets and lose large ones."""
 _PAIR_S = 12.0
 _SMALL, _LARGE = 1 << 18, 1 << 22
 """Elements: 1 MiB tells how many rounds of 16 MiB fit in half a second."""
@@ -75,9 +77,19 @@ def meet(address: str, number: int, num_hosts: int, store: Place | None) -> None
 def _answer(server: socket.socket) -> None:
     while True:
         end, _ = server.accept()
-        with end, suppress(OSError):
-            end.settimeout(REACH_S)
-            end.sendall(end.recv(5))
+        threading.Thread(target=_answer_one, args=(end,), daemon=True).start()
+
+
+def _answer_one(end: socket.socket) -> None:
+    """What it says first, and then a word once it has sent much."""
+    with end, suppress(OSError):
+        end.settimeout(REACH_S)
+        end.sendall(end.recv(5))
+        left = LARGE_BYTES
+        while left and (got := len(end.recv(left))):
+            left -= got
+        if not left:
+            end.sendall(b"large")
 
 
 def _facts() -> dict[str, Any]:
@@ -155,12 +167,19 @@ def _words(error: Exception) -> str:
 
 
 def reach(places: Sequence[Place]) -> None:
-    """Tells of each whether it answers, all at once."""
+    """Tells of each whether it answers, and whether much arrives there, all at once."""
     threads = [threading.Thread(target=_try, args=(number, place)) for number, place in enumerate(places)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _takes_large(end: socket.socket) -> bool:
+    with suppress(OSError):
+        end.sendall(bytes(LARGE_BYTES))
+        return end.recv(5) == b"large"
+    return False
 
 
 def _try(number: int, place: Place) -> None:
@@ -172,6 +191,7 @@ def _try(number: int, place: Place) -> None:
             if end.recv(5) != b"there":
                 raise OSError(0, "another program answers")
             told["seconds"] = time.monotonic() - began_s
+            told["takes_large"] = _takes_large(end)
     except OSError as error:
         told["error"] = str(error.strerror or error)[:300]
     sys.stdout.write(json.dumps({"stage": "reach", "number": number, **told}) + "\n")

@@ -7,7 +7,7 @@ What the others tell comes by their guards into files of the run's directory (re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,10 +95,11 @@ class _Heard:
 
 
 class HeadWatch(Watch):
-    """Of the first host: its own ranks, and what it hears of the others."""
+    """Of the first host: its own ranks, and what it hears of the others. `hosts`: the name of each rank's."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
+    def __init__(self, *given: Any, hosts: Sequence[str] = (), **more: Any) -> None:
         super().__init__(*given, **more)
+        self._hosts = dict(enumerate(hosts))
         self._reader = EventReader(self._run)
         self._heard: dict[int, _Heard] = {}
 
@@ -163,13 +164,14 @@ class HeadWatch(Watch):
                 },
             },
             cores={**own.cores, **{rank: one.cores for rank, one in told.items()}},
+            hosts=self._hosts,
         )
 
     def evidence(self) -> list[RankEvidence]:
         """With the ranks of other hosts that were seen to stand still."""
         standing = self._standing
         others = [rank for rank in standing.beats if self._is_elsewhere(rank)]
-        return super().evidence() + [
+        every = super().evidence() + [
             RankEvidence(
                 rank=rank,
                 exit_code=None,
@@ -181,6 +183,7 @@ class HeadWatch(Watch):
             )
             for rank in others
         ]
+        return [replace(one, host=self._hosts.get(one.rank, "")) for one in every]
 
 
 def _frames(told: StoodStill) -> list[Frame]:

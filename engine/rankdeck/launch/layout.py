@@ -46,6 +46,11 @@ class Layout(msgspec.Struct, frozen=True):
         first = sum(host.ranks for host in self.hosts[: self.index])
         return range(first, first + self.own.ranks)
 
+    @property
+    def host_of_ranks(self) -> list[str]:
+        """The name of each rank's."""
+        return [host.name for host in self.hosts for _ in range(host.ranks)]
+
     def other_host_of(self, rank: int | None) -> str:
         """The name of the other host that has the rank; "" where it is this one's, or nobody's."""
         first = 0

@@ -27,6 +27,10 @@ MAX_LINE_BYTES = 65_536
 _MAX_HELLO_BYTES = 32_768
 _MOST_WAITING_BYTES = 1 << 23
 _LEAVE_S = 2.0
+_SEGMENT_BYTES = 536
+"""Of a packet, which every network carries (RFC 9293): where large ones are lost, guards hear each other, and
+the ranks that wait are told for what they wait for.
+"""
 _MOST_STRANGERS = 32
 """Connections that have not said the secret yet; one more takes the place of the first."""
 SILENT, CLOSED, LEFT, ALONE, AWAY, UNPLUGGED = "silent", "closed", "left", "alone", "away", "unplugged"
@@ -293,6 +297,20 @@ class Gathering:
             peer.leave()
 
 
+def _connected(head: tuple[str, int]) -> socket.socket:
+    """Both ends send small packets. Raises: OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(*head, type=socket.SOCK_STREAM)[0]
+    end = socket.socket(family, kind, protocol)
+    try:
+        end.settimeout(LAPSE_S)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+        end.connect(address)
+    except OSError:
+        end.close()
+        raise
+    return end
+
+
 class Membership:
     """The other hosts' end. `on_word(word)` gets what the head says, `on_gone(how)` that it has gone.
 
@@ -307,7 +325,7 @@ class Membership:
         on_word: Callable[[Word], None],
         on_gone: Callable[[str], None],
     ) -> None:
-        end = socket.create_connection(head, LAPSE_S)
+        end = _connected(head)
         self.address: str = end.getsockname()[0]
         self._awake, self._on_gone = _Awake(), on_gone
         self._peer = Peer(selector, end, lambda _, word: on_word(word), self._lose)

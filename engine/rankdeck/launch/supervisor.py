@@ -94,7 +94,7 @@ class Supervisor(supervising.Supervising):
         if self._layout.is_alone:
             return Watch(*given, compiles=compiles)
         if self._layout.index == 0:
-            return HeadWatch(*given, compiles=compiles)
+            return HeadWatch(*given, compiles=compiles, hosts=self._layout.host_of_ranks)
         return MemberWatch(*given, compiles=compiles, tell=self._writer.write)
 
     @property

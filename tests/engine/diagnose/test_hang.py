@@ -92,6 +92,43 @@ def test_ranks_in_different_collectives_are_told_side_by_side_and_none_is_the_la
         assert "rank 1 in loss (/p/mine.py, line 11): barrier number 58." in problem.message
 
 
+SENT = CollectiveCall("0", 4, "broadcast", "85002 Double")
+NEXT = CollectiveCall("0", 5, "broadcast", "10 Float")
+OVER = CollectiveCall("0", 4, "broadcast", "85002 Double", is_over=True)
+ELSEWHERE = {0: "box1", 1: "box2"}
+ALL_WAIT = {0: WAITING, 1: WAITING}
+
+
+@pytest.mark.parametrize("calls", [{0: [OVER, NEXT], 1: [SENT]}, {0: [SENT], 1: [SENT]}])
+def test_what_all_have_come_to_and_does_not_end_is_the_network_of_their_hosts(
+    calls: dict[int, list[CollectiveCall]],
+) -> None:
+    told = hang(Standing(BOTH, ALL_WAIT, calls=calls, hosts=ELSEWHERE), 120.0)
+    assert (told.code, told.rank) == ("hang", None)
+    assert "every rank has come to broadcast number 4" in told.message
+    assert "the network between box1 and box2" in told.message
+    assert "doctor --hosts box1,box2" in str(told.advice) and "MTU" in str(told.advice)
+    assert (
+        "every rank has come to"
+        in suspicion(Standing(BOTH, ALL_WAIT, calls=calls, hosts=ELSEWHERE), 120.0, "").message
+    )
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        Standing(BOTH, ALL_WAIT, calls={0: [OVER, NEXT], 1: [SENT]}, hosts={0: "box1", 1: "box1"}),
+        Standing(BOTH, ALL_WAIT, calls={0: [OVER, NEXT], 1: [SENT]}),
+        Standing(BOTH, {0: WAITING, 1: AWAY}, calls={0: [OVER, NEXT], 1: [SENT]}, hosts=ELSEWHERE),
+        Standing(BOTH, ALL_WAIT, calls={0: [OVER, NEXT], 1: [OVER]}, hosts=ELSEWHERE),
+        Standing(BOTH, ALL_WAIT, calls={0: [REDUCE], 1: [BARRIER]}, hosts=ELSEWHERE),
+    ],
+    ids=["one host", "hosts unknown", "a rank is away", "a rank is missing", "other collectives"],
+)
+def test_no_network_is_named_where_a_rank_may_be_the_cause(standing: Standing) -> None:
+    assert "network" not in hang(standing, 120.0).message
+
+
 def test_an_error_that_a_log_ends_with_is_told_with_what_to_do() -> None:
     """A process that reads data died of it, and its rank waits for ever."""
     lines = {

@@ -1,0 +1,58 @@
+"""Ranks of several hosts that all have come to a collective which does not end -> the network between them.
+
+A network may carry small packets and lose large ones, where ends and what is between them disagree on how
+large a packet may be (MTU): ranks meet, and the first tensor never arrives. Whoever only sends it is a
+collective ahead by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankdeck.base.phrases import ALL_OF, Phrase, listed, marked, phrase
+from rankdeck.diagnose.calls import CollectiveCall, unfinished
+
+SAME_MTU = marked(
+    "Give the hosts, and all that is between them, the same MTU, or try a smaller one on each: ip link set "
+    "INTERFACE mtu 1400."
+)
+_MOST_HOSTS = 4
+"""That are named."""
+
+
+@dataclass(frozen=True)
+class LossyNetwork:
+    """What is sent in `call` does not arrive between `hosts`."""
+
+    call: CollectiveCall
+    hosts: Sequence[str]
+
+    def words(self) -> Phrase:
+        hosts = listed(self.hosts[:_MOST_HOSTS], ALL_OF)
+        return phrase(
+            "every rank has come to {call}, and the network between {hosts} does not bring all that they "
+            "send in it",
+            call=self.call.words(),
+            hosts=hosts,
+        )
+
+    def advice(self) -> Phrase:
+        return phrase(
+            "Large packets may be lost on the way (MTU): rankdeck doctor --hosts {hosts} sends some. {fix}",
+            hosts=",".join(self.hosts),
+            fix=phrase(SAME_MTU),
+        )
+
+
+def lossy_network(
+    calls: Mapping[int, Sequence[CollectiveCall]], hosts: Mapping[int, str]
+) -> LossyNetwork | None:
+    """Of ranks that all wait; None where no collective tells it, or where one host has all of its ranks.
+    `hosts`: the name of each rank's."""
+    found = unfinished(calls)
+    if found is None:
+        return None
+    call, ranks = found
+    names = [*dict.fromkeys(hosts[rank] for rank in sorted(ranks) if rank in hosts)]
+    return LossyNetwork(call, names) if len(names) > 1 else None
