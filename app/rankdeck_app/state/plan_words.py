@@ -123,6 +123,8 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
     """
     fullest = line.fullest
     if fullest is None:
+        if line.refusal is None:
+            return tr("{strategy}: not predicted", strategy=strategy_name(line)), reason_text(line)
         return tr("{strategy} cannot run so", strategy=strategy_name(line)), reason_text(line)
     others = [device.total_bytes for device in line.devices if device is not fullest]
     holds, of_others = peak_text(line), format_bytes(median(others)) if others else ""

@@ -16,7 +16,7 @@ from typing import Any
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_duration, format_loss, format_rate
 from rankdeck.run.imbalance import BALANCED
-from rankdeck.run.row import RunFigures, RunInfo
+from rankdeck.run.row import EVENTS_LOST, RunFigures, RunInfo
 from rankdeck.run.spells import lasted_s
 from rankdeck_app.widgets.run_list import (
     ago,
@@ -172,6 +172,11 @@ _DAYS = ((0, phrase("Today")), (1, phrase("Yesterday")), (6, phrase("The last se
 _STATES = ("running", "completed", "stopped", "failed", "lost")
 
 
+def state_text(info: RunInfo) -> str:
+    """The outcome, in a word that its column has room for."""
+    return phrase("events lost") if info.state == EVENTS_LOST else outcome_text(info.state)
+
+
 def _state_order(info: RunInfo) -> int:
     return _STATES.index(info.outcome) if info.outcome in _STATES else len(_STATES)
 
@@ -206,8 +211,8 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "state",
         marked("State"),
-        95,
-        lambda info: outcome_text(info.state),
+        104,
+        state_text,
         _state_order,
     ),
     RunColumn("strategy", marked("Strategy"), 100, strategy_text, _or_none(strategy_text)),

@@ -16,12 +16,12 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QObject, Qt, Signal
 
 from rankdeck.base.phrases import phrase
-from rankdeck.run.row import RunInfo
+from rankdeck.run.row import EVENTS_LOST, RunInfo
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.widgets.painting import DATA_ROLE, Index
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, OF_NOW, RunColumn
-from rankdeck_app.widgets.run_list import title_text
+from rankdeck_app.widgets.run_list import outcome_text, title_text
 from rankdeck_app.widgets.run_names import SharedNames
 
 _UNKNOWN = phrase("unknown")
@@ -264,7 +264,8 @@ class RunTableModel(QAbstractTableModel):
         if column.key == "name":
             return "\n".join(filter(None, (info.title, info.labels.note[:500], str(info.path))))
         if column.key == "state" and info.reason:
-            return info.reason
+            whole = outcome_text(info.state) if info.state == EVENTS_LOST else ""
+            return "\n".join(filter(None, (whole, info.reason)))
         return self._kept[info.path].text(column)
 
     def headerData(

@@ -67,7 +67,7 @@ def _lead(line: PlanLine) -> str:
 
 
 def _row(line: PlanLine) -> Text:
-    words = Text(plan_lines.words_of(line).ljust(13), style=_STYLES[line.verdict])
+    words = Text(f"{plan_lines.words_of(line):<12} ", style=_STYLES[line.verdict])
     label = line.label + (" *  " if line.configured else "  ")
     words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
     if line.devices:

@@ -37,7 +37,7 @@ _VERDICT_WORDS = {
     DOES_NOT_FIT: marked("does not fit"),
     CANNOT: marked("cannot"),
 }
-MAY_FIT = marked("may fit")
+MAY_FIT, NOT_PREDICTED = marked("may fit"), marked("not predicted")
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
 PREDICTED = marked("predicted")
 LEAST, MOST = "least", "most"
@@ -256,7 +256,9 @@ def is_last_word(line: PlanLine) -> bool:
 
 def words_of(line: PlanLine) -> str:
     """The verdict for people, as a marked text: a lower bound that fits and an upper one that does not leave
-    it open."""
+    it open, and of what a run may well do nothing is known."""
+    if line.verdict == CANNOT and line.refusal is None:
+        return NOT_PREDICTED
     return MAY_FIT if is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
 
 

@@ -96,7 +96,8 @@ def test_the_page_says_in_a_sentence_what_is_recommended(
 
 
 def test_a_row_that_cannot_says_why_and_is_not_chosen(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
-    cannot = line("tensor", devices=[], verdict=CANNOT, reason="The model has 3 heads.")
+    why = "The model has 3 heads."
+    cannot = line("tensor", devices=[], verdict=CANNOT, reason=why, refusal=Problem("heads", why))
     answered(qtbot, world, page, [line("ddp", configured=True), cannot])
     figure = next(one for one in page.table.rows.figures if one.title == "Tensor parallel")
     assert figure.words == "The model has 3 heads." and figure.verdict_word == "cannot" and not figure.bars
@@ -332,12 +333,12 @@ def test_the_footer_says_what_does_not_fit_and_what_cannot(
     world.plan.ask_again()
     qtbot.waitUntil(lambda: world.plan.chosen is not None, timeout=WAIT_MS)
     assert "Too much for this machine" in footer.estimate.accessibleName()
-    world.tell([line("ddp", devices=[], verdict=CANNOT, reason="No.", configured=True)])
-    world.plan.ask_again()
-    qtbot.waitUntil(lambda: world.plan.chosen is not None, timeout=WAIT_MS)
-    assert (
-        "DDP cannot run so" in footer.estimate.accessibleName() and "No." in footer.estimate.accessibleName()
-    )
+    for refusal, words in ((Problem("no", "No."), "DDP cannot run so"), (None, "DDP: not predicted")):
+        unknown = line("ddp", devices=[], verdict=CANNOT, reason="No.", configured=True, refusal=refusal)
+        world.tell([unknown])
+        world.plan.ask_again()
+        qtbot.waitUntil(lambda: world.plan.chosen is not None, timeout=WAIT_MS)
+        assert words in footer.estimate.accessibleName() and "No." in footer.estimate.accessibleName()
 
 
 def test_a_problem_of_the_draft_goes_before_the_estimate(

@@ -99,7 +99,12 @@ def a_race(**facts: object) -> RunInfo:
 def test_a_run_that_lost_events_does_not_look_as_if_all_were_well() -> None:
     lossy = run("lossy", outcome="completed", reason="No space left on device: 78 lines of events")
     state = next(at for at, column in enumerate(COLUMNS) if column.key == "state")
-    assert made([lossy]).text_at(0, state) == "completed, events lost"
+    model = made([lossy])
+    assert model.text_at(0, state) == "events lost", "as much as the column has room for"
+    words = QFontMetricsF(chart_font(11)).horizontalAdvance("events lost")
+    assert COLUMNS[state].width >= words + 36, "with its symbol"
+    tip = model.data(model.index(0, state), Qt.ItemDataRole.ToolTipRole)
+    assert tip == f"completed, events lost\n{lossy.reason}"
     assert "events lost" in state_and_age(lossy) and outcome_look(lossy.state)[0] == "warning"
 
 

@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
+from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase, sentences
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import plan_lines, plan_marks
@@ -126,6 +127,13 @@ def test_without_step_times_all_devices_work_at_once() -> None:
     assert recommended(lines[:1])[0] == "single"
     lines[0].is_bound = True
     assert recommended(lines[:1])[1].startswith("As far as is known it fits with room")
+
+
+def test_what_a_plan_could_not_follow_is_not_called_impossible() -> None:
+    unknown = PlanLine(strategy="fsdp", label="fsdp", options={}, verdict="cannot", reason="It reads values.")
+    assert plan_lines.words_of(unknown) == "not predicted"
+    unknown.refusal = Problem("heads", "The model has 3 heads.")
+    assert plan_lines.words_of(unknown) == "cannot"
 
 
 def test_where_no_other_fits_nothing_is_said_of_speed() -> None:
