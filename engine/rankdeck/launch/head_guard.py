@@ -185,11 +185,12 @@ class HeadGuard(HostGuard):
         return phrase("{host}: {reason}", host=part["name"], reason=reason)
 
     def _going_on(self, because: Sentence) -> Sentence:
+        number = 1 + self._gathering.num_there
         return phrase(
-            "{cause} The run goes on with {hosts} hosts from its newest checkpoint, or from the beginning "
+            "{cause} The run goes on with {hosts} from its newest checkpoint, or from the beginning "
             "where it has none (restart {n} of {most}).",
             cause=because,
-            hosts=1 + self._gathering.num_there,
+            hosts=phrase("1 host") if number == 1 else phrase("{n} hosts", n=number),
             n=self.num_restarts + 1,
             most=self._max_restarts,
         )

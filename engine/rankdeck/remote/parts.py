@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -153,9 +153,11 @@ def _why_not(ran: Ran, begun: Begun, whole: str) -> MachineError | ConfigError:
 
 
 def _copy_it(host: Host, whole: str) -> str:
-    """What helps where a host's part of a run is gone: what it saved, the first host has too."""
-    there = "runs/" if ssh.is_here(host.name) else f"{host.name}:runs/"
-    source = whole.partition(":")[2] if ssh.is_here(whole.partition(":")[0]) else whole
+    """What helps where a host's part of a run is gone: what it saved, the first host has too. Its folder of
+    runs is taken to be called as there."""
+    head, _, path = whole.partition(":")
+    source, folder = path if ssh.is_here(head) else whole, f"{PurePosixPath(path).parent}/"
+    there = folder if ssh.is_here(host.name) else f"{host.name}:{folder}"
     return phrase(
         "Its part of the run is gone. Copy it there, then resume again: scp -3 -r {source} {there}",
         source=source,

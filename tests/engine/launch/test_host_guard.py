@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from rankdeck.config import from_dict
+from rankdeck.launch.head_guard import HeadGuard
+from rankdeck.launch.host_guard import REMOVED
+from rankdeck.launch.last_word import phrase
 from rankdeck.launch.several import Several
 from rankdeck.launch.start import start
 from rankdeck.rundir import RunDir
@@ -115,6 +121,49 @@ def test_a_head_that_has_to_be_killed_because_another_failed_names_that_one(
         assert any('"end"' in line for line in lines)
     end = wait_until(run.end)
     assert (end.outcome, end.reason) == ("failed", "box2: rank 1: no such layer")
+
+
+def test_where_the_heads_folder_is_removed_the_other_hosts_are_told_that(
+    head: tuple[RunDir, dict[str, Any], tuple[str, int]],
+) -> None:
+    run, hello, at = head
+    device, heard = {"index": 0, "name": "Virtual 0", "kind": "virtual"}, bytearray()
+    with socket.create_connection(at) as host:
+        host.settimeout(0.1)
+
+        def has_said(word: bytes) -> bool:
+            host.sendall(b"\n")
+            with suppress(TimeoutError):
+                heard.extend(host.recv(1 << 16))
+            return word in heard
+
+        host.sendall(json.dumps({**hello, "ranks": 1, "devices": [device], "attempt": 0}).encode())
+        wait_until(lambda: has_said(b'"begin"'), deadline_s=30)
+        supervisor = wait_until(lambda: psutil.Process(launching.guard_pid(run)).children(), deadline_s=30)[0]
+        shutil.rmtree(run.path, ignore_errors=True)
+        wait_until(lambda: has_said(b'"end"'), deadline_s=30)
+    told = next(json.loads(line) for line in heard.splitlines() if b'"end"' in line)
+    assert told["why"] == "The run's folder was removed while the run went on."
+    wait_until(lambda: not supervisor.is_running())
+
+
+def test_another_host_ends_with_the_reason_of_its_head(tmp_path: Path) -> None:
+    said = {"word": "end", "because": "box1", "why": str(REMOVED)}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run = begun(tmp_path, Several(2, "secret", head=server.getsockname()))
+        guard, _ = server.accept()
+        with guard:
+            assert guard.makefile().readline()
+            guard.sendall(json.dumps(said).encode() + b"\n")
+            end = wait_until(run.end)
+    assert (end.outcome, end.reason) == ("failed", f"box1: {REMOVED}")
+    wait_until(lambda: not run.is_alive())
+
+
+@pytest.mark.parametrize(("others", "words"), [(0, "with 1 host from"), (2, "with 3 hosts from")])
+def test_how_many_hosts_go_on_is_counted(others: int, words: str) -> None:
+    guard = SimpleNamespace(_gathering=SimpleNamespace(num_there=others), num_restarts=0, _max_restarts=1)
+    assert words in HeadGuard._going_on(cast("HeadGuard", guard), phrase("box2 has gone."))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ def test_a_part_that_is_gone_is_copied_from_the_first_host() -> None:
     ran = Ran(cast("Any", SimpleNamespace(name="box2")), 0)
     ran.code = 2
     gone = parts.Begun(problems=[Problem(code="run-not-found", message='There is no run called "x".')])
-    error = parts._why_not(ran, gone, "box1:/home/me/runs/x")
+    error = parts._why_not(ran, gone, "box1:/data/my-runs/x")
     assert error.message == 'box2: There is no run called "x".'
-    assert str(error.advice).endswith("scp -3 -r box1:/home/me/runs/x box2:runs/")
+    assert str(error.advice).endswith("scp -3 -r box1:/data/my-runs/x box2:/data/my-runs/")
 
 
 @pytest.mark.parametrize(("place", "attempt"), [("10.0.0.1:5/secret/run@3", 3), ("", 0)])
