@@ -16,6 +16,7 @@ from rankdeck.parallel.tensor.checked import Unit, trial_of
 from rankdeck.parallel.tensor.split_plan import SplitLayer
 from rankdeck.parallel.tensor.trial import CannotTryError, SplitDifference
 
+_INSTEAD = phrase("Use ddp, which takes every model as it is, or try fsdp or pipeline.")
 _MOST_TRIED = 8
 """Pairs of layers that are tried out for an advice."""
 
@@ -40,7 +41,7 @@ def differs(
     unit: Unit, difference: SplitDifference, operation: str | None, *, is_given: bool = False
 ) -> ModelError:
     """Layers would compute something else from slices. `operation` needs them whole, if it is known."""
-    advice = phrase("Use ddp, fsdp or pipeline instead.")
+    advice = _INSTEAD
     if is_given:
         advice = phrase("Leave these layers out of strategy.plan, or use ddp, fsdp or pipeline.")
     return ModelError(
@@ -112,7 +113,7 @@ def nothing_to_split(model: nn.Module, num_ranks: int, inputs: Any) -> ModelErro
         phrase(template, model=name, kinds=most, num_ranks=num_ranks, layer=computed),
         code="tensor-plan",
         path="strategy.use",
-        advice=phrase("Use ddp, fsdp or pipeline instead."),
+        advice=_INSTEAD,
     )
 
 

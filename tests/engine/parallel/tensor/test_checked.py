@@ -82,7 +82,7 @@ def test_a_chain_that_needs_all_numbers_is_refused_with_the_operation(between: s
     }
     with pytest.raises(ModelError, match=words.get(between, f"a {between}")) as refused:
         find_plan(Chain(between), 2, DIGITS)
-    assert "first and second" in refused.value.message and "ddp, fsdp or pipeline" in str(
+    assert "first and second" in refused.value.message and "Use ddp, which takes every model" in str(
         refused.value.advice
     )
     given = {"first": "column", "second": "row"}
@@ -141,7 +141,7 @@ def test_a_plan_that_is_advised_works(model: nn.Module, has_plan: bool) -> None:
         find = checked.trial_of(model, 2, DIGITS)
         assert find.difference(plan.layers, ()) is None
     else:
-        assert "ddp, fsdp or pipeline" in advice
+        assert "Use ddp, which takes every model" in advice
 
 
 def test_layers_whose_weight_is_computed_stay_whole_or_are_refused() -> None:

@@ -159,7 +159,7 @@ def test_a_chain_of_linear_layers_is_split_two_by_two() -> None:
 def test_what_is_neither_linear_nor_embedding_is_refused_with_what_to_use() -> None:
     with pytest.raises(ModelError, match="Resnet keeps its weights in others") as refused:
         find_plan(build_resnet(depth=18, classes=10, stem="small"), 2)
-    assert "ddp, fsdp or pipeline" in str(refused.value.advice)
+    assert "Use ddp, which takes every model" in str(refused.value.advice)
 
 
 def test_where_no_pair_divides_other_strategies_are_advised() -> None:
@@ -167,7 +167,7 @@ def test_where_no_pair_divides_other_strategies_are_advised() -> None:
     model.first, model.second = nn.Linear(64, 33), nn.Linear(33, 10)
     with pytest.raises(ModelError, match="whose width divides") as told:
         make_plan(model, 2, None)
-    assert "ddp, fsdp or pipeline" in str(told.value.advice)
+    assert "Use ddp, which takes every model" in str(told.value.advice)
 
 
 def test_a_fused_layer_is_refused_by_name() -> None:
