@@ -47,7 +47,7 @@ class OptimizerStep:
         trained: Trained,
         *,
         check_loss: Callable[[int, float], None],
-        on_batch: Callable[[Batch], None],
+        on_batch: Callable[[Batch], object],
     ) -> None:
         self.last_inputs: Any = None
         """What the model saw last."""
