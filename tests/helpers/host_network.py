@@ -1,5 +1,5 @@
 """Hosts on one machine: each has a network, a name, processes, a home and an sshd of its own, and they are
-joined by a switch. As root only, with iproute2, util-linux and openssh-server.
+joined by a switch. As root only, with iproute2, util-linux and, where ssh itself is tried, openssh-server.
 
 A host is *killed* (all of it dies at once, and the kernel closes its connections) or *cut off* (nothing is
 closed, nobody is told). Nothing has a name outside, and everything ends with the process that made it.

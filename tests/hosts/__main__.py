@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from tests.faults.record import Recorded
-from tests.helpers.host_network import HostNetwork, why_not
+from tests.helpers.host_network import HostNetwork, why_no_ssh, why_not
 from tests.helpers.tree import PRODUCT
 from tests.hosts.faults import FAKETIME, GONE_S, KINDS, NAMES, Trial, Trials
 
@@ -37,7 +37,7 @@ trial is right when
 - where the run may go on, it went on to its last step by itself, and said why;
 - what only slows or hides a run (a sampler or a pipe that dies, a desk that is cut off, a slow network, a
   clock that is off) changed nothing: no error was told, and the weights are those of one host within 2e-6;
-- nothing began where a host has another torch;
+- nothing began where a host has another torch or none, lacks a package, or is called as the first one;
 - what was left with three Ctrl-C, while it trained or before, was stopped on all hosts;
 - every event of the run can be read at the head, and none is missing.
 
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="try again what was wrong")
     parser.add_argument("--page", type=Path, help="where the page is written")
     asked = parser.parse_args()
-    if reason := why_not() or ("" if FAKETIME else "libfaketime is missing"):
+    if reason := why_not() or why_no_ssh() or ("" if FAKETIME else "libfaketime is missing"):
         print(f"There can be no hosts here: {reason}.", file=sys.stderr)
         return 3
     done = Recorded(asked.cache / f"trials.{asked.seed}.jsonl", Trial, lambda one: f"{one.kind} {one.seed}")

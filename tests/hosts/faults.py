@@ -5,6 +5,7 @@ drawn from a seed. What is right is said in __main__.py.
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tests.helpers.cli import rankdeck
 from tests.helpers.host_network import Host, HostNetwork
 from tests.helpers.host_runs import DeskRun, HostRun, apart, kill, processes
 from tests.helpers.waiting import wait_until, with_load
+from tests.hosts.refused import REFUSED, refused
 
 NAMES = ("box1", "box2", "box3")
 GONE_S = 15.0
@@ -31,6 +33,7 @@ END_S = 60.0
 _JOB = ("digits-mlp", "--strategy", "ddp", "--devices", "cpu:1")
 _JOB = (*_JOB, "--set", "train.evaluate_every=0", "--set", "train.global_batch=48")
 _LONG = (*_JOB, "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0")
+_LONG = (*_LONG, "--set", "launch.timeout_s=12")
 _WHOLE_STEPS = 300
 _AGAIN = (*_JOB, "--set", f"train.steps={_WHOLE_STEPS}", "--set", "train.checkpoint_every=25")
 _AGAIN = (*_AGAIN, "--set", "launch.max_restarts=1", "--set", "hosts.min=2")
@@ -57,7 +60,8 @@ class Trial(msgspec.Struct, omit_defaults=True):
 @dataclass(frozen=True)
 class Kind:
     """`act` makes it on a host. `words` are in what is told of it, on the head, or on the others where it was
-    the head's. A run may get over each with a restart, without the host where that is gone as a whole.
+    the head's. A run may get over each with a restart, without the host where that is gone as a whole, but
+    not over what `is_final`.
     """
 
     act: Callable[[HostNetwork, Host], None]
@@ -65,6 +69,8 @@ class Kind:
     words: tuple[str, ...]
     is_whole_host: bool = False
     undo: Callable[[HostNetwork, Host], None] = lambda network, host: None
+    is_final: bool = False
+    gone_s: float = GONE_S
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,11 @@ def _on(host: Host, *command: str) -> None:
 
 def _kill(title: str) -> Callable[[HostNetwork, Host], None]:
     return lambda network, host: kill(title)(host)
+
+
+def _remove_part(network: HostNetwork, host: Host) -> None:
+    newest = max(list_folder(host.runs), key=lambda run: run.path.stat().st_mtime)
+    shutil.rmtree(newest.path, ignore_errors=True)
 
 
 def _cut_desk(network: HostNetwork, host: Host, choose: random.Random) -> None:
@@ -133,6 +144,17 @@ ENDS = {
         is_whole_host=True,
         undo=_everything("CONT"),
     ),
+    "a part's folder is removed": Kind(
+        _remove_part, "run-folder", ("{host}", "folder was removed"), is_final=True
+    ),
+    "a network loses large packets": Kind(
+        lambda network, host: host.lose_large(),
+        "hang",
+        ("the network between", "{host}"),
+        undo=lambda network, host: host.carry_large(),
+        is_final=True,
+        gone_s=45.0,
+    ),
 }
 SURVIVED = {
     "a sampler is killed": Survived(lambda network, host, choose: kill("telemetry.sampler")(host)),
@@ -150,9 +172,8 @@ SURVIVED = {
     ),
     "a clock is off": Survived(_shift_clock, before=True, undo=lambda network, host: host.give()),
 }
-REFUSED = "another torch"
 LEFT = {"Ctrl-C thrice while it trains": False, "Ctrl-C thrice while it begins": True}
-KINDS = (*ENDS, *SURVIVED, *LEFT, REFUSED)
+KINDS = (*ENDS, *SURVIVED, *LEFT, *REFUSED)
 
 
 class Trials:
@@ -197,7 +218,7 @@ class Trials:
 
     def _ended(self, trial: Trial, kind: Kind, host: Host) -> None:
         is_head = host.name == NAMES[0]
-        trial.goes_on = trial.goes_on and not (is_head and kind.is_whole_host)
+        trial.goes_on = trial.goes_on and not (is_head and kind.is_whole_host) and not kind.is_final
         run = HostRun([*self._network.hosts.values()], *(_AGAIN if trial.goes_on else _LONG))
         try:
             if trial.goes_on:
@@ -207,7 +228,8 @@ class Trials:
             fault_s = time.monotonic()
             kind.act(self._network, host)
             # Of a head that is gone the others tell.
-            telling = run.part(int(is_head and kind.is_whole_host))
+            is_gone = kind.is_whole_host or kind.code == "run-folder"
+            telling = run.part(int(is_head and is_gone))
             wait_until(lambda: telling.end() is not None, deadline_s=END_S, what="the end")
             if not trial.goes_on:
                 self._await_others(trial, kind, host, fault_s)
@@ -221,7 +243,7 @@ class Trials:
 
     def _await_others(self, trial: Trial, kind: Kind, host: Host, fault_s: float) -> None:
         hosts = [one for one in self._network.hosts.values() if one is not host or not kind.is_whole_host]
-        limit_s = with_load(GONE_S)
+        limit_s = with_load(kind.gone_s)
         while any(map(processes, hosts)) and time.monotonic() < fault_s + limit_s + 1:
             time.sleep(0.05)
         trial.gone_s = round(time.monotonic() - fault_s, 1)
@@ -235,6 +257,11 @@ class Trials:
             trial.wrong.append(f"outcome {trial.outcome}, and not {expected}")
         warnings = [one for one in launching.problems(telling, "warning") if one.code == "restarted"]
         told = warnings if trial.goes_on else errors
+        if kind.code == "run-folder" and host.name == NAMES[0]:  # whose folder had the problem
+            end = telling.end()
+            trial.message = str(end.reason if end is not None else "")
+            self._judge_words(trial, kind, host)
+            return
         if len(told) != 1 or (trial.goes_on and errors):
             trial.wrong.append(f"told: {_brief([*errors, *warnings])}")
         if not told:
@@ -242,14 +269,17 @@ class Trials:
         trial.code, trial.message = told[0].code, str(told[0].headline())
         if told[0].code != ("restarted" if trial.goes_on else kind.code):
             trial.wrong.append(f"code {told[0].code}")
-        called = f"the head ({host.address})" if host.name == NAMES[0] else f"{host.name} ({host.address})"
-        for word in kind.words:
-            if (word := word.format(host=host.name, called=called)) not in trial.message:
-                trial.wrong.append(f"{word!r} is not told: {trial.message[:300]}")
+        self._judge_words(trial, kind, host)
         if trial.goes_on:
             _check_steps(trial, telling, _WHOLE_STEPS)
         elif kind.code == "rank-killed" and told[0].host != host.name:
             trial.wrong.append(f"rank {told[0].rank} on {told[0].host} is told")
+
+    def _judge_words(self, trial: Trial, kind: Kind, host: Host) -> None:
+        called = f"the head ({host.address})" if host.name == NAMES[0] else f"{host.name} ({host.address})"
+        for word in kind.words:
+            if (word := word.format(host=host.name, called=called)) not in trial.message:
+                trial.wrong.append(f"{word!r} is not told: {trial.message[:300]}")
 
     def _survived(self, trial: Trial, kind: Survived, host: Host, choose: random.Random) -> None:
         steps = ("--set", f"train.steps={kind.steps}", "--set", "train.checkpoint_every=0")
@@ -319,28 +349,16 @@ class Trials:
             run.end()
 
     def _refused(self, trial: Trial, host: Host) -> None:
-        """From the desk and by hand alike: nobody begins."""
-        packages = self._folder / f"packages-{trial.seed}"
-        facts = packages / "torch-2.12.1.dist-info"
-        facts.mkdir(parents=True)
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.12.1\n")
-        host.give(packages)
-        try:
-            if trial.goes_on:
-                told = rankdeck("train", *_LONG, "--hosts", ",".join(NAMES), code=3)
-                trial.message = told.err
-            else:
-                run = HostRun([*self._network.hosts.values()], *_LONG)
-                try:
-                    trial.outcome = f"exit codes {run.codes(END_S)}"
-                    trial.message = run.said(0)
-                finally:
-                    run.end()
-        finally:
-            host.give()
-        for word in ("torch", "2.12.1"):
-            if word not in trial.message:
-                trial.wrong.append(f"{word!r} is not told: {trial.message[-500:]}")
+        """Nobody begins, whether it was asked for from the desk or by hand."""
+        folder = self._folder / f"packages-{trial.seed}-{REFUSED.index(trial.kind)}"
+        by_hand, trial.goes_on = not trial.goes_on, False
+        trial.message, words = refused(trial.kind, self._network, host, folder, _LONG, by_hand=by_hand)
+        trial.wrong += [
+            f"{word!r} is not told: {trial.message[-500:]}" for word in words if word not in trial.message
+        ]
+        trial.wrong += [
+            f"{word!r} is told" for word in ("firewall", "no connection") if word in trial.message
+        ]
 
 
 def _await_step(run: HostRun, step: int) -> None:
