@@ -43,6 +43,9 @@ def test_a_loss_that_does_not_add_up_is_refused_under_ddp_and_trains_where_that_
     assert (facts["outcome"], facts["verified"]) == ("completed", None)
     advised = rankdeck_here("train", file, "--strategy", "model", "--json", code=0)
     assert advised.json["verified"]["outcome"] == "equal"
+    # A layer split is one process on two devices.
+    devices = advised.json["devices"]
+    assert len(devices) == 2 and all(device["peak_bytes"] > 0 for device in devices)
 
 
 def test_verify_says_it_of_every_strategy_and_leaves_nothing(tmp_path: Path) -> None:
