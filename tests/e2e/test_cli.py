@@ -112,13 +112,16 @@ def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its
         assert weights.get_tensor("head.weight").shape == (10, 256)
 
 
-def test_a_command_that_is_terminated_while_its_run_begins_stops_it_and_ends_with_130(tmp_path: Path) -> None:
-    """While it trains, Ctrl-C does so in test_faults.py."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "terminated"])
+def test_a_command_that_is_ended_while_its_run_begins_stops_it_and_ends_with_130(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """While it trains: test_api.py."""
     with start_rankdeck(*LONG) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "starting 1 rank\n"
         run = find_run("last", tmp_path / "rankdeck-runs")
-        command.send_signal(signal.SIGTERM)
+        command.send_signal(number)
         out, err = command.communicate(timeout=with_load(60))
     assert command.returncode == 130, err
     assert "stopped" in out and "Traceback" not in err

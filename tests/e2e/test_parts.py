@@ -76,19 +76,6 @@ def test_parts_go_on_without_whoever_began_them_and_a_killed_rank_costs_some_ste
     assert not launching.problems(head) and (fold.step, len(fold.devices)) == (300, 2)
 
 
-def test_a_failure_that_would_come_again_is_final(tmp_path: Path) -> None:
-    file = job(tmp_path / "job")
-    asked = ("--set", "launch.max_restarts=3", "--set", "train.optimizer.lr=1e30", "--json")
-    told = rankdeck_here("train", file, "--runs", tmp_path / "runs", *asked, code=1).json
-    assert told["outcome"] == "failed"
-    assert not [
-        one
-        for run in list_folder(tmp_path / "runs")
-        for one in launching.problems(run, "warning")
-        if one.code == "restarted"
-    ]
-
-
 @pytest.mark.parametrize(
     ("more", "hosts", "words"),
     [

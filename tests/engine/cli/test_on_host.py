@@ -75,6 +75,8 @@ def begun(host: FarHost) -> tuple[subprocess.Popen[str], RunDir, RunDir]:
     return process, copy, there
 
 
+# Three beside a host that does not answer, and one beside a host that does, are below.
+@pytest.mark.slow
 def test_three_quick_ctrl_c_leave_once_the_run_there_has_stopped(host: FarHost) -> None:
     process, _, there = begun(host)
     for _ in range(3):
