@@ -90,7 +90,7 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
 
 
 def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its_name(tmp_path: Path) -> None:
-    path = Path(rankdeck(*LONG, "--detach", code=0).out.strip())
+    path = Path(rankdeck_here(*LONG, "--detach", code=0).out.strip())
     run = the_run(tmp_path)
     assert run.path == path and run.is_alive()
     with start_rankdeck("watch", "last") as watcher:
@@ -101,7 +101,7 @@ def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its
     assert watcher.returncode == 130 and "Traceback" not in err
     assert run.is_alive()
     rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=2)
-    assert rankdeck("stop", run.name, code=0).out.strip() == f"{run.name}: stopped"
+    assert rankdeck_here("stop", run.name, code=0).out.strip() == f"{run.name}: stopped"
     assert not run.is_alive() and run.outcome() == "stopped"
     assert rankdeck_here("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
     told = rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=0).err
