@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli import rankdeck, rankdeck_here
+from tests.helpers.cli import rankdeck_here
 
 MLP = """
 use = "mlp"
@@ -38,7 +38,7 @@ def config(tmp_path: Path) -> str:
 
 
 def test_one_json_line_per_strategy_with_every_device(config: str) -> None:
-    found = rankdeck("plan", config, "--strategy", "single,dp,ddp", "--json", code=0)
+    found = rankdeck_here("plan", config, "--strategy", "single,dp,ddp", "--json", code=0)
     assert "not one of the versions" not in found.err  # torch's: tests/e2e/test_torch_versions.py
     told = found.lines
     assert {line["label"] for line in told} >= {"single", "dp", "dp, parallel_loss = true", "ddp"}
