@@ -63,19 +63,22 @@ def test_train_as_json_keeps_the_contract_of_show(tmp_path: Path) -> None:
 def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_exported(
     tmp_path: Path,
 ) -> None:
-    done = train("digits-mlp", "cpu:1", 50, "--name", "my run")
+    """The preset's own steps, after which it reads digits right: see test_presets.py."""
+    done = rankdeck("train", "digits-mlp", "--devices", "cpu:1", "--name", "my run", code=0)
     lines = done.out.splitlines()
     assert lines[0] == "starting 1 rank"
     left_out = '2 of 1442 samples are left out of each epoch (data.last = "drop")'
     assert f"training, {left_out}" in lines and any(line == f"data           {left_out}" for line in lines)
-    assert any(line.startswith("step 50/50  loss ") for line in lines)
-    assert any(line.startswith("step 50: held-out loss ") for line in lines)
-    assert any(line.startswith("completed  50/50 steps") for line in lines)
+    assert any(line.startswith("step 1500/1500  loss ") for line in lines)
+    assert any(line.startswith("step 1500: held-out loss ") for line in lines)
+    assert any(line.startswith("completed  1500/1500 steps") for line in lines)
     assert lines[-1].split()[0] == "run" and "my-run" in lines[-1]
     assert "\x1b" not in done.out and done.err == ""
     (row,) = rankdeck_here("runs", "--json", code=0).json
-    assert (row["outcome"], row["steps"], row["strategy"]) == ("completed", 50, "single")
+    assert (row["outcome"], row["steps"], row["strategy"]) == ("completed", 1500, "single")
     assert "measured in rehearsal" in rankdeck_here("show", "my-run", code=0).out
+    facts = rankdeck_here("show", "my-run", "--json", code=0).json
+    assert facts["evaluation"]["accuracy"] >= 0.95 and facts["steps"] == facts["steps_planned"]
     kinds = {line["kind"] for line in rankdeck_here("watch", "last", "--json", code=0).lines}
     assert {"run_started", "rank_started", "steps", "memory", "evaluation", "run_ended"} <= kinds
     for kind in ("safetensors", "csv", "json"):
@@ -85,8 +88,8 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
     weights = load_file(tmp_path / "out.safetensors")
     assert weights["head.weight"].shape == (10, 256)
     with open(tmp_path / "out.csv", newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == [str(step) for step in range(1, 51)]
-    assert json.loads((tmp_path / "out.json").read_text())["summary"]["steps"] == 50
+        assert [row["step"] for row in csv.DictReader(file)] == [str(step) for step in range(1, 1501)]
+    assert json.loads((tmp_path / "out.json").read_text())["summary"]["steps"] == 1500
 
 
 def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its_name(tmp_path: Path) -> None:
