@@ -33,7 +33,7 @@ def written(near: NearHosts) -> WrittenRun:
 
 
 def copied() -> RunDir:
-    told = rankdeck("--host", "box1", "copy", "last", "--json", code=0).json
+    told = rankdeck_here("--host", "box1", "copy", "last", "--json", code=0).json
     assert told["host"] == "box1"
     return RunDir(Path(told["path"]))
 

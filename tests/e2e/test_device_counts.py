@@ -1,4 +1,6 @@
-"""Strategies beside the number of devices that there are: many ranks on one, one process on many."""
+"""Strategies beside the number of devices that there are: many ranks on one. One process on many is in
+test_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,9 @@ def trained(strategy: str, devices: str) -> Any:
     return told
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+# ddp in test_torch_versions.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_strategy_of_many_ranks_trains_on_one_device(strategy: str) -> None:
     told = trained(strategy, "cpu:1")
     assert told["comm"] is None or told["comm"]["sent_bytes_per_step"] == [0]
-
-
-def test_a_layer_split_is_one_process_on_two_devices() -> None:
-    told = trained("model", "cpu:2")
-    assert len(told["devices"]) == 2 and all(device["peak_bytes"] > 0 for device in told["devices"])

@@ -1,4 +1,6 @@
-"""Ranks of two hosts that stand still: whoever all wait for is named, with its host, wherever it is."""
+"""Ranks of two hosts that stand still: whoever all wait for is named, with its host, wherever it is. And what
+is final over hosts.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,8 @@ def warnings(run: RunDir) -> list[Problem]:
 @pytest.mark.parametrize(
     ("fault", "rank"),
     [
-        ("busy 1", 1),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("busy 0", 0), ("asleep 1", 1))),
+        ("asleep 1", 1),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("busy 0", 0), ("busy 1", 1))),
     ],
 )
 def test_who_does_not_arrive_is_named_with_its_host(hosts: Hosts, fault: str, rank: int) -> None:
@@ -116,6 +118,15 @@ def test_who_does_not_arrive_is_named_with_its_host(hosts: Hosts, fault: str, ra
     assert "It did not arrive where the other ranks wait" in reasons[0]
     assert reasons[0].startswith(f"{box}: rank 1: " if rank else "rank 0: ")
     assert reasons[1] == f"The run ended because of {box}."
+
+
+def test_a_failure_that_would_come_again_is_final(hosts: Hosts) -> None:
+    sets = ("launch.max_restarts=3", "train.optimizer.lr=1e30")
+    parts = hosts.begin("", *(word for one in sets for word in ("--set", one)))
+    wait_until(lambda: all(run.end() for run in parts), deadline_s=90)
+    assert [run.outcome() for run in parts] == ["failed", "failed"]
+    assert "loss-not-finite" in {one.code for run in parts for one in told(run)}
+    assert "restarted" not in {one.code for run in parts for one in told(run, "warning")}
 
 
 @pytest.mark.slow

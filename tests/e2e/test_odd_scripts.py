@@ -103,7 +103,19 @@ def _of_rankdeck(alone: Finished, ours: Finished) -> list[str]:
     return rest.removeprefix(alone.err).splitlines()
 
 
-@pytest.mark.parametrize("name", ODD)
+# What is said of these is also tried in tests/engine/launch/test_scripts.py.
+ODD_ALSO = (
+    "os._exit(3)",
+    "os._exit(3) of a rank",
+    "os._exit(0) of a rank",
+    "one rank raises",
+    "it interrupts itself",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ODD_ALSO else ()) for name in ODD]
+)
 def test_it_is_what_it_is_alone(folder: Path, name: str) -> None:
     odd = ODD[name]
     (folder / "train.py").write_text(odd.source + "\n")

@@ -53,32 +53,18 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def test_each_part_is_begun_and_the_first_shows_all(tmp_path: Path) -> None:
+def test_parts_go_on_without_whoever_began_them_and_a_killed_rank_costs_some_steps_alone(
+    tmp_path: Path,
+) -> None:
+    """The first shows all. A run of parts that is waited for is below."""
     file = job(tmp_path / "job")
-    told = rankdeck("train", file, "--runs", tmp_path / "runs", "--json", code=0).json
-    assert (told["outcome"], told["steps"], told["strategy"]) == ("completed", 20, "ddp")
-    parts = list_folder(tmp_path / "runs")
-    assert len(parts) == 2
-    head = next(run for run in parts if run.name == told["run"])
-    assert len(read_fold(head).devices) == 2
-    line = json.dumps([run.environment().get("command_line") for run in parts])
-    assert "secret" not in line and "--join" not in line
-
-
-def test_it_goes_on_without_whoever_began_it(tmp_path: Path) -> None:
-    file = job(tmp_path / "job")
-    begun = rankdeck("train", file, "--runs", tmp_path / "runs", "--detach", "--json", code=0).json
+    asked = ("--set", "launch.max_restarts=1", "--set", "train.steps=300", *_SAVED, "--detach", "--json")
+    begun = rankdeck("train", file, "--runs", tmp_path / "runs", *asked, code=0).json
     assert begun["host"] == "localhost" and "place" not in begun
-    parts = list_folder(tmp_path / "runs")
-    wait_until(lambda: all(run.outcome() == "completed" for run in parts), deadline_s=60)
-
-
-def test_where_restarts_are_left_a_rank_that_is_killed_costs_some_steps_alone(tmp_path: Path) -> None:
-    file = job(tmp_path / "job")
-    asked = ("--set", "launch.max_restarts=1", "--set", "train.steps=300", *_SAVED)
-    rankdeck_here("train", file, "--runs", tmp_path / "runs", *asked, "--detach", code=0)
     head, other = sorted(list_folder(tmp_path / "runs"), key=lambda run: len(run.name))
-    assert other.name.startswith(head.name)
+    assert head.name == begun["run"] and other.name.startswith(head.name)
+    line = json.dumps([run.environment().get("command_line") for run in (head, other)])
+    assert "secret" not in line and "--join" not in line
     wait_until(lambda: newest_whole(head.checkpoints_folder)[0], deadline_s=60)
     os.kill(launching.rank_pids(other)[1], signal.SIGKILL)
     wait_until(lambda: not head.is_alive() and not other.is_alive(), deadline_s=60)
@@ -86,20 +72,8 @@ def test_where_restarts_are_left_a_rank_that_is_killed_costs_some_steps_alone(tm
     (restarted,) = [one for one in launching.problems(head, "warning") if one.code == "restarted"]
     assert "rank 1: The process was ended by SIGKILL" in restarted.message
     assert "with 2 hosts" in restarted.message
-    assert not launching.problems(head) and read_fold(head).step == 300
-
-
-def test_a_failure_that_would_come_again_is_final(tmp_path: Path) -> None:
-    file = job(tmp_path / "job")
-    asked = ("--set", "launch.max_restarts=3", "--set", "train.optimizer.lr=1e30", "--json")
-    told = rankdeck_here("train", file, "--runs", tmp_path / "runs", *asked, code=1).json
-    assert told["outcome"] == "failed"
-    assert not [
-        one
-        for run in list_folder(tmp_path / "runs")
-        for one in launching.problems(run, "warning")
-        if one.code == "restarted"
-    ]
+    fold = read_fold(head)
+    assert not launching.problems(head) and (fold.step, len(fold.devices)) == (300, 2)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +120,10 @@ def test_hosts_have_the_same_versions_of_what_the_lock_file_beside_own_code_name
     assert not near.runs("box1").exists() and not near.runs("box2").exists()
     lock.write_text('[[package]]\nname = "torch"\nversion = "2.0"\n')
     told = rankdeck_here("train", file, "--json", code=0)
-    assert told.json["outcome"] == "completed" and "numpy" not in told.err
+    assert (told.json["outcome"], told.json["steps"], told.json["strategy"]) == ("completed", 20, "ddp")
+    assert "numpy" not in told.err
+    (head,) = list_folder(near.runs("box1"))
+    assert told.json["run"] == head.name and len(list_folder(near.runs("box2"))) == 1
     (code,) = (tmp_path / "near" / "box2" / "rankdeck" / "state" / "code").iterdir()
     assert (code / "uv.lock").read_text() == lock.read_text()
 

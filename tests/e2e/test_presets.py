@@ -17,10 +17,9 @@ def trained(preset: str, devices: str, *more: str) -> Any:
     return rankdeck_here("train", preset, "--devices", devices, "--json", *more, code=0).json
 
 
-@pytest.mark.parametrize(
-    ("preset", "devices"),
-    [("digits-mlp", "cpu:1"), pytest.param("digits-ddp", "cpu:2", marks=pytest.mark.slow)],
-)
+# digits-mlp is trained to its end in test_cli.py, too.
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "devices"), [("digits-mlp", "cpu:1"), ("digits-ddp", "cpu:2")])
 def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> None:
     started = time.monotonic()
     facts = trained(preset, devices)

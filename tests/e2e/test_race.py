@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> str:
 
 
 def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path: Path) -> None:
-    done = rankdeck("race", config, "--only", "single,pipeline-async", "--steps", "20", code=0)
+    done = rankdeck_here("race", config, "--only", "single,pipeline-async", "--steps", "20", code=0)
     lines = done.out.splitlines()
     assert lines[0].startswith("1 strategy on 2 virtual devices, 20 steps each from seed 0")
     assert "times of this CPU, not of GPUs" in lines[0]

@@ -43,6 +43,8 @@ def test_ranks_meet_at_a_store_of_their_own_torch_and_the_cause_is_no_victim(tmp
     assert not list(run.logs_folder.glob("store*")), "a store has nothing to say"
 
 
+# Two ranks find one above, and one rank that asks is below, without torch.
+@pytest.mark.slow
 def test_one_rank_finds_a_store_once_it_asks_for_it(tmp_path: Path) -> None:
     source = """
     import torch.distributed as dist

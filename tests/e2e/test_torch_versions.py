@@ -29,9 +29,13 @@ def test_a_plan_warns_on_stderr_and_stands(unknown_torch: dict[str, str]) -> Non
 
 
 def test_a_run_warns_in_its_events_and_trains(unknown_torch: dict[str, str]) -> None:
-    options = ("--set", "train.steps=3", "--devices", "cpu:2", "--strategy", "ddp", "--json")
-    found = rankdeck("train", "digits-mlp", *options, code=0, env=unknown_torch)
-    assert found.json["outcome"] == "completed"
+    """Under ddp on one device, where there is nobody to send anything to."""
+    options = ("--set", "train.steps=3", "--set", "train.clip_norm=1.0", "--devices", "cpu:1")
+    found = rankdeck(
+        "train", "digits-mlp", *options, "--strategy", "ddp", "--json", code=0, env=unknown_torch
+    )
+    assert (found.json["outcome"], found.json["steps"]) == ("completed", 3)
+    assert found.json["comm"] is None or found.json["comm"]["sent_bytes_per_step"] == [0]
     (run,) = rundir.list_runs(rundir.default_runs_folder())
     assert [problem.code for problem in problems(run, "warning")] == ["torch-unknown"]
     assert problems(run) == []

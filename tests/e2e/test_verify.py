@@ -41,8 +41,6 @@ def test_a_loss_that_does_not_add_up_is_refused_under_ddp_and_trains_where_that_
     rankdeck_here("train", file, "--set", "train.verify=off", code=0)
     facts = rankdeck_here("show", "last", "--json", code=0).json
     assert (facts["outcome"], facts["verified"]) == ("completed", None)
-    advised = rankdeck_here("train", file, "--strategy", "model", "--json", code=0)
-    assert advised.json["verified"]["outcome"] == "equal"
 
 
 def test_verify_says_it_of_every_strategy_and_leaves_nothing(tmp_path: Path) -> None:
@@ -65,11 +63,16 @@ def test_where_nothing_that_was_asked_for_can_run_the_command_fails(tmp_path: Pa
 
 
 def test_a_resumed_run_is_verified_again_under_another_strategy_only(tmp_path: Path) -> None:
-    file = written(tmp_path, train="checkpoint_every = 5")
-    rankdeck_here("train", file, "--name", "kept", code=0)
+    """Under strategies that see the whole loss."""
+    file = written(tmp_path, loss="contrast", train="checkpoint_every = 5")
+    advised = rankdeck_here("train", file, "--strategy", "model", "--name", "kept", "--json", code=0).json
+    assert advised["verified"]["outcome"] == "equal"
+    # A layer split is one process on two devices.
+    devices = advised["devices"]
+    assert len(devices) == 2 and all(device["peak_bytes"] > 0 for device in devices)
     more = ("--set", "train.steps=25")
     rankdeck_here("resume", "kept", *more, code=0)
-    rankdeck_here("resume", "kept", "--strategy", "fsdp", "--set", "train.steps=30", code=0)
+    rankdeck_here("resume", "kept", "--strategy", "dp", "--set", "train.steps=30", code=0)
     run = RunDir(Path(rankdeck_here("show", "kept", "--json", code=0).json["path"]))
     assert [len(verified_in(run, attempt)) for attempt in range(3)] == [1, 0, 1]
 

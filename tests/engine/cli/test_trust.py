@@ -170,10 +170,12 @@ def test_a_label_vouches_for_nothing(run: RunDir, tmp_path: Path) -> None:
     assert "untrusted" in rankdeck_here(*words_of(ASKING[0], run, tmp_path), "--json", code=2).out
 
 
-def test_what_a_person_started_here_needs_no_question(tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text(THEIRS)
-    (tmp_path / "mine.toml").write_text(CONFIG)
-    rankdeck_here("train", tmp_path / "mine.toml", code=0)
+def test_what_a_person_started_here_needs_no_question(
+    trained: RunDir, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The home is the one that it was started in."""
+    monkeypatch.setenv("RANKDECK_HOME", str(trained.path.parents[1] / "home"))
+    assert run.path.parent == default_runs_folder()
     rankdeck_here("resume", "last", "--set", "train.steps=6", "--set", "model.args.width=8", code=0)
     rankdeck_here("show", "last", "--plan", code=0)
 

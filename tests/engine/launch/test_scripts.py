@@ -285,7 +285,8 @@ def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> Non
 
 _ONE_IS_SPARE = """
 import torch
-torch.distributed.init_process_group("gloo")
+# Alone at a store of its own, so that nobody hosts one.
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("used", "spare")})
 layers.forward = lambda inputs: layers["used"](inputs)
 model = torch.nn.parallel.DistributedDataParallel(layers)

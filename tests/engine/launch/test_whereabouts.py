@@ -47,37 +47,40 @@ def model():
 """
 
 
-def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is(tmp_path: Path) -> None:
+def test_a_run_whose_directory_is_moved_goes_on_and_saves_where_it_is_and_its_command_stays(
+    tmp_path: Path,
+) -> None:
     """It steps while it is moved, and comes to its end and to a checkpoint only afterwards."""
     (tmp_path / "slow.py").write_text(_SLOW_AT_FIRST)
     train = {"steps": 50, "checkpoint_every": 45, "evaluate_every": 0}
-    run = launch(tmp_path / "runs", {"train": train, "model": {"use": "slow.py:model"}}, worker=None)
-    killing.wait_for_step(run, 2)
-    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
-    wait_until(run.path.is_symlink)
-    assert run.path.resolve() == moved.path and moved.is_alive()
-    again = RunDir(moved.path.rename(tmp_path / "elsewhere again"))
-    wait_until(lambda: run.path.exists())
-    (tmp_path / "moved").touch()
-    assert wait_ended(run, with_load(60)) and run.outcome() == "completed"
+    config = launching.small_config(tmp_path, {"train": train, "model": {"use": "slow.py:model"}})
+    (tmp_path / "slow.toml").write_text(config.to_toml())
+    with start_rankdeck("train", tmp_path / "slow.toml", "--runs", tmp_path / "runs") as attached:
+        (run,) = wait_until(lambda: list_folder(tmp_path / "runs"))
+        killing.wait_for_step(run, 2)
+        moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+        wait_until(run.path.is_symlink)
+        assert run.path.resolve() == moved.path and moved.is_alive()
+        step = read_fold(moved).step or 0
+        killing.wait_for_step(moved, step + 3)
+        assert attached.poll() is None
+        again = RunDir(moved.path.rename(tmp_path / "elsewhere again"))
+        wait_until(lambda: run.path.exists())
+        (tmp_path / "moved").touch()
+        assert attached.wait(with_load(60)) == 0
+    assert wait_ended(again, with_load(60))
     wait_until(lambda: not run.path.is_symlink())
     assert again.outcome() == "completed" and again.weights.exists() and not again.is_alive()
     assert newest_whole(again.checkpoints_folder)[0] is not None and not launching.problems(again)
 
 
-def test_a_command_that_stays_with_a_run_that_is_moved_stays_until_its_end(tmp_path: Path) -> None:
-    command = ["train", "digits-mlp", "--devices", "cpu:1", "--runs", tmp_path / "runs"]
-    with start_rankdeck(*command, "--set", "train.steps=1000000") as attached:
-        (run,) = wait_until(lambda: list_folder(tmp_path / "runs"))
-        killing.wait_for_step(run, 2)
-        moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
-        wait_until(run.path.is_symlink)
-        step = read_fold(moved).step or 0
-        killing.wait_for_step(moved, step + 50)
-        assert attached.poll() is None
-        request_stop(moved)
-        assert attached.wait(with_load(60)) == 130
-    assert moved.outcome() == "stopped" and newest_whole(moved.checkpoints_folder)[0] is not None
+def test_a_run_that_was_moved_is_stopped_where_it_is(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    moved = RunDir(run.path.rename(tmp_path / "elsewhere"))
+    wait_until(run.path.is_symlink)
+    request_stop(moved)
+    assert wait_ended(moved, with_load(20)) and moved.outcome() == "stopped"
 
 
 def test_a_run_whose_name_something_else_took_ends_and_writes_nothing_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage
 from rankdeck.diagnose.calls import calls_of
-from tests.helpers.watched import Watched, observe, watch_each
+from tests.helpers.watched import Watched, watch_each
 
 _TRAINS = """
 import os, signal, sys, threading, time, torch
@@ -33,6 +33,16 @@ dist.all_reduce(torch.zeros(5))
 train()
 """
 )
+_QUICK = """
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], 0.01)
+for _ in range(300):
+    optimizer.zero_grad()
+    loss = weight.square().sum()
+    loss.backward()
+    optimizer.step()
+print(loss.item(), flush=True)
+"""
 _SCRIPTS = {
     "asks for stacks": """
 signal.signal(signal.SIGRTMAX - 1, lambda *_: print("mine"))
@@ -108,6 +118,8 @@ if child == 0: os._exit(0)
 os.waitpid(child, 0)
 rankdeck.log(loss=0.25)
 """,
+    "steps quickly and ends": _QUICK,
+    "steps quickly and is killed": _QUICK + "time.sleep(2); os.kill(os.getpid(), 9)\n",
 }
 
 
@@ -206,21 +218,11 @@ def test_who_logs_first_and_steps_later_is_one_rank(seen: dict[str, Watched]) ->
     assert len(done.of(events.RankStarted)) == 1
 
 
-@pytest.mark.parametrize("end", ["pass", "time.sleep(2); os.kill(os.getpid(), 9)"])
-def test_the_last_loss_is_known_although_few_quick_steps_are_sampled(tmp_path: Path, end: str) -> None:
-    script = f"""
-import os, time, torch
-weight = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.SGD([weight], 0.01)
-for _ in range(300):
-    optimizer.zero_grad()
-    loss = weight.square().sum()
-    loss.backward()
-    optimizer.step()
-print(loss.item(), flush=True)
-{end}
-"""
-    done = observe(script, tmp_path)
+@pytest.mark.parametrize("end", ["ends", "is killed"])
+def test_the_last_loss_is_known_although_few_quick_steps_are_sampled(
+    seen: dict[str, Watched], end: str
+) -> None:
+    done = seen[f"steps quickly and {end}"]
     losses = done.steps(0, "loss_sum")
     assert len(losses) == 300 and losses.count(None) > 100
     assert losses[-1] == pytest.approx(float(done.stdout))

@@ -7,6 +7,7 @@ other numbers than one device is said by ../sameness.py.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any, Self
@@ -73,7 +74,7 @@ def _generator_states() -> list[Any]:
     """Of torch on the host and on the GPUs in use, of NumPy and of Python, to be compared."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     states = [bytes(state.numpy()) for state in (torch.get_rng_state(), *of_gpus)]
-    return [*states, str(np.random.get_state()), random.getstate()]
+    return [*states, pickle.dumps(np.random.get_state(legacy=False)), random.getstate()]
 
 
 def _filled(value: Callable[[dict[str, Any], tuple[Any, ...]], Any]) -> Callable[..., Tensor]:
