@@ -57,7 +57,7 @@ def gpus(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Simu
 
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path, gpus: SimulatedGpus) -> Iterator[App]:
-    app = open_app(tmp_path / "workspace")
+    app = open_app(tmp_path / "workspace", samples=True)
     yield app
     close_app(app)
     end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
