@@ -32,6 +32,7 @@ use = "digits"
 [train]
 steps = 2000
 evaluate_every = 0
+verify = "off"
 [strategy]
 use = "dp"
 [devices]
