@@ -116,17 +116,8 @@ class App:
         self._greeted = False
 
     def start(self) -> None:
-        self._register_pages()
-        self._register_views()
-        found = (
-            self.lists, self.places, self.races, self.comparisons, self.cures, self.whys, self.charts,
-            self.times, self.doctor, self.standstills,
-        )  # fmt: skip
-        rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
-        self.window.commands.register(*rows)
-        for provider in self.actions.providers():
-            self.window.palette_box.add_provider(provider)
-        self.window.commands.register(self._compare_row())
+        with self.window.commands.together():
+            self._register_all()
         self.session.problems.changed.connect(self._show_problems)
         self.session.workspace.changed.connect(self._show_workspace)
         self.session.runs.changed.connect(self._show_alive)
@@ -141,6 +132,18 @@ class App:
         self.session.start()
         self.session.disk.start()
         import_ahead(self.window)
+
+    def _register_all(self) -> None:
+        self._register_pages()
+        self._register_views()
+        found = (
+            self.lists, self.places, self.races, self.comparisons, self.cures, self.whys, self.charts,
+            self.times, self.doctor, self.standstills,
+        )  # fmt: skip
+        rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
+        for provider in self.actions.providers():
+            self.window.palette_box.add_provider(provider)
+        self.window.commands.register(*rows, self._compare_row())
 
     def _compare_row(self) -> Command:
         """Where a list of runs and comparisons meet."""

@@ -44,7 +44,7 @@ class Table:
         from rankdeck_app.views.runs_page import RunsPage
         from tests.helpers.app_window import open_app
 
-        self.app = open_app(folder)
+        self.app = open_app(folder, samples=True)
         page = self.app.window.editor.open("runs:")
         assert isinstance(page, RunsPage)
         self.page = page

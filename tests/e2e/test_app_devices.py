@@ -32,6 +32,7 @@ use = "digits"
 [train]
 steps = 2000
 evaluate_every = 0
+verify = "off"
 [strategy]
 use = "dp"
 [devices]
@@ -57,7 +58,7 @@ def gpus(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Simu
 
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path, gpus: SimulatedGpus) -> Iterator[App]:
-    app = open_app(tmp_path / "workspace")
+    app = open_app(tmp_path / "workspace", samples=True)
     yield app
     close_app(app)
     end_all_runs(Path(os.environ["RANKDECK_RUNS"]))

@@ -29,10 +29,13 @@ use = "digits"
 [train]
 steps = 1_000_000
 evaluate_every = 0
+verify = "off"
 [strategy]
 use = "ddp"
 [devices]
 use = "cpu:1"
+[rehearsal]
+pace = "simulated"
 [hosts]
 use = ["box1", "box2"]
 """

@@ -45,6 +45,7 @@ use = "digits"
 [train]
 steps = {steps}
 evaluate_every = 0
+verify = "off"
 [strategy]
 use = "{strategy}"
 [devices]

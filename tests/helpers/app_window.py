@@ -27,16 +27,27 @@ from rankdeck_app.views.output import OutputView
 from tests.helpers.waiting import with_load
 
 
-def open_app(workspace: Path, *, plans: bool = False) -> App:
-    """A window with everything in it, shown. With `plans` it predicts by itself: seconds of a core."""
+def open_app(workspace: Path, *, plans: bool = False, samples: bool = False) -> App:
+    """A window with everything in it, shown. With `plans` it predicts by itself, with `samples` it reads the
+    GPUs: seconds of a core.
+    """
     services = make_services(workspace=workspace)
     services.settings.set("plan.automatic", plans)
     window = open_window(services)
     window.resize(1440, 900)
     window.show()
     app = App(window)
+    if not samples:
+        leave_sampler_out(app)
     app.start()
     return app
+
+
+def leave_sampler_out(app: App) -> None:
+    """What reads the GPUs of this machine is a process of its own; here the app hears at once that there is
+    no driver, as it does of that process where there is none.
+    """
+    app.session.gpus.ask = app.session.gpus.give_up
 
 
 def close_app(app: App) -> None:

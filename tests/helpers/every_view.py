@@ -38,6 +38,7 @@ from rankdeck_app.composition import App
 from rankdeck_app.shell.status_bar import StatusItem
 from rankdeck_app.state.problem_list import LAUNCH
 from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.memory_why import MemoryWhyPage
 from rankdeck_app.views.run_note import RunNote
@@ -144,7 +145,9 @@ class EveryView:
                 wait_for(partial(self._is_drawn, page), 30, "the charts of a run")
             yield tab.page_id.split(":")[0], page
         for activity in ACTIVITIES:
-            yield f"side bar {activity}", app.window.show_activity(activity)
+            view = app.window.show_activity(activity)
+            assert not isinstance(view, LaunchView) or view.model.more  # made when first asked for
+            yield f"side bar {activity}", view
         for panel in PANELS:
             yield f"panel {panel}", app.window.show_panel(panel)
         yield "frame", app.window

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rankdeck.base.home import state_dir
+from rankdeck.base.home import config_dir, state_dir
 from tests.helpers.tree import CHECKOUT
 from tests.helpers.waiting import wait_until, with_load
 
@@ -27,9 +27,10 @@ _BEGIN = "rankdeck-answer "
 _DRAFT = """\
 model = { use = "mlp" }
 data = { use = "digits" }
-train = { steps = 1000000, evaluate_every = 0 }
+train = { steps = 1000000, evaluate_every = 0, verify = "off" }
 strategy = { use = "single" }
 devices = { use = "cpu:1" }
+rehearsal = { pace = "simulated" }
 """
 
 
@@ -124,11 +125,15 @@ class RealApp:
 
 
 def keep_small_draft(folder: Path) -> None:
-    """The app begins with a configuration that costs little and would train for hours."""
+    """The app begins with a configuration that would train for hours and sleeps most of them, and predicts
+    nothing by itself.
+    """
     state = state_dir() / "app"
     state.mkdir(parents=True)
     draft = {"text": _DRAFT, "folder": str(folder), "stem": "run", "source": None, "origin": ""}
     (state / "draft.json").write_text(json.dumps(draft))
+    config_dir().mkdir(parents=True, exist_ok=True)
+    (config_dir() / "settings.toml").write_text("plan.automatic = false\n")
 
 
 @contextlib.contextmanager

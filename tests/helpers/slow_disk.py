@@ -185,7 +185,7 @@ def main() -> int:
     (workspace / "a.py").write_text("import torch\n")
     qt = make_app()
     only, is_busy = sys.argv[2], sys.argv[3] == "busy"
-    app = open_app(workspace, plans=is_busy)
+    app = open_app(workspace, plans=is_busy, samples=True)
     wait_for(lambda: len(app.session.runs.infos) == len(written), 30, "the list of runs")
     longest_s, beat = 0.0, time.perf_counter()
 

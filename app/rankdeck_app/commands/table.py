@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QSignalBlocker, Signal
 
 from rankdeck_app.language import spoken
 
@@ -126,6 +127,15 @@ class CommandTable(QObject):
             self._rows.pop(command_id, None)
         if command_ids:
             self.changed.emit()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What comes and goes meanwhile is told once, at the end: menus and shortcuts are made anew each
+        time.
+        """
+        with QSignalBlocker(self):
+            yield
+        self.changed.emit()
 
     def __iter__(self) -> Iterator[Command]:
         return iter(self._rows.values())

@@ -48,13 +48,6 @@ class DraftForm(QWidget):
         draft.changed.connect(self.refresh)
         self.refresh()
 
-    @property
-    def longest_label(self) -> int:
-        """How wide it is, in pixels."""
-        for label in self._labels.values():
-            label.ensurePolished()  # one that was never shown does not know its font yet
-        return max((label.sizeHint().width() for label in self._labels.values()), default=0)
-
     def set_label_width(self, width: int) -> None:
         """Where its fields begin, at least: those of forms below each other begin alike."""
         self._grid.setColumnMinimumWidth(0, width)
@@ -127,9 +120,9 @@ class DraftForm(QWidget):
             label.setToolTip(field.editor.toolTip())
         return field
 
-    def come_after(self, form: DraftForm) -> None:
-        """Tab leads here from the last field of another form, whatever was made between them."""
-        self._order_tabs(form._editors[-1:])
+    def come_after(self, widget: DraftForm | QWidget) -> None:
+        """Tab leads here from a widget, or from a form's last field, whatever was made between them."""
+        self._order_tabs(widget._editors[-1:] if isinstance(widget, DraftForm) else [widget])
 
     @property
     def _editors(self) -> list[QWidget]:

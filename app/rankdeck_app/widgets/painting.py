@@ -7,6 +7,7 @@ be told (`watch_overflows`), instead of being cut where nobody looks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,12 +135,16 @@ def painted_width(painter: QPainter, text: str) -> int:
 
 def fitting_words(metrics: QFontMetrics, text: str, width: int, height: int) -> str:
     """As many words of a text as fit a box, wrapped; … where some are left out."""
-    shown, words = text, text.split()
     box, flags = QRect(0, 0, width, 10_000), int(Qt.TextFlag.TextWordWrap)
-    while words and metrics.boundingRect(box, flags, shown).height() > height:
-        words.pop()
-        shown = " ".join(words) + "…"
-    return shown
+
+    def overflows(shown: str) -> bool:
+        return metrics.boundingRect(box, flags, shown).height() > height
+
+    if not overflows(text):
+        return text
+    words = text.split()
+    starts = [" ".join(words[:count]) + "…" for count in range(len(words))]
+    return starts[max(0, bisect_left(starts, True, key=overflows) - 1)] if starts else text
 
 
 def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:

@@ -39,6 +39,17 @@ def test_who_listens_hears_what_ran_and_what_came() -> None:
     assert heard == ["changed", "a.b"] and "a.b" in table
 
 
+def test_what_comes_together_is_told_once_at_the_end() -> None:
+    table = CommandTable(Context())
+    told: list[int] = []
+    table.changed.connect(lambda: told.append(len(list(table))))
+    with table.together():
+        table.register(Command("a.b", "A: B", lambda: None))
+        table.register(Command("a.c", "A: C", lambda: None))
+        assert "a.b" in table and not told
+    assert told == [2]
+
+
 def test_setting_an_equal_fact_is_silent() -> None:
     context, heard = Context(), list[set[str]]()
     context.changed.connect(heard.append)

@@ -10,7 +10,7 @@ from threading import Event
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog
-from pytest import MonkeyPatch, fixture, mark
+from pytest import MonkeyPatch, fixture
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
@@ -122,22 +122,24 @@ def _said(app: App) -> Notification:
     return app.window.toasts.history[-1]
 
 
-@mark.parametrize("kind", ["png", "svg", "csv"])
 def test_an_export_is_named_after_run_and_card_and_its_folder_is_offered(
-    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch, kind: str
+    qtbot: QtBot, app: App, asked: list[str], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     shown = list[Path]()
     monkeypatch.setattr(app.exports, "_reveal", shown.append)
-    menu = opened(qtbot, app, tmp_path).cards["loss"].build_menu()
-    next(one for one in menu.actions() if one.text().startswith(f"Export {kind.upper()}…")).trigger()
-    menu.deleteLater()
-    assert asked == [str(Path.cwd() / f"first - Training loss.{kind}")]
-    notice = _said(app)
-    assert notice.text == f"{tmp_path}/out.{kind} holds Training loss." and notice.tone == "info"
-    assert (tmp_path / f"out.{kind}").is_file()
-    ((label, open_folder),) = notice.actions
-    open_folder()
-    assert label == "Open Its Folder" and shown == [tmp_path]
+    page, last_folder = opened(qtbot, app, tmp_path), Path.cwd()
+    for kind in ("png", "svg", "csv"):
+        menu = page.cards["loss"].build_menu()
+        next(one for one in menu.actions() if one.text().startswith(f"Export {kind.upper()}…")).trigger()
+        menu.deleteLater()
+        assert asked.pop() == str(last_folder / f"first - Training loss.{kind}") and not asked
+        last_folder = tmp_path
+        notice = _said(app)
+        assert notice.text == f"{tmp_path}/out.{kind} holds Training loss." and notice.tone == "info"
+        assert (tmp_path / f"out.{kind}").is_file()
+        ((label, open_folder),) = notice.actions
+        open_folder()
+        assert label == "Open Its Folder" and shown.pop() == tmp_path and not shown
 
 
 def test_the_disk_writes_what_the_click_saw(qtbot: QtBot, app: App, asked: list[str], tmp_path: Path) -> None:
@@ -179,12 +181,13 @@ def test_a_title_becomes_the_name_of_a_file_on_any_system() -> None:
     assert 190 < len(file_name("손실" * 200, "loss").encode()) <= 200
 
 
-@mark.parametrize("page_id", ["plan:", "strategy:ddp"])
-def test_every_chart_is_exported_under_the_name_of_its_page(app: App, asked: list[str], page_id: str) -> None:
-    page = app.window.editor.open(page_id)
-    cards = page.findChildren(ChartCard)
-    for card in cards:
-        card.ask_export("csv")
-    expected = [file_name(page.title, card.title) for card in cards if "csv" in card.file_kinds]
-    assert [Path(one).stem for one in asked] == expected != []
-    assert app.session.disk.settle()
+def test_every_chart_is_exported_under_the_name_of_its_page(app: App, asked: list[str]) -> None:
+    for page_id in ("plan:", "strategy:ddp"):
+        asked.clear()
+        page = app.window.editor.open(page_id)
+        cards = page.findChildren(ChartCard)
+        for card in cards:
+            card.ask_export("csv")
+        expected = [file_name(page.title, card.title) for card in cards if "csv" in card.file_kinds]
+        assert [Path(one).stem for one in asked] == expected != []
+        assert app.session.disk.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from PySide6.QtCore import Qt
@@ -276,18 +276,33 @@ def check_drawing(app: App, page: DevicesPage, count: int) -> None:
     assert sources == {"simulated devices"}
 
 
+COUNTS, WIDTHS = (1, 2, 8, 16), range(800, 2561, 220)
+
+
 def test_its_cards_stand_on_the_grid_at_every_width(app: App) -> None:
+    """Every width, shared out among the numbers of devices."""
     page = opened(app)
-    for count in (1, 2, 8, 16):
-        feed_machine(app.session.gpus, count)
-        for width in range(800, 2561, 220):
-            app.window.resize(width, 800)
-            for uuid in ("", "GPU-0000"):
-                page.table.select(uuid)
-                settle()
-                redraw(page)
-                check_grid(page.grid)
-            app.window.grab()
+    for place, count in enumerate(COUNTS):
+        check_widths(app, page, count, WIDTHS[place :: len(COUNTS)])
+
+
+@pytest.mark.slow
+def test_any_number_of_cards_stands_on_the_grid_at_every_width(app: App) -> None:
+    page = opened(app)
+    for count in COUNTS:
+        check_widths(app, page, count, WIDTHS)
+
+
+def check_widths(app: App, page: DevicesPage, count: int, widths: Sequence[int]) -> None:
+    feed_machine(app.session.gpus, count)
+    for width in widths:
+        app.window.resize(width, 800)
+        for uuid in ("", "GPU-0000"):
+            page.table.select(uuid)
+            settle()
+            redraw(page)
+            check_grid(page.grid)
+        app.window.grab()
 
 
 def test_a_zoomed_memory_says_so_and_the_load_beside_it_shows_the_same_moments(app: App) -> None:

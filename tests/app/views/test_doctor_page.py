@@ -239,10 +239,13 @@ def test_no_text_is_cut_at_any_width(qtbot: QtBot, app: App, told: ToldDoctor) -
             assert row.mapTo(page, row.rect().topRight()).x() <= page.width()
 
 
-def test_what_the_real_command_has_started_ends_with_the_page(qtbot: QtBot, app: App) -> None:
-    opened(app, sys.executable)
+def test_the_real_command_fills_the_page_and_what_it_has_started_ends_with_it(qtbot: QtBot, app: App) -> None:
+    page = opened(app, sys.executable)
     doctor = app.doctor.doctor
     qtbot.waitUntil(lambda: "runs" in doctor.lines and "python" not in doctor.lines, timeout=60_000)
+    states = {key: page.rows[key].state for key in doctor.lines}
+    assert len(page.rows) >= 20 and "looking" not in states.values() and doctor.problem == ""
+    assert "are free" in page.rows["runs"].words.words
     command = next(child for child in psutil.Process().children() if "doctor" in child.cmdline())
     qtbot.waitUntil(
         lambda: any("probe_torch" in " ".join(each) for each in _lines_of(command)), timeout=60_000
@@ -263,7 +266,9 @@ def _lines_of(command: psutil.Process) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_real_command_fills_the_page(qtbot: QtBot, app: App) -> None:
+    """To its end; that its rows come in is held by the test above too."""
     page = opened(app, sys.executable)
     qtbot.waitUntil(lambda: not app.doctor.doctor.is_looking, timeout=120_000)
     assert app.doctor.doctor.problem == "" and app.doctor.doctor.done is not None

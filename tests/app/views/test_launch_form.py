@@ -31,20 +31,20 @@ def test_all_strategies_are_in_sight_in_a_usual_window(app: App) -> None:
     assert in_sight(view, view.strategy.list.viewport().rect())
 
 
-@pytest.mark.parametrize("use", ["pipeline", "tensor", "single"])
-def test_a_strategy_chosen_elsewhere_comes_into_sight(app: App, use: str) -> None:
+def test_a_strategy_chosen_elsewhere_comes_into_sight(app: App) -> None:
     app.window.resize(1280, 560)
     view = view_of(app)
     draft = app.session.draft
-    app.window.editor.open("welcome:").setFocus()
-    draft.choose(("strategy",), use)
-    settle()
-    assert in_sight(view, view.strategy.list.chosen_rect)
-    view.model.more_button.setFocus()
-    before = view.scroll_area.verticalScrollBar().value()
-    draft.choose(("strategy",), "dp" if before else "pipeline-async")
-    settle()
-    assert view.scroll_area.verticalScrollBar().value() == before, "it moves under nobody's hands"
+    for use in ("pipeline", "tensor", "single"):
+        app.window.editor.open("welcome:").setFocus()
+        draft.choose(("strategy",), use)
+        settle()
+        assert in_sight(view, view.strategy.list.chosen_rect), use
+        view.model.more_button.setFocus()
+        before = view.scroll_area.verticalScrollBar().value()
+        draft.choose(("strategy",), "dp" if before else "pipeline-async")
+        settle()
+        assert view.scroll_area.verticalScrollBar().value() == before, "it moves under nobody's hands"
 
 
 @pytest.mark.parametrize(("is_simulated", "use"), [(False, "auto"), (True, "gpu:0,1")])

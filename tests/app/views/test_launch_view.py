@@ -21,6 +21,7 @@ from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.strategy import StrategySection
 from rankdeck_app.widgets.controls import FewLines
+from rankdeck_app.widgets.form import Field
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, feed_machine
 from tests.helpers.own_scripts import launch_view
@@ -296,10 +297,18 @@ def test_the_check_before_the_first_step_is_among_the_rest(model: ModelSection, 
     assert "compare two steps with one device" in field.editor.toolTip()
 
 
-def test_more_shows_the_rest(qtbot: QtBot, model: ModelSection) -> None:
-    assert not model.more.isVisible()
+def test_more_makes_and_shows_the_rest(qtbot: QtBot, model: ModelSection) -> None:
+    steps, before = model.front.fields[("train", "steps")], len(model.findChildren(Field))
+    assert before == len(model.front.fields), "nothing is made that nobody sees"
+    edge = steps.x()
     qtbot.keyClick(model.more_button, Qt.Key.Key_Space)
     assert model.more.isVisible() and model.more_button.text() == "Less"
+    assert len(model.findChildren(Field)) == before + len(model.more.fields) and steps.x() == edge
+    model.more_button.setFocus()
+    qtbot.keyClick(model.more_button, Qt.Key.Key_Tab)
+    assert model.more.isAncestorOf(model.focusWidget()), "Tab goes down the form"
+    qtbot.keyClick(model.more_button, Qt.Key.Key_Space)
+    assert not model.more.isVisible() and model.more_button.text() == "More"
 
 
 def test_the_picker_lists_the_presets_and_says_where_the_draft_came_from(

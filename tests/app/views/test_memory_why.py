@@ -77,7 +77,9 @@ def opened(qtbot: QtBot, app: App, path: Path) -> MemoryWhyPage:
     return page
 
 
-def test_a_problem_opens_the_page_and_the_page_says_it_all(qtbot: QtBot, app: App, path: Path) -> None:
+def test_a_problem_opens_the_page_which_says_it_all_and_lets_go_of_the_run(
+    qtbot: QtBot, app: App, path: Path
+) -> None:
     page = opened(qtbot, app, path)
     assert page.headline.text() == "Virtual 0 ran out of memory in step 3."
     assert "An allocation of 2.0 GiB failed in blocks.1 (Block)." in page.tipped.text()
@@ -98,11 +100,7 @@ def test_a_problem_opens_the_page_and_the_page_says_it_all(qtbot: QtBot, app: Ap
     run_page = app.window.editor.active_page()
     assert isinstance(run_page, RunPage)
     assert [action.command for action in run_page.tab_actions()] == ["run.why", "run.resume", "run.again"]
-
-
-def test_closing_the_page_lets_go_of_the_run(qtbot: QtBot, app: App, path: Path) -> None:
-    page = opened(qtbot, app, path)
-    app.window.editor.close_page(f"run:{path}")
+    app.window.editor.close_page(run_page.page_id)
     assert len(app.tabs.open_runs.all()) == 1, "the page still follows it"
     app.window.editor.close_page(page.page_id)
     qtbot.waitUntil(lambda: not app.tabs.open_runs.all(), timeout=WAIT_MS)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QPainter, QPixmap
+from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication, QStyle
 
 from rankdeck_app.theme import BUILT_IN, Theme
 from rankdeck_app.widgets.controls import paint_check
 from rankdeck_app.widgets.figure_list import FigureDelegate
-from rankdeck_app.widgets.painting import Overflow, paint_progress, paint_text, paint_words, watch_overflows
+from rankdeck_app.widgets.painting import (
+    Overflow,
+    fitting_words,
+    paint_progress,
+    paint_text,
+    paint_words,
+    watch_overflows,
+)
 
 BOX = QRect(0, 0, 120, 41)
 INK = QColor("white")
@@ -55,6 +62,16 @@ def test_words_are_wrapped_and_left_out_where_lines_end(qapp: QApplication) -> N
         paint_words(painter, QRect(0, 0, 30, 34), "unbreakable_words_overflow", INK, 11)
     painter.end()
     assert [overflow.text for overflow in found] == ["unbreakable_words_overflow"]
+
+
+def test_as_many_words_are_shown_as_fit(qapp: QApplication) -> None:
+    metrics, one = QFontMetrics(Theme.font()), QFontMetrics(Theme.font()).lineSpacing()
+    longest = metrics.horizontalAdvance(WORDS)
+    assert fitting_words(metrics, WORDS, longest + 1, one) == WORDS
+    shown = [fitting_words(metrics, WORDS, width, one) for width in range(longest, 10, -1)]
+    shorter = [" ".join(WORDS.split()[:count]) + "…" for count in range(6, 0, -1)]
+    assert list(dict.fromkeys(shown))[-6:] == shorter, "one word after the other is left out"
+    assert all(metrics.horizontalAdvance(text) <= longest for text in shown)
 
 
 def test_nobody_watches_afterwards(qapp: QApplication) -> None:

@@ -121,20 +121,16 @@ class LaunchView(SideBarView):
             return of_strategy, self.strategy.list
         if (line := self.script.line_of(problem)) is not None:
             return of_script, line.editor
-        forms = (
-            (of_model, self.model.front),
-            (of_model, self.model.more),
-            (of_strategy, self.strategy.options),
-        )
-        for section, form in forms:
-            if (name := field_of(problem, form.fields)) is not None:
-                return section, form.fields[name].editor
+        if (editor := self.model.editor_of(problem)) is not None:
+            return of_model, editor
+        options = self.strategy.options.fields
+        if (name := field_of(problem, options)) is not None:
+            return of_strategy, options[name].editor
         return None
 
     def _open(self, section: SideBarSection, field: QWidget) -> None:
         section.set_open(True)
-        if self.model.more.isAncestorOf(field):
-            self.model.more_button.setChecked(True)
+        self.model.unfold(field)
 
     def reveal(self, problem: Problem) -> bool:
         """Open the section of the problem's field, scroll there, and give it the keyboard; False where there
