@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from rankdeck.config.gpu_models import find_gpu
-from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.candidates import Target, TargetDevice
 from tests.gpu import __main__ as gpu_day
 from tests.gpu import peaks, suite
 from tests.gpu.configurations import ON_ONE, OVER_RANKS

@@ -17,26 +17,22 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck_app.ahead import import_ahead
 from rankdeck_app.commands.table import Command
-from rankdeck_app.controllers.chart_commands import ChartCommands
+from rankdeck_app.controllers.chart_commands import ChartCommands, Exports
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
-from rankdeck_app.controllers.doctor_tab import DoctorTab
-from rankdeck_app.controllers.exports import Exports
-from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.memory_whys import MemoryWhys
 from rankdeck_app.controllers.places import Places
 from rankdeck_app.controllers.race_tabs import RaceTabs
-from rankdeck_app.controllers.remedies import Remedies
+from rankdeck_app.controllers.remedies import DoctorTab, Remedies, Standstills
 from rankdeck_app.controllers.run_acts import COMPARE
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_lists import RunLists
 from rankdeck_app.controllers.run_tabs import RunTabs
-from rankdeck_app.controllers.scripts import Scripts
+from rankdeck_app.controllers.scripts import InterpreterPicker, Scripts
 from rankdeck_app.controllers.session import Session
-from rankdeck_app.controllers.standstills import Standstills
 from rankdeck_app.controllers.time_travel import TimeTravel
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.language import tr

@@ -2,7 +2,7 @@
 
 Jobs are done in the order in which they were asked for; what came of one is told on the thread of the window.
 A job that writes a file may take the place of one that waits to write the same file. What reads a run's
-events has threads of its own (state/run_tail.py, state/run_scan.py).
+events has threads of its own (state/run_tail.py, state/runs.py).
 """
 
 from __future__ import annotations

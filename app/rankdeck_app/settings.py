@@ -261,7 +261,7 @@ class Settings(QObject):
 
     def _line_of(self, key: str) -> int | None:
         """The line of a key in the file."""
-        from rankdeck.config.toml_lines import key_lines, line_of  # only where something is wrong
+        from rankdeck.base.parsing import key_lines, line_of  # only where something is wrong
 
         text = read_bytes(self.path).decode("utf-8-sig")
         return line_of(key_lines(text), tuple(key.split(".")))

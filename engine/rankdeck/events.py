@@ -509,7 +509,7 @@ class StoodStill(Event, tag="stood_still"):
 
     `until_told_s`: so long it may take there. `is_excused`: it writes a checkpoint, or is in a debugger.
     `is_close`: its process was looked at, and the rest is known: `frames` (file, line, function) with the
-    innermost first, `calls` as in diagnose/calls.py, `work` its last microbatch (phase, number).
+    innermost first, `calls` as in diagnose/stacks.py, `work` its last microbatch (phase, number).
     """
 
     rank: int

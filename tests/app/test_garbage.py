@@ -8,7 +8,7 @@ import threading
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.garbage import WindowGarbage
+from rankdeck_app.application import WindowGarbage
 
 CONTAINERS = 300_000  # above Python's thresholds of all three generations
 

@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.config import load, presets
+from rankdeck.data.base import TensorSamples
 from rankdeck.data.sampling import StepBatches
-from rankdeck.data.tensors import TensorSamples
 from rankdeck.training import workload as workloads
 from rankdeck.training.workload import Workload
 

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from rankdeck import events
 from rankdeck.remote import ssh
-from rankdeck.remote.following import RemoteRun
-from rankdeck.remote.mirror import folder_of
+from rankdeck.remote.following import RemoteRun, folder_of
 from tests.helpers.far_host import FarHost
 from tests.helpers.host_network import HostNetwork, why_not
 from tests.helpers.remote_runs import Writing, lags_s

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.state.live_run import LiveRun
-from rankdeck_app.views.dashboard.script_page import ScriptPage
+from rankdeck_app.views.dashboard.page import ScriptPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import (
     close_app,

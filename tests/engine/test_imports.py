@@ -140,7 +140,7 @@ def test_imports_that_are_not_allowed_are_caught(tmp_path: Path) -> None:
         "engine/rankdeck/events.py": ("torch", "what the app may import never imports torch"),
         "app/rankdeck_app/settings.py": ("torch", "the app imports the engine's torch-free rooms only"),
         "app/rankdeck_app/state/series.py": ("rankdeck_app.shell.tab", "the app's rooms import one way only"),
-        "app/rankdeck_app/views/launch/model.py": (
+        "app/rankdeck_app/views/launch/side_bar.py": (
             "rankdeck_app.views.dashboard",
             "no view imports another view",
         ),

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.config import RunConfig, from_dict
-from rankdeck.planner.candidates import Candidate
-from rankdeck.planner.targets import Target
+from rankdeck.planner.candidates import Candidate, Target
 from tests.helpers.planning import STRATEGIES
 
 _FOLDER = Path(__file__).with_name("hugging_face")

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from rankdeck.config.gpu_models import gpu_model
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, with_rest
-from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.candidates import Target, TargetDevice
 
 MIB = 2**20
 _SECTION = "rankdeck: a new section"

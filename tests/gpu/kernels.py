@@ -19,8 +19,8 @@ from torch import Tensor
 from rankdeck.base.units import format_bytes
 from rankdeck.config.gpu_models import gpu_model
 from rankdeck.memory.ledger import Ledger
-from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import CUDA_ROUNDING_BYTES
+from rankdeck.planner.planned_torch import like_cuda
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 from tests.gpu.children import ChildError, in_child
 from tests.gpu.device import MIB, AnyDevice

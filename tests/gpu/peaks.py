@@ -23,10 +23,10 @@ import torch
 
 from rankdeck.base.units import format_bytes
 from rankdeck.planner.accuracy import spread_of
+from rankdeck.planner.candidates import Target
 from rankdeck.planner.fake_pass import NUM_STEPS
 from rankdeck.planner.planned_torch import planned
 from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, TIGHT_SHARE, PlanLine, PlannedDevice
 from rankdeck.rundir import EventWriter
 from rankdeck.torch_compat.fake_tensors import start_fake_group

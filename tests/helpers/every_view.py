@@ -41,7 +41,7 @@ from rankdeck_app.views.dashboard.run_tab import RunTab
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.memory_why import MemoryWhyPage
-from rankdeck_app.views.run_note import RunNote
+from rankdeck_app.views.runs_page import RunNote
 from tests.helpers.app_window import wait_for
 from tests.helpers.told_doctor import whole_look
 from tests.helpers.told_race import WrittenRace, entry

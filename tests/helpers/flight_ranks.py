@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rankdeck.base.heartbeat import STACKS
 from rankdeck.torch_compat.groups import set_timeouts
-from rankdeck.training import calls_on_demand
+from rankdeck.training import joining
 
 
 def told_from_inside(folder: str) -> str:
@@ -22,7 +22,7 @@ def told_from_inside(folder: str) -> str:
     written = Path(folder, f"{rank}.calls")
     os.environ[STACKS] = str(written.with_suffix(".stacks"))
     earlier = signal.signal(signal.SIGUSR1, lambda *_: None)
-    calls_on_demand.begin()
+    joining.begin()
     try:
         dist.all_reduce(torch.ones(3))
         if rank == 0:

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from rankdeck.base.garbage import kept_for_good
 from rankdeck.config import from_text
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.preload import preload, preload_strategies
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.config.script import ScriptConfig, ScriptTable
-from rankdeck.launch.attached import Attached
 from rankdeck.launch.start import start_script
+from rankdeck.launch.streams import Attached
 from rankdeck.rundir import End, RunDir, find_run
 from tests.helpers import launching
 from tests.helpers.script_python import PYTHON

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from rankdeck.config import from_text
 from rankdeck.training import workload as workloads
+from rankdeck.training.verify.before_run import event_of
 from rankdeck.training.verify.check import EqualityCheck, Result
-from rankdeck.training.verify.verdict import event_of
 from tests.helpers.ranks import RankSet
 
 MODELS = Path(__file__).with_name("deviating.py")

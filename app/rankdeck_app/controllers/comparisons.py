@@ -21,7 +21,7 @@ from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS, RunAt, ats_of
 from rankdeck.run.row import RunInfo
 from rankdeck.rundir import RunDir
 from rankdeck_app.commands.table import Command
-from rankdeck_app.controllers.exports import Exports
+from rankdeck_app.controllers.chart_commands import Exports
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
@@ -30,7 +30,7 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import refusal_of
-from rankdeck_app.state.recent_comparisons import RecentComparisons
+from rankdeck_app.state.kept_file import RecentComparisons
 from rankdeck_app.widgets.run_list import details, strategy_title
 
 if TYPE_CHECKING:

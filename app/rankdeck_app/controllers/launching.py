@@ -24,10 +24,9 @@ from rankdeck_app.language import in_words, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.device_choice import place_of
+from rankdeck_app.state.device_choice import missing_gpu, place_of
 from rankdeck_app.state.draft import Snapshot
 from rankdeck_app.state.engine_process import NOT_SHOWN, Launch
-from rankdeck_app.state.missing_gpus import missing_gpu
 from rankdeck_app.state.plan_words import strategy_name
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.script_draft import NONE_CHOSEN

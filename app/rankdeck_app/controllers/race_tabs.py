@@ -24,9 +24,9 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.draft_race import RaceWatch
 from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.plan import choose
-from rankdeck_app.state.race import RaceWatch
 
 
 class RaceTabs(QObject):

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, QTimer
 from rankdeck.base.errors import Problem
 from rankdeck.config.cures import EVENLY
 from rankdeck.diagnose.findings import RULES, Findings, SeenRun
-from rankdeck.diagnose.findings.imbalance import CODE, ImbalanceAlert
+from rankdeck.diagnose.findings.machine import CODE, ImbalanceAlert
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr

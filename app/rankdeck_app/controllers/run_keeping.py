@@ -19,7 +19,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.run_keeper import RunKeeper, Trashed
-from rankdeck_app.views.run_note import RunNote
+from rankdeck_app.views.runs_page import RunNote
 
 
 class RunKeeping(QObject):

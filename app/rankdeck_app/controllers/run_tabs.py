@@ -121,8 +121,10 @@ class RunTabs(QObject):
         kind = self.kind_of(path)
         if kind not in (RUN, SCRIPT):
             raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
-        from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
-        from rankdeck_app.views.dashboard.script_page import ScriptPage
+        from rankdeck_app.views.dashboard.page import (
+            RunPage,  # brings the plots
+            ScriptPage,
+        )
 
         run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.title_of(path))
         self._session.predictions.follow(run)

@@ -18,7 +18,6 @@ from rankdeck.config.catalog import StrategyCard
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
-from rankdeck_app.state.card_layouts import CardLayouts
 from rankdeck_app.state.cured_plans import CuredPlans
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
@@ -26,6 +25,7 @@ from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.hosts import GpusOfHosts
+from rankdeck_app.state.kept_file import CardLayouts
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.predictions import Predictions

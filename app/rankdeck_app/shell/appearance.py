@@ -4,11 +4,14 @@ they change. A theme called SYSTEM follows the desktop.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from typing import NamedTuple
 
-from PySide6.QtCore import QObject, Qt
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QObject, QRect, QSize, Qt
+from PySide6.QtGui import QGuiApplication, QScreen
+from PySide6.QtWidgets import QApplication, QWidget
+from shiboken6 import getCppPointer
 
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import SYSTEM, ThemeError
@@ -76,3 +79,92 @@ class Appearance(QObject):
         if is_calm:
             for effect in _EFFECTS:
                 QApplication.setEffectEnabled(effect, False)
+
+
+# The scale of all windows of the app, changed while they are open.
+#
+# Qt reads QT_SCALE_FACTOR once and has no public call to change it. QtGui has functions that do: one sets a
+# screen's factor, two tell a window that its pixels and its size are others. They are not public, but
+# exported, and their names spell out what they take; so they are called where they are found, under X11,
+# where a screen has no other factor of its own than Qt's. Elsewhere `find_scale` says None, and zoom holds
+# from the next start.
+
+_LIBRARY = "libQt6Gui.so.6"
+_SET_FACTOR = "_ZN15QHighDpiScaling15setScreenFactorEP7QScreend"
+_TELL_WINDOW = (
+    "_ZN22QWindowSystemInterface35handleWindowDevicePixelRatioChangedINS_19SynchronousDeliveryEEEvP7QWindow"
+)
+_TELL_SIZE = "_ZN22QWindowSystemInterface20handleGeometryChangeINS_19SynchronousDeliveryEEEvP7QWindowRK5QRect"
+_OVER_ALL = "_ZN15QHighDpiScaling8m_factorE"
+_PLATFORMS = ("xcb", "offscreen")
+MINIMUM = QSize(640, 360)
+
+
+class ScaleCalls(NamedTuple):
+    """Pointers go in as numbers."""
+
+    set_factor: Callable[[int, float], None]
+    tell_window: Callable[[int], None]
+    tell_size: Callable[[int, int], None]
+
+
+class ScreenScale:
+    """`factor` is relative to what the app was started with."""
+
+    def __init__(self, calls: ScaleCalls, over_all: float) -> None:
+        self._calls = calls
+        self._over_all = over_all
+        self._own: dict[QScreen, float] = {}
+        self._kept: tuple[QRect, QRect] | None = None
+        self.factor = 1.0
+
+    def change(self, factor: float, window: QWidget) -> None:
+        """Everything is drawn larger; the window keeps the room on the screen that it has."""
+        self.factor = factor
+        native = self._native(window)
+        for screen in QGuiApplication.screens():
+            own = self._own.setdefault(screen, screen.devicePixelRatio() / self._over_all)
+            self._calls.set_factor(getCppPointer(screen)[0], own * factor)
+        for handle in QGuiApplication.allWindows():
+            self._calls.tell_window(getCppPointer(handle)[0])
+        fit_minimum(window)
+        handle = window.windowHandle()
+        if handle is not None:
+            box = (ctypes.c_int * 4)(native.left(), native.top(), native.right(), native.bottom())
+            self._calls.tell_size(getCppPointer(handle)[0], ctypes.addressof(box))
+        self._kept = (window.geometry(), native)
+
+    def _native(self, window: QWidget) -> QRect:
+        """The window's place in the screen's own pixels; as it was where nobody has moved it, so that
+        rounding does not add up.
+        """
+        box, ratio, origin = (
+            window.geometry(),
+            window.devicePixelRatio(),
+            window.screen().geometry().topLeft(),
+        )
+        if self._kept is not None and self._kept[0] == box:
+            return self._kept[1]
+        return QRect(origin + (box.topLeft() - origin) * ratio, box.size() * ratio)
+
+
+def fit_minimum(window: QWidget) -> None:
+    """No larger than the screen is at this scale."""
+    room = window.screen().availableSize()
+    window.setMinimumSize(MINIMUM.boundedTo(room))
+
+
+def find_scale() -> ScreenScale | None:
+    """None where this Qt, or this platform, cannot change the scale of windows that are open."""
+    if QGuiApplication.platformName() not in _PLATFORMS:
+        return None
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+        set_factor, tell_window, tell_size = (library[n] for n in (_SET_FACTOR, _TELL_WINDOW, _TELL_SIZE))
+        over_all = ctypes.c_double.in_dll(library, _OVER_ALL).value
+    except (OSError, AttributeError, ValueError):
+        return None
+    set_factor.argtypes, set_factor.restype = [ctypes.c_void_p, ctypes.c_double], None
+    tell_window.argtypes, tell_window.restype = [ctypes.c_void_p], None
+    tell_size.argtypes, tell_size.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+    return ScreenScale(ScaleCalls(set_factor, tell_window, tell_size), over_all)

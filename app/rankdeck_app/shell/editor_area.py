@@ -14,12 +14,10 @@ from PySide6.QtWidgets import QApplication, QStackedLayout, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.shell.page_kinds import PageKinds
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.split_tree import SplitTree
-from rankdeck_app.shell.tab import PageFactory, Tab
+from rankdeck_app.shell.tab import PageFactory, PageKinds, Tab, tab_menu
 from rankdeck_app.shell.tab_group import TabGroup, Zone
-from rankdeck_app.shell.tab_menu import tab_menu
 from rankdeck_app.shell.watermark import Watermark
 
 MAX_CLOSED = 30

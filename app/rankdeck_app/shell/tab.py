@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QMenu, QWidget
 
+from rankdeck_app.commands.table import Context
 from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.services import Services
 from rankdeck_app.theme.colors import DARK
 
 PageFactory = Callable[[str], Page]
@@ -100,3 +103,55 @@ class Tab:
             "preview": self.preview,
             "state": self.state,
         }
+
+
+# Which kind of page an id is of, and what builds it: "run:/path" is a page of kind "run".
+
+
+class PageKinds:
+    """The context gets the fact "pageKind.<prefix>" for each kind."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._kinds: dict[str, tuple[PageFactory, str]] = {}
+
+    def register(self, prefix: str, factory: PageFactory, title: str = "") -> None:
+        assert prefix not in self._kinds, f"page kind {prefix} is registered twice"
+        self._kinds[prefix] = factory, title
+        self._context.set(f"pageKind.{prefix}", True)
+
+    def factory_of(self, page_id: str) -> PageFactory:
+        kind = self._find(page_id)
+        assert kind is not None, f"no factory for {page_id}: pass one or register its kind"
+        return kind[0]
+
+    def tabs_from(self, records: list[dict[str, Any]]) -> list[Tab]:
+        """The saved tabs whose kind is known. The title that was saved may be in another language."""
+        tabs = list[Tab]()
+        for record in records:
+            if (kind := self._find(record.get("id", ""))) is not None:
+                factory, title = kind
+                tabs.append(Tab.from_saved(record | {"title": title} if title else record, factory))
+        return tabs
+
+    def _find(self, page_id: str) -> tuple[PageFactory, str] | None:
+        return self._kinds.get(page_id.split(":", 1)[0])
+
+
+# What a right click on a tab offers: commands of the frame, each with its keys.
+
+_ROWS = "close closeOthers closeRight closeAll", "keep togglePin", "splitRight splitDown"
+
+
+def tab_menu(services: Services, parent: QWidget) -> QMenu:
+    """Of the tab that commands act on; it is gone once it is hidden."""
+    menu = QMenu(parent)
+    menu.aboutToHide.connect(menu.deleteLater)
+    for row in _ROWS:
+        for command_id in (f"editor.{name}" for name in row.split()):
+            if services.commands.enabled(command_id):
+                label = services.commands[command_id].label
+                keys = services.keymap.text_for(command_id)
+                menu.addAction(f"{label}\t{keys}", partial(services.commands.run, command_id))
+        menu.addSeparator()
+    return menu

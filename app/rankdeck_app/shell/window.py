@@ -24,8 +24,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.keymap import Shortcuts, to_text
 from rankdeck_app.commands.table import Command
 from rankdeck_app.language import spoken, tr
-from rankdeck_app.shell.activity_bar import ActivityBar
-from rankdeck_app.shell.appearance import Appearance
+from rankdeck_app.shell.appearance import Appearance, fit_minimum
 from rankdeck_app.shell.controls import with_keys
 from rankdeck_app.shell.editor_area import EditorArea
 from rankdeck_app.shell.finding import FindCommands
@@ -33,9 +32,8 @@ from rankdeck_app.shell.frame_clock import FrameStats
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import Palette
 from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
-from rankdeck_app.shell.screen_scale import fit_minimum
 from rankdeck_app.shell.services import Services
-from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
+from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, ActivityBar, SideBar
 from rankdeck_app.shell.split_tree import thin_splitter
 from rankdeck_app.shell.status_bar import StatusBar
 from rankdeck_app.shell.tab_switcher import TabSwitcher

@@ -1,6 +1,6 @@
 """Zoom of the whole window, and what of the settings holds from the next start.
 
-Ctrl+= and Ctrl+- take effect at once where screen_scale.py can. Where it cannot, and for typefaces, the
+Ctrl+= and Ctrl+- take effect at once where appearance.py can. Where it cannot, and for typefaces, the
 setting is kept and a restart is offered: runs go on, and tabs, drafts and the layout come back.
 """
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
-from rankdeck_app.shell.screen_scale import find_scale
+from rankdeck_app.shell.appearance import find_scale
 from rankdeck_app.shell.window import MainWindow
 
 LEVELS = (0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)

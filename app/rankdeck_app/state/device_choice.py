@@ -6,9 +6,16 @@ several hosts each of them has a choice of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QObject, Signal
 
+from rankdeck.base.errors import DeviceError, Problem
+from rankdeck.config.devices import parse_devices
+from rankdeck.telemetry.availability import GpuRefusal
+from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.state.script_draft import ScriptDraft
 
 PLACE = ("devices", "use")
@@ -64,3 +71,59 @@ class DeviceChoice(QObject):
             # What all have is said once.
             is_of_all = bool(self.host) and use == self._draft.value(PLACE)
             self._draft.set_value(place_of(self.host), None if is_of_all else use)
+
+
+# Whether the GPUs that are asked for are there, said before anything starts: what the engine refuses.
+
+
+def missing_gpu(use: object, gpus: Gpus, *, is_script: bool = False) -> Problem | None:
+    """Why a host cannot bring the GPUs that `use` asks for; None as well where nobody knows yet."""
+    try:
+        selection = parse_devices(str(use or "auto"))
+    except DeviceError:
+        return None
+    if selection.kind != "gpu" or not gpus.known:
+        return None
+    if not gpus.devices:
+        to_none, to_virtual = tr("Switch Devices to No GPUs."), tr("Switch Devices to Rehearsal.")
+        advice = to_none if is_script else to_virtual
+        return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
+    named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
+    missing = [name for name in selection.gpus if name not in named]
+    if missing:
+        there = ", ".join(str(gpu.index) for gpu in gpus.whole)
+        message, advice = (
+            tr("There is no GPU {gpu}.", gpu=missing[0]),
+            tr("There are {gpus}.", gpus=there),
+        )
+        return Problem("no-gpu", message, path="devices.use", advice=advice)
+    if selection.gpus:
+        return _refusal([named[name] for name in selection.gpus])
+    # As the engine does: all that can be used, and where there is none, why the first cannot.
+    return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
+
+
+def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
+    """What the engine would refuse these GPUs for."""
+    for gpu in gpus:
+        match gpu.availability.refusal:
+            case None:
+                continue
+            case GpuRefusal.SIMULATED:
+                message = tr("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
+                advice = tr("Switch Devices to Rehearsal.")
+                return Problem("no-gpu", message, path="devices.use", advice=advice)
+            case GpuRefusal.LOST:
+                message = tr("{gpu} is lost: it answers no more.", gpu=gpu.label)
+                advice = tr("Choose others.")
+            case GpuRefusal.TWIN:
+                message = tr("{gpu} has no UUID of its own: no run can take it.", gpu=gpu.label)
+                advice = tr("Choose others. See what the driver says of them: nvidia-smi -L")
+            case GpuRefusal.SPLIT:
+                message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
+                advice = tr("Choose one of its instances.")
+            case GpuRefusal.HELD:
+                message = tr("{gpu} is used by the run {run}.", gpu=gpu.label, run=gpu.run_name())
+                advice = tr("Stop that run, or choose other GPUs.")
+        return Problem("device-busy", message, path="devices.use", advice=advice)
+    return None

@@ -37,7 +37,7 @@ from rankdeck_app.state.device_feed import DeviceFeed
 from rankdeck_app.state.engine_process import Engine
 
 if TYPE_CHECKING:
-    from rankdeck_app.state.device_history import DeviceHistory
+    from rankdeck_app.state.device_feed import DeviceHistory
 
 NO_GPU = marked("No NVIDIA driver found")
 LOOK_EVERY_S = 0.25
@@ -235,7 +235,7 @@ class Gpus(QObject):
 
     def _keep(self, line: SampleLine, now_s: float) -> None:
         if self.history is None:
-            from rankdeck_app.state.device_history import DeviceHistory  # brings numpy
+            from rankdeck_app.state.device_feed import DeviceHistory  # brings numpy
 
             self.history = DeviceHistory()
         self.history.add(line, now_s - self.began_s)

@@ -18,10 +18,10 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
-from rankdeck.config import environments, folder_file, interpreters, script_search
+from rankdeck.config import environments, folder_file, interpreters, script
 from rankdeck.config.environments import OWN, Interpreter
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
-from rankdeck.config.script_search import FoundScript
+from rankdeck.config.script import FoundScript
 from rankdeck_app.disk import Disk
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
@@ -62,7 +62,7 @@ def look_at(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
         usual, source = environments.describe(found.python, environ), found.source
     except ConfigError as error:
         problems += error.problems
-    scripts = tuple(script_search.scripts_in(folder))
+    scripts = tuple(script.scripts_in(folder))
     known = tuple(environments.all_known(folder, environ))
     return FolderFacts(folder, file, tuple(map(in_words, problems)), scripts, usual, source, known)
 

@@ -19,9 +19,18 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.doctor import WORST_FIRST, CheckWords, Doctor, in_window_words
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.layouts import MIDDLE, TOP, column, push_button, row, scrolled, text_label
+from rankdeck_app.widgets.layouts import (
+    MIDDLE,
+    TOP,
+    Paragraph,
+    WrappedText,
+    column,
+    push_button,
+    row,
+    scrolled,
+    text_label,
+)
 from rankdeck_app.widgets.painting import Symbol, paint_progress
-from rankdeck_app.widgets.wrapped_text import Paragraph, WrappedText
 
 PAGE_KIND = "doctor"
 MAX_WIDTH = 1100

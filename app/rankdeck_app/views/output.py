@@ -26,9 +26,8 @@ from rankdeck_app.language import tr
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox, WholeLabel, tool_button
-from rankdeck_app.widgets.find_bar import FindBar
+from rankdeck_app.widgets.find_bar import FindBar, LineSearch, text_before
 from rankdeck_app.widgets.layouts import column, row, text_label
-from rankdeck_app.widgets.line_search import LineSearch, text_before
 from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, paint_text
 
 ROW_HEIGHT = 16

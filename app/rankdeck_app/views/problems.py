@@ -24,10 +24,17 @@ from rankdeck_app.language import tr
 from rankdeck_app.state.problem_list import ListedProblem, ProblemList, Remedy
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import ElidedLabel
-from rankdeck_app.widgets.flow import FlowLayout
-from rankdeck_app.widgets.layouts import TOP, column, push_button, row, scrolled, text_label
+from rankdeck_app.widgets.layouts import (
+    TOP,
+    FlowLayout,
+    TextBlock,
+    column,
+    push_button,
+    row,
+    scrolled,
+    text_label,
+)
 from rankdeck_app.widgets.painting import Symbol
-from rankdeck_app.widgets.text_block import TextBlock
 
 MAX_ROWS = 100
 MAX_LINKS = 3

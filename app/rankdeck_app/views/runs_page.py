@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QShowEvent
-from PySide6.QtWidgets import QAbstractItemView, QLineEdit
+from PySide6.QtGui import QKeyEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtWidgets import QAbstractItemView, QDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count
@@ -22,7 +22,7 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from rankdeck_app.widgets.layouts import column, row, text_label
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS
 from rankdeck_app.widgets.run_table import RunTable
 from rankdeck_app.widgets.run_table_model import Arrangement, RunTableModel
@@ -257,3 +257,32 @@ def _counted(num_chosen: int, num_found: int) -> str:
         chosen=num_chosen,
         count=count,
     )
+
+
+# The sheet on which a person writes what there is to say of a run.
+
+
+class RunNote(QDialog):
+    """`accepted`: `text` is to be kept. Ctrl+Enter keeps it too, since Enter begins a line."""
+
+    def __init__(self, title: str, note: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Note"))
+        self.setModal(True)
+        self.setMinimumSize(480, 300)
+        heading = tr("Note of {run}", run=title)
+        self.field = QPlainTextEdit(note)
+        self.field.setProperty("kind", "field")
+        self.field.setAccessibleName(heading)
+        self.field.setTabChangesFocus(True)
+        self.keep = push_button(tr("Keep"), tr("Keep the note (Ctrl+Enter)"), self.accept, kind="primary")
+        leave = push_button(tr("Cancel"), tr("Leave it as it was (Escape)"), self.reject)
+        for keys in ("Ctrl+Return", "Ctrl+Enter"):
+            QShortcut(QKeySequence(keys), self, self.accept)
+        parts = (text_label(heading, "section"), (self.field, 1), row(None, leave, self.keep))
+        column(*parts, on=self, margins=(20, 16, 20, 16), spacing=10)
+        self.field.setFocus()
+
+    @property
+    def text(self) -> str:
+        return self.field.toPlainText()

@@ -17,11 +17,10 @@ from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import UNKNOWN, Chart
+from rankdeck_app.widgets.chart import UNKNOWN, Chart, LegendEntry, paint_entries, place_entries
+from rankdeck_app.widgets.chart_colors import BUBBLE, IDLE, gap_sign, ink_on, phase_color, phase_label
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
-from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
-from rankdeck_app.widgets.phase_colors import BUBBLE, IDLE, gap_sign, ink_on, phase_color, phase_label
 from rankdeck_app.widgets.plot_axes import round_up
 
 AXIS_HEIGHT = 15

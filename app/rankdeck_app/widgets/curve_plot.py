@@ -2,7 +2,7 @@
 on top.
 
 It draws windows of two curves, so a million steps cost what a thousand do. Raw values keep a pen of width 1
-(a wider one takes seconds on a dense curve); the average has few points and may be wider. curve_style.py has
+(a wider one takes seconds on a dense curve); the average has few points and may be wider. plot_axes.py has
 the ways in which a person may want it drawn; what stands on another x axis than steps is looked up along the
 steps.
 """
@@ -21,8 +21,17 @@ from rankdeck.run.series import Curve, Floats, Series, Window
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME, X_AXES, CurveStyle
-from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
+from rankdeck_app.widgets.plot_axes import (
+    SAMPLES,
+    STEP,
+    TIME,
+    UNITS,
+    X_AXES,
+    CountAxis,
+    CurveStyle,
+    padded_range,
+    step_up,
+)
 from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent
 
+from rankdeck import events
+from rankdeck.run.verified import (
+    DIFFERS,
+    EQUAL,
+    NOTED,
+    ONE_DEVICE,
+    UNCHECKED,
+    compared_text,
+    verified_more,
+    verified_text,
+)
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import chart_font, paint_text
@@ -71,3 +84,22 @@ class FactsLine(Chart[tuple[Fact, ...]]):
             for fact in self.figure
         )
         return rows and f"<table>{rows}</table>"
+
+
+# How it looks whether a strategy computes what one device computes: the same sign in every view.
+
+VERIFIED_LOOKS: Mapping[str, tuple[str, str]] = {
+    EQUAL: ("verified", "ok"),
+    NOTED: ("info", "muted"),
+    DIFFERS: ("error", "error"),
+    UNCHECKED: ("question", "muted"),
+    "failed": ("circle-slash", "muted"),
+}
+"""(icon, tone) by outcome."""
+
+
+def verified_fact(verified: events.Verified) -> Fact:
+    """For the header of a run."""
+    icon, tone = VERIFIED_LOOKS.get(verified.outcome, VERIFIED_LOOKS[UNCHECKED])
+    more = map(spoken, (verified_more(verified), compared_text(verified)))
+    return Fact(icon, tr(ONE_DEVICE), spoken(verified_text(verified)), "\n".join(filter(None, more)), tone)

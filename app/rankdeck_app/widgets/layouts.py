@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtCore import QObject, QPoint, QRect, QSize, Qt, QTimer
+from PySide6.QtGui import (
+    QFontMetrics,
+    QResizeEvent,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextCursor,
+    QTextOption,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
     QHBoxLayout,
     QLabel,
     QLayout,
+    QLayoutItem,
+    QPlainTextEdit,
     QPushButton,
     QScrollArea,
+    QSizePolicy,
+    QTextEdit,
     QVBoxLayout,
     QWidget,
 )
+
+from rankdeck_app.theme import Theme
 
 Margins = tuple[int, int, int, int]
 Part = QWidget | QLayout | tuple[QWidget | QLayout, int] | None
@@ -140,3 +155,182 @@ def make_in_turns(owner: QObject, parts: Iterator[object]) -> None:
 
     turns.timeout.connect(make_next)
     turns.start()
+
+
+# Widgets beside each other that go on in the next row where the width ends, as words do.
+
+
+class FlowLayout(QLayout):
+    """`gap` parts widgets and rows."""
+
+    def __init__(self, parent: QWidget, gap: int = 8) -> None:
+        super().__init__(parent)
+        self._gap = gap
+        self._items: list[QLayoutItem] = []
+        self.setContentsMargins(0, 0, 0, 0)
+
+    def addItem(self, item: QLayoutItem) -> None:
+        self._items.append(item)
+
+    def count(self) -> int:
+        return len(self._items)
+
+    def itemAt(self, index: int) -> QLayoutItem | None:
+        return self._items[index] if 0 <= index < len(self._items) else None
+
+    def takeAt(self, index: int) -> QLayoutItem | None:
+        return self._items.pop(index) if 0 <= index < len(self._items) else None
+
+    def expandingDirections(self) -> Qt.Orientation:
+        return Qt.Orientation(0)
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        return self._places(width)[1]
+
+    def sizeHint(self) -> QSize:
+        return self.minimumSize()
+
+    def minimumSize(self) -> QSize:
+        size = QSize()
+        for item in self._items:
+            size = size.expandedTo(item.minimumSize())
+        return size
+
+    def setGeometry(self, rect: QRect) -> None:
+        super().setGeometry(rect)
+        for item, place in zip(self._items, self._places(rect.width())[0], strict=True):
+            item.setGeometry(place.translated(rect.topLeft()))
+
+    def _places(self, width: int) -> tuple[list[QRect], int]:
+        """Where each item stands in that width, and the height of all."""
+        places, corner, bottom = list[QRect](), QPoint(0, 0), 0
+        for item in self._items:
+            wanted = item.sizeHint()
+            if corner.x() > 0 and corner.x() + wanted.width() > width:
+                corner = QPoint(0, bottom + self._gap)
+            place = QRect(corner, wanted.boundedTo(QSize(max(width, 0), wanted.height())))
+            places.append(place)
+            corner.setX(place.right() + 1 + self._gap)
+            bottom = max(bottom, place.bottom() + 1)
+        return places, bottom
+
+
+# Lines as they were written, in a mono face: as high as they are, scrolled sideways where they are long.
+
+
+class TextBlock(QPlainTextEdit):
+    def __init__(self, theme: Theme, lines: Sequence[str], accessible_name: str) -> None:
+        super().__init__("\n".join(lines))
+        self.setReadOnly(True)
+        self.setTabChangesFocus(True)
+        self.setFont(theme.font(11, mono=True))
+        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(accessible_name)
+        self.document().setDocumentMargin(0)
+        self.viewport().setAutoFillBackground(False)
+
+    def sizeHint(self) -> QSize:
+        metrics = QFontMetrics(self.font())
+        bar = self.horizontalScrollBar()
+        scrolled = bar.sizeHint().height() if bar.maximum() > 0 else 0
+        return QSize(200, self.blockCount() * metrics.lineSpacing() + scrolled + 4)
+
+    minimumSizeHint = sizeHint
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.updateGeometry()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Up and down is the page's."""
+        if event.angleDelta().x():
+            super().wheelEvent(event)
+        else:
+            event.ignore()
+
+
+# Paragraphs that take the width that there is and as much height as they need, and can be selected.
+#
+# Unlike a label's they break a word where it is longer than a line: a path is read whole at any width.
+
+Paragraph = tuple[str, str]
+"""Its words, and how they look: "" as text does, "apart" with more room above, "dim", or "mono"."""
+_GAP_PX, _APART_PX = 2, 6
+_SMALL = ("dim", "mono")
+
+
+class WrappedText(QTextEdit):
+    """`name` is what a screen reader says of it."""
+
+    def __init__(self, theme: Theme, name: str) -> None:
+        super().__init__()
+        self._theme = theme
+        self._paragraphs: list[Paragraph] = []
+        self.setReadOnly(True)
+        self.setAccessibleName(name)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.setTabChangesFocus(True)
+        self.setUndoRedoEnabled(False)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.document().setDocumentMargin(0)
+        self.viewport().setAutoFillBackground(False)
+        policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self._heights: dict[int, int] = {}
+        theme.changed.connect(self._write)
+
+    def set_paragraphs(self, paragraphs: Sequence[Paragraph]) -> None:
+        if list(paragraphs) != self._paragraphs:
+            self._paragraphs = list(paragraphs)
+            self._write()
+
+    @property
+    def words(self) -> str:
+        return "\n".join(text for text, _ in self._paragraphs)
+
+    def _write(self) -> None:
+        self.document().clear()
+        cursor = QTextCursor(self.document())
+        block = QTextBlockFormat()
+        for at, (text, look) in enumerate(self._paragraphs):
+            block.setTopMargin(_APART_PX if look == "apart" else _GAP_PX)
+            letters = QTextCharFormat()
+            letters.setFont(self._theme.font(11 if look in _SMALL else 12, mono=look == "mono"))
+            ink = "descriptionForeground" if look == "dim" else "foreground"
+            letters.setForeground(self._theme.color(ink))
+            if at:
+                cursor.insertBlock(block)
+            cursor.insertText(text, letters)
+        self._heights.clear()
+        self.updateGeometry()
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """Of a copy: the text itself is laid out for the width that it has."""
+        if width not in self._heights:
+            measured = self.document().clone()
+            measured.setDefaultTextOption(self.document().defaultTextOption())
+            measured.setTextWidth(width)
+            self._heights[width] = int(measured.size().height()) + 1
+            measured.deleteLater()
+        return self._heights[width]
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, self.fontMetrics().height())
+
+    minimumSizeHint = sizeHint
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """It is the page that scrolls."""
+        event.ignore()

@@ -11,16 +11,16 @@ import numpy as np
 import pyqtgraph as pg
 
 from rankdeck.base.units import format_count
+from rankdeck.compare.bars import LABEL_HEIGHT, LABEL_WIDTH, label_heights
 from rankdeck.compare.curves import LossLine, loss_line
-from rankdeck.compare.drawing import LABEL_HEIGHT, LABEL_WIDTH, label_heights
 from rankdeck.compare.table import letter_of
 from rankdeck_app.language import tr
-from rankdeck_app.state.compared_run import FollowedRun
+from rankdeck_app.state.comparing import FollowedRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
-from rankdeck_app.widgets.run_signs import pen_of, tint_of
+from rankdeck_app.widgets.run_names import pen_of, tint_of
 from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 

@@ -16,9 +16,9 @@ from PySide6.QtGui import QFontMetricsF
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.movement import Interval, Line, Timeline
+from rankdeck_app.widgets.chart_colors import IDLE, phase_label
 from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.painting import chart_font
-from rankdeck_app.widgets.phase_colors import IDLE, phase_label
 
 LEAST_PX = 2.0
 """A block below this is drawn together with its neighbours."""

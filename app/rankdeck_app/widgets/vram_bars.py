@@ -21,10 +21,17 @@ from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import UNKNOWN, Chart, bytes_table
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
+from rankdeck_app.widgets.chart import (
+    UNKNOWN,
+    Chart,
+    LegendEntry,
+    PlacedEntry,
+    bytes_table,
+    paint_entries,
+    place_entries,
+)
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit, ink_on
 from rankdeck_app.widgets.device_rows import HostMarks, label_width, natural_height
-from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import (
     CENTER,
     LEFT,
@@ -35,7 +42,6 @@ from rankdeck_app.widgets.painting import (
     paint_text,
     paint_track,
 )
-from rankdeck_app.widgets.phase_colors import ink_on
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 11

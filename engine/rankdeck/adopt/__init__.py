@@ -6,8 +6,8 @@
     arguments.py   values that the text tells, those of argparse options included
     findings.py    model and data: which calls of the script make them
     losses.py      what backward is called on, and whether the catalogue has it
-    literals.py    seed, clipping, schedulers
-    left_out.py    what the text tells that a configuration does not take over
+    options.py    seed, clipping, schedulers
+    adopt.py    what the text tells that a configuration does not take over
     options.py     what was seen, in a configuration's words
     writing.py     the lines of the file, with what is to be filled in
     adopt.py       all of it together

@@ -3,7 +3,7 @@
     model    what the optimizer is given the parameters of
     data     what the training loader is given
 
-Read tracing.py and naming.py first, losses.py and literals.py next.
+Read tracing.py and naming.py first, losses.py and options.py next.
 """
 
 from __future__ import annotations

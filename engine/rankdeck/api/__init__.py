@@ -5,8 +5,7 @@
     arguments.py   what they are given, and errors that speak of it
     run_object.py  Run: what a run is to the one who started or opened it
     figures.py     a run's events as numpy columns, read on from where they were
-    showing.py     progress in a terminal, in a notebook, or as lines
-    html.py        a run as a small table
+    html.py        a run as a small table, and its progress in a terminal, in a notebook or as lines
 
 Every run has processes of its own: nothing trains in the caller's, and torch is not imported there.
 """

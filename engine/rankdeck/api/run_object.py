@@ -16,7 +16,7 @@ import numpy as np
 
 from rankdeck.api import html
 from rankdeck.api.figures import Figures, Floats, MetricValues, Whole
-from rankdeck.api.showing import display_for
+from rankdeck.api.html import display_for
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
 from rankdeck.base.phrases import phrase

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rankdeck.base.home import state_dir
 from rankdeck.base.parsing import toml_of
 from rankdeck.base.phrases import phrase
 
@@ -230,3 +231,22 @@ def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
         return start, os.pread(handle, num_bytes, start)
     finally:
         os.close(handle)
+
+
+# Who holds which GPU: a locked file per UUID, held by the guard of a run for as long as the run lives.
+
+
+def lease_path(uuid: str) -> Path:
+    """The file whose lock is the lease of a GPU; nothing is created."""
+    return state_dir() / "leases" / f"{uuid}.lock"
+
+
+def lease_holder(uuid: str) -> str | None:
+    """The run that holds a GPU, as its guard wrote it; None when it is free."""
+    path = lease_path(uuid)
+    if not is_locked(path):
+        return None
+    try:
+        return read_text(path).strip() or "another run"
+    except OSError:  # just given back
+        return None

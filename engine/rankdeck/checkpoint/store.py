@@ -39,9 +39,8 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.files import is_regular, sync_to_disk, wait_for_folder, write_own
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.checkpoint.complex_pairs import as_pairs, described, from_pairs, to_read_into
 from rankdeck.checkpoint.failures import Failure, FolderMissingError, failure_of, not_saved, reason
-from rankdeck.checkpoint.rng import put_random_states, random_states
+from rankdeck.checkpoint.plain import as_pairs, described, from_pairs, to_read_into
 from rankdeck.checkpoint.spreading import LeadingRanks
 from rankdeck.checkpoint.training_state import (
     Blank,
@@ -51,9 +50,11 @@ from rankdeck.checkpoint.training_state import (
     blank_state,
     each_alone,
     in_words,
+    put_random_states,
     put_state,
     put_together,
     put_weights,
+    random_states,
     single_numbers,
     state_of,
 )

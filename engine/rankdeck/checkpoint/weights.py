@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from rankdeck.base.files import write_own
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
-from rankdeck.checkpoint.complex_pairs import real_view
-from rankdeck.checkpoint.plain import from_plain
+from rankdeck.checkpoint.plain import from_plain, real_view
 from rankdeck.checkpoint.training_state import extra_state_of, put_together, single_numbers
 from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.modules import split_state

@@ -20,25 +20,18 @@ from rankdeck import __version__
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import (
-    adopt,
     attach,
     catalogue,
     compare,
     console,
-    copying,
     devices,
     doctor,
-    label,
-    meet,
     on_host,
     plan,
     race,
     results,
-    resume,
     serve,
-    stacks,
     train,
-    verify,
     why,
 )
 from rankdeck.cli import run as script_run
@@ -60,30 +53,30 @@ for _group, _commands in {
     "Runs": (
         train.train,
         script_run.run,
-        resume.resume,
+        train.resume,
         attach.watch,
         attach.stop,
-        stacks.stacks,
-        resume.checkpoint,
+        attach.stacks,
+        train.checkpoint,
         results.runs,
         results.show,
         why.why,
         compare.compare,
         compare.report,
-        label.label,
+        attach.label,
         results.export,
-        adopt.adopt,
+        catalogue.adopt,
     ),
-    "Before a run": (plan.plan, verify.verify, race.race, doctor.doctor),
+    "Before a run": (plan.plan, train.verify, race.race, doctor.doctor),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
-    "Other hosts": (copying.copy, copying.install, serve.serve),
+    "Other hosts": (attach.copy, attach.install, serve.serve),
 }.items():
     for _command in _commands:
         _kind = ScriptCommand if _command is script_run.run else None
         app.command(rich_help_panel=_group, cls=_kind)(_command)
 
 
-app.command(hidden=True)(meet.meet)
+app.command(hidden=True)(serve.meet)
 
 
 def _version(wanted: bool) -> None:

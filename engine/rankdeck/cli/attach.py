@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankdeck.base.errors import MachineError
-from rankdeck.base.phrases import phrase
-from rankdeck.cli import console
+from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.cli import console, on_host
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
+from rankdeck.diagnose.stacks import where
 
 if TYPE_CHECKING:
+    from rankdeck.diagnose.stacks import Frame
+    from rankdeck.launch.stacks import RankStack
     from rankdeck.rundir import RaceDir
+
 
 STOPPED_WITHIN_S = 30.0
 
@@ -84,3 +89,163 @@ def _stop_race(race: RaceDir, as_json: bool) -> int:
         )
     found = read_race(race)
     return _say_outcome(race.name, "stopped" if found is None else found.outcome, as_json)
+
+
+# `rankdeck stacks`: where every rank of a living run stands. Asking disturbs nobody's step.
+
+_WHY = {
+    "suspended": phrase("suspended by a signal (SIGSTOP)"),
+    "debugger": phrase("a debugger is attached"),
+    "ended": phrase("its process has ended"),
+    "unheard": phrase("it listens to no signal"),
+}
+_SILENT = phrase("it has not answered")
+
+
+def stacks(
+    name: RunName,
+    threads: Annotated[bool, typer.Option("--all", help="Every thread, as Python writes them.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Tell where every rank of a running run stands: the line of your own code first, and its collective."""
+    from rankdeck.launch.control import NotRunningError
+    from rankdeck.launch.stacks import stacks_of
+
+    run = find_run(name)
+    if not run.is_alive():
+        raise NotRunningError(phrase("{run} is not running: {outcome}.", run=run.name, outcome=run.outcome()))
+    found = stacks_of(run)
+    if not found:
+        raise MachineError(
+            phrase("No rank of {run} has begun yet.", run=run.name),
+            code="no-ranks",
+            advice=phrase("Ask again in a moment."),
+        )
+    if as_json:
+        console.as_json({"run": run.name, "ranks": [_as_json(stack) for stack in found]})
+        return 0
+    for stack in found:
+        console.out().print(f"rank {stack.rank} ({stack.pid}): {_words(stack)}", soft_wrap=True)
+        if threads:
+            console.out().print(stack.answer.text, soft_wrap=True)
+            continue
+        for frame in stack.answer.frames:
+            console.out().print(f"    {frame.words()}", soft_wrap=True)
+    return 0
+
+
+def _words(stack: RankStack) -> Phrase:
+    if not stack.answer.frames:
+        return _WHY.get(stack.why or "", _SILENT)
+    call = stack.answer.call
+    if call is None:
+        return where(stack.answer.frames)
+    return phrase("{place}: {call}", place=where(stack.answer.frames), call=call.words())
+
+
+def _as_json(stack: RankStack) -> dict[str, Any]:
+    call = stack.answer.call
+    return {
+        "rank": stack.rank,
+        "pid": stack.pid,
+        "why": stack.why if stack.answer.frames or stack.why else "silent",
+        "frames": [_frame(frame) for frame in stack.answer.frames],
+        "collective": call
+        and {"group": call.group, "number": call.number, "kind": call.kind, "shape": call.shape},
+        "text": stack.answer.text,
+    }
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    return {"file": frame.file, "line": frame.line, "function": frame.function}
+
+
+# `rankdeck label`: what a person says of a run or a race. Nothing of it itself changes.
+
+
+def label(
+    name: RunName,
+    title: Annotated[
+        str | None, typer.Option("--name", metavar="TEXT", help='Call it so; "" gives back its first name.')
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="Add a tag.")] = None,
+    untag: Annotated[
+        list[str] | None, typer.Option("--untag", metavar="TEXT", help="Take a tag off.")
+    ] = None,
+    note: Annotated[
+        str | None, typer.Option("--note", metavar="TEXT", help='Replace the note; "" removes it.')
+    ] = None,
+    archive: Annotated[
+        bool | None, typer.Option("--archive/--unarchive", help="Put it away: lists leave it out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Rename, tag, annotate or archive a run or a race; its folder stays where it is."""
+    from rankdeck.run.race_row import race_info
+    from rankdeck.rundir import RunDir, enter_in_index, read_labels, write_labels
+
+    race = find_race(name)
+    run = find_run(name) if race is None else RunDir(race.path)
+    before = read_labels(run.path)
+    if not all(one.strip() for one in tag or ()):
+        raise ConfigError(phrase("A tag needs a word."), advice=phrase("As in --tag baseline."))
+    tags = [one for one in (*before.tags, *(tag or ())) if one not in (untag or ())]
+    after = before.changed(
+        name=before.name if title is None else title,
+        tags=tuple(tags),
+        note=before.note if note is None else note,
+        is_archived=before.is_archived if archive is None else archive,
+    )
+    if after != before:
+        write_labels(run.path, after)
+        enter_in_index(run)  # whoever watches the index looks again
+    called = run.title if race is None else race_info(race).title
+    if as_json:
+        told = {"title": called, "tags": after.tags, "note": after.note, "archived": after.is_archived}
+        console.as_json({"run": run.name, **told})
+        return 0
+    tagged = "".join(f"  #{one}" for one in after.tags)
+    put_away = "  (archived)" if after.is_archived else ""
+    console.out().print(f"{called}{tagged}{put_away}", soft_wrap=True)
+    if after.note:
+        console.out().print(after.note, soft_wrap=True)
+    return 0
+
+
+# `rankdeck copy`: a run of another host, brought here to be read as any other; and `rankdeck install`.
+
+
+def copy(
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN", help="With --host a run there, else a copy that is here.")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Bring a run of another host here (--host NAME), or what is new of a copy that is here already."""
+    from rankdeck.rundir import RunDir
+
+    origin = RunDir(path).copied_from
+    if origin is None:
+        raise ConfigError(
+            phrase("{path} is no copy of another host's run.", path=path),
+            code="no-copy",
+            advice=phrase("As in: rankdeck --host NAME copy last"),
+        )
+    return on_host.copy(origin.host, origin.path, follow=follow, as_json=as_json)
+
+
+def install(
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Further arguments of pip's.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="An environment that is there already.")
+    ] = None,
+) -> None:
+    """Put this rankdeck on another host (--host NAME)."""
+    raise ConfigError(
+        phrase("install is for another host, and none is named."),
+        code="no-host",
+        advice=phrase("As in: rankdeck --host NAME install"),
+    )

@@ -12,8 +12,8 @@ from rankdeck.base.errors import ConfigError, RunNotFoundError
 from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
+from rankdeck.cli.console import check_stdout, name_of, written
 from rankdeck.cli.options import AsJson, check_file, find_run
-from rankdeck.cli.output import check_stdout, name_of, written
 from rankdeck.cli.trust import Trust
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def compare(
 ) -> int:
     """Compare runs: figures with the best marked, losses, memory by device, and what differs."""
     from rankdeck.compare.curves import loss_line, step_axis
+    from rankdeck.compare.figures import read
     from rankdeck.compare.naming import check_number
-    from rankdeck.compare.reading import read
     from rankdeck.compare.table import compare as beside
 
     named = [_find(name) for name in names]
@@ -92,8 +92,8 @@ def report(
     Of a run that ran out of memory the page says why, with what the planner knows would need less.
     """
     from rankdeck.cli.why import lines_of
-    from rankdeck.compare.reading import read
-    from rankdeck.compare.report import write_report
+    from rankdeck.compare.figures import read
+    from rankdeck.compare.page import write_report
     from rankdeck.diagnose.why import why_of
 
     at, page = _find(name), _checked(page, as_json)

@@ -14,8 +14,7 @@ from rankdeck.cli import console
 from rankdeck.cli.summary import outcome_style
 from rankdeck.cli.words import empty_table, one_line
 from rankdeck.compare.curves import LossLine
-from rankdeck.compare.differences import Difference
-from rankdeck.compare.ranking import of_two_kinds
+from rankdeck.compare.differences import Difference, of_two_kinds
 from rankdeck.compare.table import Comparison, FigureRow
 from rankdeck.compare.words import TEXT, UNKNOWN, devices_in_words, shortened, strategy_in_words
 

@@ -6,10 +6,14 @@ word.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import shutil
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import msgspec
@@ -17,8 +21,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from rankdeck.base.errors import Problem
+from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.masking import harmless as harmless
+from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.own_code import brief
 from rankdeck.doctor.offering import with_offer
 
@@ -93,3 +98,41 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+# Where a command writes its file: to the name that was typed, or for "-" to stdout, once it is whole.
+
+STDOUT = Path("-")
+
+
+def check_stdout(file: Path, *, as_json: bool) -> bool:
+    """Whether the file is stdout.
+
+    Raises:
+        ConfigError: --json goes there, too.
+    """
+    if file == STDOUT and as_json:
+        raise ConfigError(
+            phrase("The file and --json cannot both be written to stdout."),
+            code="usage",
+            advice=phrase("Name a file, or leave --json out."),
+        )
+    return file == STDOUT
+
+
+@contextlib.contextmanager
+def written(file: Path) -> Iterator[Path]:
+    """Where to write meanwhile: the file itself, or one whose bytes then go to stdout."""
+    if file != STDOUT:
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder, "whole")
+        yield whole
+        with open(whole, "rb") as contents:
+            shutil.copyfileobj(contents, sys.stdout.buffer)
+        sys.stdout.flush()
+
+
+def name_of(file: Path) -> str:
+    return "stdout" if file == STDOUT else str(file)

@@ -21,8 +21,8 @@ from rankdeck.cli.joining import host_names
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from rankdeck.doctor.checks import Looked
     from rankdeck.doctor.lines import CheckLine, DoctorLine, DoneLine
+    from rankdeck.doctor.looking import Looked
 
 _STYLES = {"good": "green", "look": "yellow", "broken": "bold red", "not-tried": "dim"}
 _VERDICT_WIDTH, _TITLE_WIDTH = 14, 23
@@ -96,8 +96,7 @@ def _over_here(
     rows: Sequence[str] | None, python: str | None, runs: Path | None
 ) -> tuple[list[str], Iterator[CheckLine]]:
     """Names of rows that will come, and these."""
-    from rankdeck.doctor.checks import checks_of, only
-    from rankdeck.doctor.looking import look_over
+    from rankdeck.doctor.looking import checks_of, look_over, only
 
     names = set(rows or ())
     _check_names(names)
@@ -124,7 +123,7 @@ def _looked(python: str | None, runs: Path | None) -> Looked:
     """Raises: ConfigError where what is named is no interpreter."""
     from rankdeck import rundir
     from rankdeck.config import interpreters
-    from rankdeck.doctor.checks import Looked
+    from rankdeck.doctor.looking import Looked
 
     # What lies in the current folder may be anybody's: it is tried where it is named.
     chosen = interpreters.choose(python, folders=[], environ=os.environ)

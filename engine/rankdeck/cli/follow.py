@@ -58,6 +58,6 @@ def choose(run: RunDir, *, progress: bool = True) -> Display:
         from rankdeck.cli.live import LiveDisplay
 
         return LiveDisplay(run)
-    from rankdeck.cli.lines import PlainLines
+    from rankdeck.cli.display import PlainLines
 
     return PlainLines()

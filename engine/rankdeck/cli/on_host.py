@@ -23,8 +23,7 @@ from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.leaving import ANSWER_S, Stopping, say_left
-from rankdeck.cli.until_end import INTERRUPTED, finish, handled
+from rankdeck.cli.until_end import ANSWER_S, INTERRUPTED, Stopping, finish, handled, say_left
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display

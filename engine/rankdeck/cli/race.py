@@ -6,11 +6,15 @@ third leaves.
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -21,9 +25,9 @@ from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
-from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
-from rankdeck.cli.until_end import INTERRUPTED, Interrupts
+from rankdeck.cli.until_end import INTERRUPTED, Interrupts, term_interrupts
 from rankdeck.run.bounds import RACE_STEPS
+from rankdeck.rundir import RaceDir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +35,11 @@ if TYPE_CHECKING:
     from rankdeck.cli.race_display import RaceDisplay
     from rankdeck.config import RunConfig
     from rankdeck.launch.race import Asked, Racing
-    from rankdeck.planner.targets import Target
+    from rankdeck.planner.candidates import Target
     from rankdeck.run.plan_lines import PlanLine
     from rankdeck.run.race import LeftOut, Race
     from rankdeck.rundir import RaceDir
+
 
 ASKED_FROM_S = 120.0
 """A race that is expected to take longer is asked about first, in a terminal."""
@@ -195,7 +200,7 @@ def nothing_fits(left_out: Sequence[LeftOut], target: Target) -> ConfigError:
 
 def _is_wanted(asked: Asked) -> bool:
     """Whether a person in a terminal wants a race of this length; short ones are not asked about."""
-    from rankdeck.run.race_time import expected_s, expected_text
+    from rankdeck.run.race import expected_s, expected_text
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
     if expected_s(asked.lines, asked.steps)[0] <= ASKED_FROM_S or not is_asked:
@@ -305,3 +310,68 @@ def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
     console.err().print(
         f"{file} trains under {winner.label}: rankdeck train {shlex.quote(str(file))}", soft_wrap=True
     )
+
+
+# `rankdeck race --detach`: the race in a process and a session of its own, which tells where it is.
+#
+# The one that was called waits until the other has planned and holds its devices, then says where the race
+# is and leaves. What the race says from there on is in race.log of its folder; what kept it from beginning
+# is said here.
+
+ANNOUNCE = "--announce"
+LOG = "race.log"
+
+
+def start_detached(*, as_json: bool) -> int:
+    """Begin the race that this command was asked for in another process; the exit code."""
+    reading, writing = os.pipe()
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    command = [sys.executable, "-P", "-m", "rankdeck", *words, "--yes", ANNOUNCE, str(writing)]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, term_interrupts():
+        racer = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+        os.close(writing)
+        try:
+            with open(reading, encoding="utf-8") as announced:
+                path = announced.read()
+            code = 0 if path else racer.wait()
+        except BaseException:
+            racer.terminate()
+            racer.wait()
+            raise
+        if not path:
+            _pass_on(out, sys.stdout.fileno())
+            _pass_on(err, sys.stderr.fileno())
+            return code
+    if as_json:
+        console.as_json({"run": Path(path).name, "path": path})
+    else:
+        typer.echo(path)
+    return 0
+
+
+def _pass_on(said: IO[bytes], handle: int) -> None:
+    said.seek(0)
+    with os.fdopen(os.dup(handle), "wb") as stream:
+        shutil.copyfileobj(said, stream)
+
+
+def announce(race: RaceDir, handle: int) -> None:
+    """Say where the race is, and go on into its log.
+
+    Raises: BrokenPipeError where whoever asked for the race has left.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    log = os.open(race.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    os.close(log)
+    with open(handle, "w", encoding="utf-8") as pipe:
+        pipe.write(str(race.path))

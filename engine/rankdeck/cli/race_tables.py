@@ -23,8 +23,8 @@ from rankdeck.run.race import (
     LossAgreement,
     Race,
     RaceEntry,
+    expected_text,
 )
-from rankdeck.run.race_time import expected_text
 from rankdeck.run.race_verdicts import STRICT_STEPS
 from rankdeck.run.verified import EQUAL, NOTED, OUTCOME_WORDS, UNCHECKED
 from rankdeck.rundir import RaceDir

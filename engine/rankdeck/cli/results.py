@@ -12,8 +12,8 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
+from rankdeck.cli.console import check_stdout, name_of, written
 from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
-from rankdeck.cli.output import check_stdout, name_of, written
 from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def show(
     run = find_run(name)
     _check_attempt(run, attempt)
     if with_plan:
-        from rankdeck.run.prediction import to_predict
+        from rankdeck.run.plan_lines import to_predict
 
         planned = to_predict(run)
         if planned is not None:
@@ -153,7 +153,7 @@ def _write_weights(run: RunDir, file: Path, attempt: int | None, *, is_past: boo
         from rankdeck.config import load
 
         check_trust(run, load(run.config_to_go_on_with), trust=trust)  # its model is built
-        from rankdeck.training.saved_weights import export_saved
+        from rankdeck.training.saving import export_saved
 
         step = export_saved(run, file, attempt if is_past else None)
         if step is not None:

@@ -24,7 +24,7 @@ from rankdeck.cli.until_end import command_started
 if TYPE_CHECKING:
     from rankdeck.config.interpreters import ChosenPython
     from rankdeck.config.script import ScriptConfig
-    from rankdeck.launch.attached import Attached
+    from rankdeck.launch.streams import Attached
     from rankdeck.rundir import RunDir
 
 

@@ -183,9 +183,9 @@ def _check_script(entry: ScriptEntry, folder: Path) -> None:
     _check_is_python(entry, is_there=is_there)
     if is_there:
         return
-    from rankdeck.config import presets, script_search
+    from rankdeck.config import presets, script
 
-    scripts = [found.name for found in script_search.scripts_in(folder)]
+    scripts = [found.name for found in script.scripts_in(folder)]
     close = difflib.get_close_matches(entry.run, scripts, n=1, cutoff=0.5)
     if presets.find(entry.run) is not None:
         advice = phrase("A preset is trained with: rankdeck train {preset}", preset=entry.run)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import phrase
 
 
@@ -28,3 +28,36 @@ def serve(
     os.dup2(2, 1)
     Serving(0, write_end).run()
     return 0
+
+
+# `rankdeck meet`: one host's part of `doctor --hosts`, which starts it there; no person does.
+
+
+def meet(
+    address: Annotated[str, typer.Option()] = "",
+    number: Annotated[int, typer.Option(min=0)] = 0,
+    hosts: Annotated[int, typer.Option(min=1)] = 2,
+    store: Annotated[str, typer.Option()] = "",
+    reach: Annotated[str, typer.Option()] = "",
+) -> int:
+    """Meet the other hosts that `rankdeck doctor --hosts` looks at, and tell how that went."""
+    from rankdeck.doctor import probe_hosts
+
+    if reach:
+        probe_hosts.reach([_place(text) for text in reach.split(",")])
+        return 0
+    try:
+        probe_hosts.meet(address, number, hosts, _place(store) if store else None)
+    except OSError as error:
+        why = error.strerror or error
+        raise MachineError(
+            phrase("Nothing can listen at {address}: {why}.", address=address, why=why), code="address"
+        ) from None
+    return 0
+
+
+def _place(text: str) -> tuple[str, int]:
+    address, _, port = text.rpartition(":")
+    if not address or not port.isascii() or not port.isdigit():
+        raise ConfigError(phrase("{place} is no place to join.", place=repr(text[:100])), code="place")
+    return address, int(port)

@@ -41,8 +41,8 @@ def why(
     planned once and kept with the run; --json gives the lines of that plan as they come. Of any other run
     --json gives one line, {"problems": [...]}.
     """
+    from rankdeck.compare.figures import read
     from rankdeck.compare.naming import RunAt
-    from rankdeck.compare.reading import read
     from rankdeck.diagnose.why import problems_and_findings, why_of
     from rankdeck.run import plan_lines
 
@@ -84,7 +84,7 @@ def lines_of(
         from rankdeck.planner.preload import preload
 
         preload()
-        from rankdeck.planner.ways_out import way_lines
+        from rankdeck.planner.fixes import way_lines
 
         yield from way_lines(run, timeout_s)
     yield from kept or ()

@@ -2,18 +2,15 @@
 
     naming.py       RUN and RUN@ATTEMPT: what a person types, and which run it is
     background.py   what a run's files say besides its events: configuration, versions, prediction
-    figures.py      a fold and a background as one column of plain figures
+    figures.py      a fold and a background, or a run's directory, as one column of plain figures
     table.py        columns beside each other: the rows, which is best, and why none is where none is
-    ranking.py      which runs may be ranked against each other at all
-    differences.py  the keys in which configurations differ, and what is not configuration
+    differences.py  the keys in which configurations differ, and which runs may be ranked at all
     curves.py       losses over steps, time and samples
     words.py        a figure and a difference as a person reads them
-    bars.py         memory by device and a few figures as bars
-    drawing.py      dashes, round numbers and places of labels
-    reading.py      all of that from run directories
+    bars.py         memory by device and a few figures as bars; dashes, round numbers, places of labels
     telling.py      a comparison as JSON values
-    page.py         a comparison as one page that asks nobody for anything
-    report.py       one run as such a page; suggesting.py says what to try next
+    page.py         a comparison, or one run, as one page that asks nobody for anything
+    reported.py     what a run came to, and what to try next
 
 The command line and the app show the same: the app folds events as they come and begins at figures.py.
 Nothing is imported here: who only names runs needs no numpy.

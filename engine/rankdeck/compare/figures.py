@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankdeck.base.phrases import phrase
-from rankdeck.compare.background import Background
+from rankdeck.compare.background import Background, read_background
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.breakdown import highest_of
-from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.batch import batches
+from rankdeck.run.devices import DeviceFigures, highest_of
 from rankdeck.run.fold import Fold
 from rankdeck.run.series import Curve
 from rankdeck.run.verified import verified_cell, verified_more
+from rankdeck.rundir import EventReader
 
 _NEWEST_STEPS = 1 << 14
 """Of so many steps the spread of step times is told."""
@@ -301,3 +302,28 @@ def _shares(fold: Fold, background: Background, devices: list[DeviceFigures]) ->
 
 def _known(value: float) -> float:
     return value if math.isfinite(value) else 0.0
+
+
+# Runs read from their directories, for whoever does not follow them: the command line.
+
+
+class ReadRun(NamedTuple):
+    """A run's figures, and the fold that its curves are drawn from."""
+
+    figures: ComparedRun
+    fold: Fold
+
+
+def read(at: RunAt) -> ReadRun:
+    """Everything that a run, or one attempt of it alone, has told until now."""
+    fold = Fold()
+    for batch in batches(reader_of(at)):
+        fold.apply(batch)
+    background = read_background(at)
+    outcome = outcome_of(at, fold, background, at.run.outcome())
+    return ReadRun(figures_of(at, fold, background, outcome), fold)
+
+
+def reader_of(at: RunAt) -> EventReader:
+    """What reads the events of a run, or of one attempt alone."""
+    return EventReader(at.run, first_attempt=at.attempt or 0, last_attempt=at.attempt)

@@ -5,21 +5,31 @@ page.html.j2 is the template; every word of a run is escaped there, and home fol
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
 
 from rankdeck import __version__
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.masking import harmless
 from rankdeck.base.phrases import phrase
-from rankdeck.compare import bars, page_charts, words
-from rankdeck.compare.curves import BY, loss_line, step_axis
+from rankdeck.base.units import format_clock, format_count, format_duration
+from rankdeck.compare import bars, differences, words
+from rankdeck.compare.bars import DASHES, NUM_TINTS, label_heights, round_step, ticks
+from rankdeck.compare.curves import BY, LossLine, loss_line, step_axis
 from rankdeck.compare.differences import Difference
-from rankdeck.compare.table import Comparison
+from rankdeck.compare.figures import ComparedRun, ReadRun
+from rankdeck.compare.reported import ERROR_SIGN, reported
+from rankdeck.compare.table import Comparison, compare, letter_of
 from rankdeck.run.fold import Fold
+from rankdeck.run.series import Floats
+from rankdeck.run.summarising import problems_of
 
 _TEMPLATE = "page.html.j2"
 
@@ -72,13 +82,13 @@ def losses(folds: Sequence[Fold], by: str, *, has_letters: bool = True) -> dict[
     charts = {}
     for axis in BY:
         lines = [loss_line(fold, step_axis(fold, axis), 500) for fold in folds]
-        if (chart := page_charts.loss_chart(axis, lines)) is not None:
+        if (chart := loss_chart(axis, lines)) is not None:
             named = [line if has_letters else line._replace(letter="") for line in chart.lines]
             charts[axis] = chart._replace(lines=named)
     return {
         "charts": charts,
         "by": by if by in charts else next(iter(charts), by),
-        "size": (page_charts.WIDTH, page_charts.HEIGHT),
+        "size": (WIDTH, HEIGHT),
     }
 
 
@@ -125,3 +135,206 @@ def _shortened(rows: Sequence[Difference]) -> list[Difference]:
         Difference(row.key, tuple(None if one is None else words.shortened(one) for one in row.values))
         for row in rows
     ]
+
+
+# The drawings of the page as numbers: the template turns them into SVG and escapes every word.
+
+WIDTH, HEIGHT = 1040, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 40, 12, 28
+_MOST_WITH_RAW = 3
+"""Raw losses of more runs hide their averages."""
+
+
+class Tick(NamedTuple):
+    at: float
+    label: str
+
+
+class DrawnLine(NamedTuple):
+    """One run: its tint and dash, and points as SVG takes them. Empty where it has told no loss."""
+
+    letter: str
+    tint: int
+    dash: str
+    average: str
+    raw: str
+    held_out: list[tuple[float, float]]
+    end: tuple[float, float, float]
+    """Of the average (x, y), and the height of the letter beside it."""
+
+
+class LossChart(NamedTuple):
+    by: str
+    unit: str
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    lines: list[DrawnLine]
+
+
+class _Plane(NamedTuple):
+    """Where a place and a loss lie in the drawing; what is far outside stays just outside."""
+
+    end: float
+    low: float
+    high: float
+
+    def x(self, places: Floats) -> Floats:
+        return _LEFT + places / self.end * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, losses: Floats) -> Floats:
+        down = (self.high - losses) / (self.high - self.low)
+        return np.clip(_TOP + down * (HEIGHT - _TOP - _BOTTOM), -HEIGHT, 2.0 * HEIGHT)
+
+    def point(self, place: float, loss: float) -> tuple[float, float]:
+        x, y = self.x(np.array([place])), self.y(np.array([loss]))
+        return round(float(x[0]), 1), round(float(y[0]), 1)
+
+
+def loss_chart(by: str, lines: Sequence[LossLine]) -> LossChart | None:
+    """Losses over one axis; None where no run has told a loss there."""
+    told = {place: line for place, line in enumerate(lines) if not line.is_empty}
+    if not told:
+        return None
+    end = max(float(line.average_x[-1]) for line in told.values()) or 1.0
+    plane = _Plane(end, *_heights(list(told.values())))
+    ends = [plane.point(float(line.average_x[-1]), float(line.average[-1])) for line in told.values()]
+    heights = label_heights(ends, _TOP + 4, HEIGHT - _BOTTOM - 2)
+    return LossChart(
+        by,
+        {"step": "steps", "time": "of training, without pauses", "samples": "samples"}[by],
+        [Tick(plane.point(at, plane.low)[0], _place(by, at, end)) for at in ticks(0, end, 8)],
+        [
+            Tick(plane.point(0, at)[1], f"{at:.{_digits(plane.low, plane.high)}f}")
+            for at in ticks(plane.low, plane.high, 6)
+        ],
+        [
+            DrawnLine(
+                letter_of(place),
+                place % NUM_TINTS,
+                " ".join(f"{length:g}" for length in DASHES[place]),
+                _points(plane.x(line.average_x), plane.y(line.average)),
+                _raw(line, plane) if len(told) <= _MOST_WITH_RAW else "",
+                [plane.point(*pair) for pair in _known(line)],
+                (*point, height),
+            )
+            for (place, line), point, height in zip(told.items(), ends, heights, strict=True)
+        ],
+    )
+
+
+def _known(line: LossLine) -> list[tuple[float, float]]:
+    pairs = zip(line.held_out_x.tolist(), line.held_out.tolist(), strict=True)
+    return [(a, b) for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+
+
+def _heights(lines: Sequence[LossLine]) -> tuple[float, float]:
+    """What the averages and held-out losses need; a first step far above the rest does not flatten it."""
+    values = np.concatenate([part for line in lines for part in (line.average, line.held_out)])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return 0.0, 1.0
+    low, high, usual = float(values.min()), float(values.max()), float(np.percentile(values, 98))
+    if high > low + 3 * (usual - low) > low:
+        high = usual + 0.2 * (usual - low)
+    room = 0.05 * (high - low) or abs(high) or 1.0
+    return low - room, high + room
+
+
+def _points(xs: Floats, ys: Floats) -> str:
+    return " ".join(
+        f"{a:.1f},{b:.1f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True) if math.isfinite(a + b)
+    )
+
+
+def _raw(line: LossLine, plane: _Plane) -> str:
+    xs = np.repeat(line.x, 2)
+    ys = np.empty(2 * len(line.x))
+    ys[0::2], ys[1::2] = line.low, line.high
+    return _points(plane.x(xs), plane.y(ys))
+
+
+def _digits(low: float, high: float) -> int:
+    return max(0, -math.floor(math.log10(round_step(high - low, 6)) + 1e-9))
+
+
+def _place(by: str, at: float, end: float) -> str:
+    if by == "time":
+        return format_clock(at) if end >= 8 else f"{at:g} s"
+    return format_count(at)
+
+
+# One run as one page: figures, losses, memory beside its prediction, time by phase, what to try next.
+#
+# It is made as the page of a comparison is, for a run or one of its attempts alone. reported.py
+# has what the app shows of a run that is over, too.
+
+_REPORT_TEMPLATE = "report.html.j2"
+
+
+def write_report(file: Path, run: ReadRun, by: str, why: object = None) -> None:
+    """Replace the file, whole or not at all. `why` is why it ran out of memory (diagnose/why.py), if it did.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    write(file, report_of(run, by, why))
+
+
+def report_of(run: ReadRun, by: str, why: object = None) -> str:
+    """The whole page. `by` is the axis of the losses that is on top when it is opened."""
+    comparison = compare([run.figures])
+    return render(
+        _REPORT_TEMPLATE,
+        {**_report_facts(run, comparison), "why": why, **losses([run.fold], by, has_letters=False)},
+    )
+
+
+def _report_facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
+    figures, told = run.figures, reported(run.figures, run.fold)
+    return {
+        "comparison": comparison,
+        "title": figures.name,
+        "facts": _headline(figures, run.fold),
+        "is_bad": figures.outcome in ("failed", "lost"),
+        "path": str(figures.at),
+        "problems": [_in_words(problem) for problem in _problems(run)],
+        "suggestions": told.next_steps,
+        "memory": told.devices,
+        "memory_bars": [
+            group._replace(bars=[bar._replace(letter="") for bar in group.bars])
+            for group in bars.memory_bars(comparison)
+        ],
+        "is_predicted": told.is_predicted,
+        "error_sign": ERROR_SIGN,
+        "run_name": figures.at.path.name,
+        "memory_source": told.memory_source,
+        "phases": told.phases,
+        "configuration": list(differences.leaves(figures.background.tables or {})),
+        "rest": list(differences.rest_of(figures)),
+        "version": __version__,
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def _headline(run: ComparedRun, fold: Fold) -> str:
+    started = fold.first_started
+    began = "" if started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(started.started))
+    trained = run.value("trained_s")
+    facts = (
+        run.outcome,
+        words.strategy_in_words(run),
+        words.devices_in_words(run),
+        began and f"began {began}",
+        "" if trained is None else f"trained {format_duration(trained)}",
+        words.kind_in_words(run),
+    )
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _problems(run: ReadRun) -> list[Problem]:
+    return problems_of(run.figures.at.run, run.fold, run.figures.outcome)
+
+
+def _in_words(problem: Problem) -> Mapping[str, str]:
+    told = msgspec.structs.asdict(problem)
+    return {"headline": problem.headline(), "advice": told["advice"] or "", "severity": told["severity"]}

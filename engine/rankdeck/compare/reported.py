@@ -5,18 +5,24 @@ One source for two presentations: the page of `rankdeck report` and the summary 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
+from rankdeck.base import files
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.base.units import format_bytes
+from rankdeck.base.units import format_bytes, format_count
+from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.compare import words
+from rankdeck.compare.background import config_file_of
 from rankdeck.compare.figures import ComparedRun
-from rankdeck.compare.suggesting import NextStep, suggestions
 from rankdeck.compare.table import compare
 from rankdeck.run.anatomy import SIMULATED_TIME, totals_s
 from rankdeck.run.fold import Fold
+from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.row import RESUMABLE
+from rankdeck.rundir import is_entry
 
 SUMMED_UP = (
     "step", "loss", "held_out", "best_held_out", "accuracy", "samples_per_s", "steps_per_s", "step_s",
@@ -119,3 +125,110 @@ def _phases(run: ComparedRun, fold: Fold) -> PhaseTable | None:
         ],
         phrase(SIMULATED_TIME) if sampled.simulated else words.kind_in_words(run),
     )
+
+
+# What to try next after a run: each follows from a figure that the run measured, and says which.
+
+_LARGE_BUBBLE, _LONG_WAIT, _WORSE = 0.15, 0.15, 1.02
+# outcome -> before the first step, and after one
+_ENDED = {
+    "stopped": (marked("It was stopped before its first step."), marked("It was stopped at step {step}.")),
+    "failed": (marked("It failed before its first step."), marked("It failed at step {step}.")),
+    "lost": (marked("It was lost before its first step."), marked("It was lost at step {step}.")),
+}
+
+
+class NextStep(NamedTuple):
+    """What to do, why, and a command that does it, where one does."""
+
+    what: str
+    why: str
+    command: str = ""
+
+
+def suggestions(run: ComparedRun) -> list[NextStep]:
+    """The most telling first; none where nothing stands out."""
+    return [*_imbalance(run), *_bubble(run), *_loader(run), *_held_out(run), *_going_on(run)]
+
+
+def _again(run: ComparedRun, *changes: str) -> str:
+    return shlex.join(["rankdeck", "train", str(config_file_of(run.at)), *changes])
+
+
+def _imbalance(run: ComparedRun) -> Iterator[NextStep]:
+    found = imbalance_of({place: device.num_bytes for place, device in enumerate(run.devices)})
+    if found is None or not found.is_notable or run.strategy not in ("dp", "DataParallel"):
+        return
+    label, excess = run.devices[found.device].label, format_bytes(found.excess_bytes)
+    why = phrase("{device} holds {excess} more than the others.", device=label, excess=excess)
+    what = phrase("Train under DistributedDataParallel: every device holds the same.")
+    yield NextStep(what, why, "" if run.is_script else _again(run, "--strategy", "ddp"))
+
+
+def _bubble(run: ComparedRun) -> Iterator[NextStep]:
+    bubble, theory = run.value("bubble"), run.value("bubble_theory")
+    if bubble is None or bubble < _LARGE_BUBBLE:
+        return
+    if theory is not None and bubble > 1.5 * theory:
+        yield NextStep(
+            phrase("Balance the stages by measured time."),
+            phrase(
+                "Devices wait {bubble:.0%} of a step; the schedule alone makes it {theory:.0%}.",
+                bubble=bubble,
+                theory=theory,
+            ),
+            _again(run, "--set", "strategy.balance=time"),
+        )
+    else:
+        yield NextStep(
+            phrase("Cut the batch into more microbatches, or take an interleaved or zero-bubble schedule."),
+            phrase("Devices wait {bubble:.0%} of a step.", bubble=bubble),
+        )
+
+
+def _loader(run: ComparedRun) -> Iterator[NextStep]:
+    wait = run.value("wait")
+    if wait is not None and wait >= _LONG_WAIT:
+        yield NextStep(
+            phrase("Give the DataLoader more workers."),
+            phrase("{wait:.0%} of a step is waiting for data.", wait=wait),
+        )
+
+
+def _held_out(run: ComparedRun) -> Iterator[NextStep]:
+    last, best = run.figures.get("held_out"), run.figures.get("best_held_out")
+    if last is None or best is None or best.step is None or last.value < _WORSE * best.value:
+        return
+    step = format_count(best.step)
+    yield NextStep(
+        phrase("Train {step} steps, or regularise more.", step=step),
+        phrase(
+            "The held-out loss was {best:.4f} at step {step} and rose to {last:.4f}.",
+            best=best.value,
+            step=step,
+            last=last.value,
+        ),
+    )
+
+
+def _going_on(run: ComparedRun) -> Iterator[NextStep]:
+    name = run.at.path.name
+    if run.at.attempt is not None or run.is_script or is_entry(run.at.path):
+        return
+    if run.outcome in RESUMABLE:
+        if not list_checkpoints(run.at.run.checkpoints_folder):
+            return
+        yield NextStep(
+            phrase("Go on from its newest checkpoint."),
+            _ended(run),
+            shlex.join(["rankdeck", "resume", name]),
+        )
+    elif files.is_regular(run.at.run.weights):
+        command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
+        what, why = phrase("Take its weights along."), phrase("They were saved at its end.")
+        yield NextStep(what, why, shlex.join(command))
+
+
+def _ended(run: ComparedRun) -> str:
+    step, (before, after) = run.value("step"), _ENDED[run.outcome]
+    return phrase(before) if step is None else phrase(after, step=format_count(step))

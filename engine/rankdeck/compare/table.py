@@ -1,8 +1,8 @@
 """Columns of figures beside each other: rows as data, the best of each marked, differences from a baseline.
 
 What cannot be told apart is not told apart: figures that read alike, or whose middle halves overlap, are the
-best together, and where that is all of them none is. Where runs are not comparable (ranking.py) no figure is
-the best and none has a difference; the row says why.
+best together, and where that is all of them none is. Where runs are not comparable (differences.py) no figure
+is the best and none has a difference; the row says why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rankdeck.base.phrases import listed, phrase
 from rankdeck.base.units import format_count
-from rankdeck.compare import differences, ranking, words
+from rankdeck.compare import differences, words
 from rankdeck.compare.differences import Difference
 from rankdeck.compare.figures import SENT, ComparedRun, Figure
 from rankdeck.run.plan_lines import PREDICTED
@@ -23,47 +23,49 @@ LESS, MORE = "less", "more"
 
 
 class RowKind(NamedTuple):
-    """A row of the table. `better` is LESS, MORE or "" where nothing is; `ranked` is a kind of ranking.py."""
+    """A row of the table. `better` is LESS, MORE or "" where nothing is; `ranked` is a kind of ranking."""
 
     key: str
     label: str
     unit: str
     better: str = ""
-    ranked: str = ranking.NOTHING
+    ranked: str = differences.NOTHING
 
 
 TRAINING = phrase("Training")
 ROWS: dict[str, tuple[RowKind, ...]] = {
     TRAINING: (
         RowKind("step", phrase("Steps done"), words.COUNT),
-        RowKind("loss", phrase("Last loss"), words.LOSS, LESS, ranking.LAST_LOSS),
-        RowKind("lowest_loss", phrase("Lowest loss"), words.LOSS, LESS, ranking.LOSS),
-        RowKind("held_out", phrase("Held-out loss"), words.LOSS, LESS, ranking.LAST_LOSS),
-        RowKind("best_held_out", phrase("Best held-out loss"), words.LOSS, LESS, ranking.LOSS),
-        RowKind("accuracy", phrase("Held-out accuracy"), words.ACCURACY, MORE, ranking.LAST_LOSS),
+        RowKind("loss", phrase("Last loss"), words.LOSS, LESS, differences.LAST_LOSS),
+        RowKind("lowest_loss", phrase("Lowest loss"), words.LOSS, LESS, differences.LOSS),
+        RowKind("held_out", phrase("Held-out loss"), words.LOSS, LESS, differences.LAST_LOSS),
+        RowKind("best_held_out", phrase("Best held-out loss"), words.LOSS, LESS, differences.LOSS),
+        RowKind("accuracy", phrase("Held-out accuracy"), words.ACCURACY, MORE, differences.LAST_LOSS),
         RowKind("verified", phrase(ONE_DEVICE), words.TEXT),
     ),
     phrase("Speed"): (
-        RowKind("samples_per_s", phrase("Samples/s"), words.RATE, MORE, ranking.TIME),
-        RowKind("steps_per_s", phrase("Steps/s"), words.RATE, MORE, ranking.STEP_TIME),
-        RowKind("step_s", phrase("Step time"), words.STEP_TIME, LESS, ranking.STEP_TIME),
-        RowKind("trained_s", phrase("Time to train"), words.DURATION, LESS, ranking.TOTAL_TIME),
-        RowKind("wait", phrase("Waiting for the loader"), words.SHARE, LESS, ranking.TIME),
-        RowKind("bubble", phrase("Bubble"), words.SHARE, LESS, ranking.TIME),
+        RowKind("samples_per_s", phrase("Samples/s"), words.RATE, MORE, differences.TIME),
+        RowKind("steps_per_s", phrase("Steps/s"), words.RATE, MORE, differences.STEP_TIME),
+        RowKind("step_s", phrase("Step time"), words.STEP_TIME, LESS, differences.STEP_TIME),
+        RowKind("trained_s", phrase("Time to train"), words.DURATION, LESS, differences.TOTAL_TIME),
+        RowKind("wait", phrase("Waiting for the loader"), words.SHARE, LESS, differences.TIME),
+        RowKind("bubble", phrase("Bubble"), words.SHARE, LESS, differences.TIME),
         RowKind("bubble_theory", phrase("Bubble in theory"), words.SHARE),
-        RowKind("busy", phrase("Devices busy (median)"), words.SHARE, MORE, ranking.TIME),
+        RowKind("busy", phrase("Devices busy (median)"), words.SHARE, MORE, differences.TIME),
     ),
     phrase("Memory"): (
-        RowKind("peak", phrase("Peak, fullest device"), words.BYTES, LESS, ranking.MEMORY),
-        RowKind("peak_others", phrase("Peak, median of the others"), words.BYTES, LESS, ranking.MEMORY),
-        RowKind("imbalance", phrase("Imbalance"), words.RATIO, LESS, ranking.MEMORY),
-        RowKind("peak_sum", phrase("Peak, all devices"), words.BYTES, LESS, ranking.MEMORY),
+        RowKind("peak", phrase("Peak, fullest device"), words.BYTES, LESS, differences.MEMORY),
+        RowKind("peak_others", phrase("Peak, median of the others"), words.BYTES, LESS, differences.MEMORY),
+        RowKind("imbalance", phrase("Imbalance"), words.RATIO, LESS, differences.MEMORY),
+        RowKind("peak_sum", phrase("Peak, all devices"), words.BYTES, LESS, differences.MEMORY),
         RowKind("predicted_peak", phrase("Fullest device, predicted"), words.BYTES),
-        RowKind("held", phrase("Held by known owners"), words.BYTES, LESS, ranking.MEMORY),
+        RowKind("held", phrase("Held by known owners"), words.BYTES, LESS, differences.MEMORY),
     ),
     phrase("Communication"): (
-        RowKind("sent", phrase("Sent per step, all ranks"), words.BYTES, LESS, ranking.BYTES),
-        RowKind("sync_s", phrase("Gradient sync, slowest rank"), words.STEP_TIME, LESS, ranking.STEP_TIME),
+        RowKind("sent", phrase("Sent per step, all ranks"), words.BYTES, LESS, differences.BYTES),
+        RowKind(
+            "sync_s", phrase("Gradient sync, slowest rank"), words.STEP_TIME, LESS, differences.STEP_TIME
+        ),
     ),
 }
 """By group, in the order in which they are shown; both are phrases."""
@@ -183,7 +185,7 @@ def _rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
             if kind.key == "loss" and (common := _common_loss(runs)) is not None:
                 first, step, losses = common
                 label = _common_label(format_count(first), format_count(step))
-                at_step = RowKind(COMMON_STEP, label, words.LOSS, LESS, ranking.LOSS)
+                at_step = RowKind(COMMON_STEP, label, words.LOSS, LESS, differences.LOSS)
                 yield _row(group, at_step, runs, losses, baseline)
             if kind.key == "sent":
                 yield from _by_algorithm(group, runs, baseline)
@@ -226,7 +228,7 @@ def _row(
     baseline: int,
 ) -> FigureRow:
     knowing = [run for run, figure in zip(runs, figures, strict=True) if figure is not None]
-    unranked = ranking.why_not(kind.ranked, knowing) if kind.better else ""
+    unranked = differences.why_not(kind.ranked, knowing) if kind.better else ""
     best = _best(kind, figures) if kind.better and not unranked else ()
     base = figures[baseline]
     from_base = [
@@ -254,9 +256,9 @@ def _made_by(kind: RowKind, run: ComparedRun) -> str:
         return phrase(PREDICTED)
     if kind.key in _FROM_THEORY:
         return phrase("from the schedule")
-    if (kind.unit == words.BYTES and kind.ranked == ranking.MEMORY) or kind.key == "imbalance":
+    if (kind.unit == words.BYTES and kind.ranked == differences.MEMORY) or kind.key == "imbalance":
         return run.memory_words
-    if kind.ranked in (ranking.TIME, ranking.STEP_TIME, ranking.TOTAL_TIME):
+    if kind.ranked in (differences.TIME, differences.STEP_TIME, differences.TOTAL_TIME):
         return words.kind_in_words(run)
     return phrase("measured")
 

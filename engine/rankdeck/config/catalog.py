@@ -616,7 +616,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "Constant",
         "after warm-up",
         "The rate stays.",
-        "rankdeck.training.schedules:constant",
+        "rankdeck.training.workload:constant",
         WarmupArgs,
     ),
     CatalogCard(
@@ -624,7 +624,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "Cosine",
         "half a wave down",
         "The rate falls along half a cosine.",
-        "rankdeck.training.schedules:cosine",
+        "rankdeck.training.workload:cosine",
         CosineArgs,
     ),
     CatalogCard(
@@ -632,7 +632,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "Linear",
         "straight down",
         "The rate falls in a straight line.",
-        "rankdeck.training.schedules:linear",
+        "rankdeck.training.workload:linear",
         CosineArgs,
     ),
     CatalogCard(
@@ -640,7 +640,7 @@ SCHEDULES: Mapping[str, CatalogCard] = _table(
         "One cycle",
         "up, then down",
         "The rate rises to its peak, then falls to 0.",
-        "rankdeck.training.schedules:one_cycle",
+        "rankdeck.training.workload:one_cycle",
         OneCycleArgs,
     ),
 )

@@ -13,10 +13,10 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from rankdeck.base.errors import Problem, closest, did_you_mean, one_of
+from rankdeck.base.parsing import Place, line_of
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
 from rankdeck.config.schema import Choice
-from rankdeck.config.toml_lines import Place, line_of
 
 CARDS: dict[Place, tuple[str, Mapping[str, CatalogCard]]] = {
     ("model",): ("model", MODELS),

@@ -28,12 +28,11 @@ from tomlkit.items import Table as TomlTable
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, closest, did_you_mean, one_of
-from rankdeck.base.parsing import toml_of
+from rankdeck.base.parsing import key_lines, toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.schema import Count, Table
 from rankdeck.config.script import ranks_of
-from rankdeck.config.toml_lines import key_lines
 
 FOLDER_FILE = "rankdeck.toml"
 _MOST_BYTES = 1 << 20

@@ -16,13 +16,12 @@ from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.base.files import LARGEST_TOML_BYTES
 from rankdeck.base.home import expanded
 from rankdeck.base.names import checked_name
-from rankdeck.base.parsing import toml_of
+from rankdeck.base.parsing import Place, key_lines, toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
 from rankdeck.config.naming import given_name
 from rankdeck.config.rules import TABLE_RULES, check_together
 from rankdeck.config.schema import Choice, RunConfig
-from rankdeck.config.toml_lines import Place, key_lines
 
 _TOP_LEVEL = RunConfig.model_fields
 _SECTIONS: dict[str, Any] = {

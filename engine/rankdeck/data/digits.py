@@ -16,8 +16,7 @@ import torch
 
 from rankdeck.base.errors import DataError
 from rankdeck.base.phrases import phrase
-from rankdeck.data.base import DataCard
-from rankdeck.data.tensors import TensorSamples
+from rankdeck.data.base import DataCard, TensorSamples
 
 NUM_TRAIN = 1442
 NUM_HELDOUT = 355

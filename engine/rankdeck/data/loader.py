@@ -22,9 +22,8 @@ from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingErro
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import phrase
 from rankdeck.data import randomness
-from rankdeck.data.base import Draw, ReadsBatches, SampleSet, is_random, needs_epoch
+from rankdeck.data.base import Draw, ReadsBatches, SampleSet, TensorSamples, is_random, needs_epoch
 from rankdeck.data.sampling import HeldoutBatches, StepBatches
-from rankdeck.data.tensors import TensorSamples
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.torch_compat.processes import shut_down_workers
 

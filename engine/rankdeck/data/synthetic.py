@@ -22,8 +22,7 @@ from torch import Tensor
 from rankdeck.base.errors import DataError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import MASKED, SyntheticArgs
-from rankdeck.data.base import DataCard
-from rankdeck.data.tensors import TensorSamples
+from rankdeck.data.base import DataCard, TensorSamples
 
 POOL_BYTES = 64 * 2**20
 PATTERN_NUMBERS = 1024

@@ -1,11 +1,8 @@
 """From failures and oddities to one named cause and a next step. Nothing here imports torch.
 
-failures.py     what the words of an error mean, by the rules of failure_rules.py
-exceptions.py   an exception in a rank -> a problem in words; whether it is only about other ranks
-stacks.py       what faulthandler writes of a rank -> where it stands
-calls.py        torch's flight recorders -> who has not come to which collective, and whether all fit
-patience.py     how long no progress is no hang yet
-hang.py         heartbeats, stacks and calls -> the rank that everybody waits for
+exceptions.py   an exception in a rank -> a problem in words, by the rules of failure_rules.py
+stacks.py       what faulthandler and torch's flight recorders say of each rank -> where it stands
+hang.py         heartbeats, stacks and calls -> the rank that everybody waits for, and since when it is a hang
 script_hang.py  the same for a person's own script
 cause.py        everything known of every rank at the end -> the one cause
 """

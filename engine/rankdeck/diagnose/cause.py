@@ -24,11 +24,9 @@ import msgspec
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import STEP, Beat, lost_lines
 from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck.diagnose.calls import CollectiveCall, differing
-from rankdeck.diagnose.exceptions import is_timeout, limited_time
-from rankdeck.diagnose.failures import UNNAMED, is_communication, name, name_disk
+from rankdeck.diagnose.exceptions import UNNAMED, is_communication, is_timeout, limited_time, name, name_disk
 from rankdeck.diagnose.hang import Standing, called, find_laggard, hang, place
-from rankdeck.diagnose.stacks import Frame
+from rankdeck.diagnose.stacks import CollectiveCall, Frame, differing
 from rankdeck.events import RankFailed
 
 EXIT_STOPPED = 130

@@ -1,7 +1,7 @@
 """The rules about errors, one cause after the other; the first that fits names it.
 
 Words are those of Python, torch, gloo, NCCL and CUDA. A rule asks for no more of them than tells one cause
-from another, so that the next version's still fit. Read failures.py next.
+from another, so that the next version's still fit. Read exceptions.py next.
 """
 
 from __future__ import annotations

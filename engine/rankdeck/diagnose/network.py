@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rankdeck.base.phrases import ALL_OF, Phrase, listed, marked, phrase
-from rankdeck.diagnose.calls import CollectiveCall, unfinished
+from rankdeck.diagnose.stacks import CollectiveCall, unfinished
 
 SAME_MTU = marked(
     "Give the hosts, and all that is between them, the same MTU, or try a smaller one on each: ip link set "

@@ -14,8 +14,7 @@ from pathlib import Path
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.exceptions import IN_LOG, advice_of, last_lines, shortened
-from rankdeck.diagnose.failures import UNNAMED, name
+from rankdeck.diagnose.exceptions import IN_LOG, UNNAMED, advice_of, last_lines, name, shortened
 from rankdeck.diagnose.own_code import FRAME, is_own
 from rankdeck.events import RankFailed
 

@@ -16,7 +16,7 @@ import pynvml
 
 from rankdeck.base import files
 from rankdeck.base.errors import MachineError
-from rankdeck.base.leases import lease_holder
+from rankdeck.base.files import lease_holder
 from rankdeck.base.phrases import COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes, format_duration
 from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row

@@ -4,17 +4,21 @@ started this; services and containers may have others.
 
 from __future__ import annotations
 
+import ctypes
+import getpass
 import os
 import resource
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-from rankdeck.base import cgroups
+from rankdeck.base import cgroups, files
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.doctor.lines import CheckLine, Verdict, row
+from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row
 
 _FEW_FILES, _TOO_FEW_FILES, _GOOD_FILES = 1024, 256, 65536
 """A rank with a few loader workers keeps some hundreds open: each tensor that a worker sends is a file."""
@@ -181,3 +185,127 @@ def _count(limit: int) -> str:
 
 def _size(limit: int) -> str:
     return phrase("unlimited") if limit == resource.RLIM_INFINITY else format_bytes(limit)
+
+
+# Whether a run lives on when whoever started it logs out: systemd may end all that a session started.
+#
+# Source: logind.conf(5), loginctl(1) enable-linger.
+
+_SMALL_BYTES = 1 << 20
+_PLACES = ("usr/lib/systemd", "run/systemd", "etc/systemd")
+"""Later ones count more."""
+
+
+def look_at_logout(root: Path = Path("/"), user: str | None = None) -> Iterator[CheckLine]:
+    if not (root / "run/systemd/system").is_dir():
+        yield from not_tried(["logout"], phrase("No systemd runs here, which alone would end runs then."))
+        return
+    user = user or getpass.getuser()
+    ends = _setting(root, "KillUserProcesses")
+    lingers = (root / "var/lib/systemd/linger" / user).exists()
+    evidence = [
+        phrase("KillUserProcesses={value} (logind.conf)", value=ends or "no"),
+        phrase("{user} lingers (/var/lib/systemd/linger)", user=user)
+        if lingers
+        else phrase("{user} does not linger (/var/lib/systemd/linger)", user=user),
+    ]
+    if (ends or "").lower() in ("yes", "true", "on", "1") and not lingers and user != "root":
+        finding = phrase("Runs end when you log out, detached ones too.")
+        fix = phrase("Let your processes stay.")
+        command = "loginctl enable-linger"
+        yield row("logout", Verdict.LOOK, finding, *evidence, fix=fix, command=command)
+    else:
+        yield row("logout", Verdict.GOOD, phrase("Runs go on when you log out."), *evidence)
+
+
+def _setting(root: Path, name: str) -> str | None:
+    """The value that counts, None where no file gives one."""
+    value = None
+    for place in _PLACES:
+        for file in [root / place / "logind.conf", *sorted((root / place).glob("logind.conf.d/*.conf"))]:
+            try:
+                lines = files.read_text(file, _SMALL_BYTES).splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                key, found, text = line.partition("=")
+                if found and key.strip() == name:
+                    value = text.strip()
+    return value
+
+
+# The clock of this machine: whether something keeps it right, and whether it jumps.
+#
+# Source: adjtimex(2); it only reads here.
+
+_LOOKS_S = 0.5
+_STEP_S = 0.05
+"""More than this between the two clocks within half a second is no drift."""
+_UNSYNCHRONISED = 0x40
+_FIRST_YEAR = 2025
+"""Nothing of this version ran before."""
+
+
+class _Timex(ctypes.Structure):
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),
+    )
+
+
+class KernelClock(NamedTuple):
+    """What the kernel knows of its clock."""
+
+    is_synchronised: bool
+    most_error_s: float
+
+
+def kernel_clock() -> KernelClock | None:
+    """None where the kernel does not tell."""
+    told = _Timex()
+    try:
+        if ctypes.CDLL(None).adjtimex(ctypes.byref(told)) < 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return KernelClock(not told.status & _UNSYNCHRONISED, told.maxerror / 1e6)
+
+
+def jump_s(wall: Callable[[], float], steady: Callable[[], float], sleep: Callable[[float], None]) -> float:
+    """By how much the clock on the wall moved against the steady one while we looked."""
+    before = wall() - steady()
+    sleep(_LOOKS_S)
+    return wall() - steady() - before
+
+
+def look_at_clock(
+    kernel: Callable[[], KernelClock | None] = kernel_clock, wall: Callable[[], float] = time.time
+) -> Iterator[CheckLine]:
+    jumped_s = jump_s(wall, time.monotonic, time.sleep)
+    told = kernel()
+    evidence: list[str] = [
+        phrase(
+            "CLOCK_REALTIME against CLOCK_MONOTONIC within {looked} s: {moved:.1f} ms",
+            looked=_LOOKS_S,
+            moved=abs(jumped_s) * 1e3,
+        )
+    ]
+    if told is not None:
+        words = phrase("adjtimex: synchronised, off by {error:.3f} s at most", error=told.most_error_s)
+        evidence.append(words if told.is_synchronised else phrase("adjtimex: not synchronised"))
+    else:
+        evidence.append(phrase("adjtimex does not tell whether it is synchronised"))
+    keep = phrase("Let something keep it right (chrony, systemd-timesyncd).")
+    if time.gmtime(wall()).tm_year < _FIRST_YEAR:
+        date = time.strftime("%Y-%m-%d", time.gmtime(wall()))
+        finding, verdict = phrase("It says {date}, which is long past.", date=date), Verdict.BROKEN
+    elif abs(jumped_s) > _STEP_S:
+        finding, verdict = phrase("It jumped while we looked."), Verdict.LOOK
+    elif told is not None and not told.is_synchronised:
+        finding, verdict = phrase("Nothing keeps it right: times of several hosts will differ."), Verdict.LOOK
+    else:
+        yield row("clock", Verdict.GOOD, phrase("It runs evenly."), *evidence)
+        return
+    yield row("clock", verdict, finding, *evidence, fix=keep, command="timedatectl set-ntp true")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.files import lease_holder
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.leases import lease_holder
 from rankdeck.base.phrases import ALL_OF, listed, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row

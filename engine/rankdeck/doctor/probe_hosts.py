@@ -26,7 +26,7 @@ import psutil
 from rankdeck import rundir
 from rankdeck.base import installed
 from rankdeck.base.errors import MachineError
-from rankdeck.base.leases import lease_holder
+from rankdeck.base.files import lease_holder
 from rankdeck.telemetry.listing import ask_once
 
 STAYS_S = 40.0

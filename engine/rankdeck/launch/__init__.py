@@ -9,13 +9,11 @@
     supervisor.py      of a configuration: prepares data, starts the ranks, watches them
     script_supervisor.py  of a person's own script, which has another torch than ours, or none
     race.py            strategies one after another, each as a run; the race holds their leases
-    children.py        a rank as a child: polled, signalled, ended by session
-    rank_processes.py  ranks of a configuration: forked early, released late
-    rank_start.py      the first thing such a rank does
-    script_processes.py  ranks of a script, started as torchrun starts them
+    children.py        a rank as a child: polled, signalled, ended by session; a script's starts as torchrun's
+    rank_start.py      the first thing a configuration's rank does; it is forked early, released late
     torchrun.py        the environment that torchrun gives a rank
-    attached.py        the streams that a command shares with its script
-    streams.py         terminals and pipes of ranks, relayed to logs and to the command
+    streams.py         the streams that a command shares with its script; terminals and pipes of
+                       ranks, relayed to logs and to the command
     store.py           the store where ranks meet
     watch.py           heartbeats in, suspicions out, evidence at the end
     script_watch.py    the same for a script, whose ranks may be processes that it has started itself
@@ -23,6 +21,6 @@
     control.py         asking a run to stop, waiting for its end
     processes.py       processes by session and environment; ends what a killed guard left behind
 
-Reading order: start, guard, supervising, supervisor, rank_processes; then script_supervisor. Only
+Reading order: start, guard, supervising, supervisor, rank_start; then script_supervisor. Only
 supervisor.py and store.py import torch, each where it is needed first.
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from rankdeck.base.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
-from rankdeck.base.leases import lease_holder, lease_path
+from rankdeck.base.files import lease_holder, lease_path
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig

@@ -7,7 +7,7 @@
 
 When a part fails, or a host goes, the head has the others end theirs. A supervisor whose other hosts are gone
 is killed: its ranks may wait in a call that never returns. The head goes last and says how all went. Read
-head_guard.py and member_guard.py next. Standard library only, as all of the guard.
+head_guard.py and guard_start.py next. Standard library only, as all of the guard.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from typing import Any
 
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import phrase
-from rankdeck.diagnose.calls import MICROBATCH, CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.hang import Standing
-from rankdeck.diagnose.stacks import Frame
+from rankdeck.diagnose.stacks import MICROBATCH, CollectiveCall, Frame
 from rankdeck.events import StoodStill
 from rankdeck.launch.watch import LOOK_AGAIN_S, Watch
 from rankdeck.rundir import EventReader, attempt_of

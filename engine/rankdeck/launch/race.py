@@ -26,7 +26,7 @@ from rankdeck.base.errors import DeviceError, RankdeckError
 from rankdeck.base.files import read_toml
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, from_dict, on_devices
-from rankdeck.config.files_named import check_paths
+from rankdeck.config.consent import check_paths
 from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import request_stop
@@ -37,11 +37,9 @@ from rankdeck.launch.under_guard import start_guard
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races
 from rankdeck.run.fold import Fold
-from rankdeck.run.plan_lines import PlanLine
-from rankdeck.run.prediction import prediction_file
+from rankdeck.run.plan_lines import PlanLine, prediction_file
 from rankdeck.run.race import LeftOut, Race, RaceEntry
-from rankdeck.run.race_measured import finish
-from rankdeck.run.race_verdicts import judge
+from rankdeck.run.race_verdicts import finish, judge
 from rankdeck.rundir import FIRST_STEPS, RaceDir, RunDir
 
 _MOST_ALIKE = 100

@@ -78,7 +78,7 @@ def _register_stacks() -> None:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:
             return
-        # What Python is told of the signal wakes whoever has more to say (training/calls_on_demand.py).
+        # What Python is told of the signal wakes whoever has more to say (training/joining.py).
         signal.signal(signal.SIGUSR1, lambda *_: None)
         faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True, chain=True)
 

@@ -5,7 +5,7 @@ the guard.
     pass signals on, watch them  ->  name the one cause if one fails  ->  tell that the run has ended
 
 It never imports torch: the script's own may be another one. supervising.py has what it shares with a
-configuration's supervisor. Read script_processes.py, streams.py and script_watch.py next.
+configuration's supervisor. Read children.py, streams.py and script_watch.py next.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from rankdeck.base.phrases import Phrase, counted, marked, phrase
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import ENDED_EARLY, SENT, SENT_OR_NO_MEMORY, Cause
 from rankdeck.launch import supervising
-from rankdeck.launch.attached import NOWHERE, Attached, from_argument
-from rankdeck.launch.children import end_ranks
+from rankdeck.launch.children import ScriptRank, end_ranks, script_status
 from rankdeck.launch.processes import left_behind
-from rankdeck.launch.script_processes import ScriptRank, script_status
 from rankdeck.launch.script_watch import ScriptWatch
 from rankdeck.launch.store import ScriptStore
-from rankdeck.launch.streams import Outlet, RankStreams, Typing, finish
+from rankdeck.launch.streams import NOWHERE, Attached, Outlet, RankStreams, Typing, finish, from_argument
 from rankdeck.launch.torchrun import observing, torchrun_variables
 from rankdeck.rundir import RunDir
 

@@ -22,8 +22,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.cause import RankEvidence
-from rankdeck.diagnose.exceptions import advice_of, read_last_lines
-from rankdeck.diagnose.failures import is_communication, name
+from rankdeck.diagnose.exceptions import advice_of, is_communication, name, read_last_lines
 from rankdeck.diagnose.hang import COMPUTING, Standing, place
 from rankdeck.diagnose.script_hang import standing_still
 from rankdeck.diagnose.tracebacks import ended_by_then, failure_of, raised_in_thread
@@ -31,7 +30,7 @@ from rankdeck.launch.children import Child
 from rankdeck.launch.processes import is_running, is_suspended, signal_handled
 from rankdeck.launch.stacks import Answer, ask
 from rankdeck.launch.watch import Watch
-from rankdeck.run.script_words import name_of
+from rankdeck.run.problems import name_of
 from rankdeck.rundir import RunDir
 
 NUM_SLOTS = 64

@@ -19,8 +19,7 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.phrases import Phrase
-from rankdeck.diagnose.calls import CollectiveCall, calls_of, current, work_of
-from rankdeck.diagnose.stacks import Frame, parse_stack
+from rankdeck.diagnose.stacks import CollectiveCall, Frame, calls_of, current, parse_stack, work_of
 from rankdeck.launch.processes import (
     environment_of,
     is_running,

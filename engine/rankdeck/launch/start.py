@@ -29,15 +29,15 @@ from rankdeck.base.masking import mask_table
 from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config import RunConfig, on_devices
-from rankdeck.config.files_named import check_paths
+from rankdeck.config.consent import check_paths
 from rankdeck.config.naming import tell_apart, title_of
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
-from rankdeck.launch.attached import Attached
 from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.resumable import check_over, check_resumable, title_of_next
 from rankdeck.launch.several import Several
+from rankdeck.launch.streams import Attached
 from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
 from rankdeck.rundir import FIRST_STEPS, RunDir
 

@@ -30,9 +30,8 @@ from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
-from rankdeck.diagnose.exceptions import LACKS, advice_of, is_out_of_memory, limited_memory, quoted
+from rankdeck.diagnose.exceptions import LACKS, advice_of, is_out_of_memory, limited_memory, name, quoted
 from rankdeck.diagnose.failure_rules import COMMUNICATION
-from rankdeck.diagnose.failures import name
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
 from rankdeck.launch.unwritten import disk_problem

@@ -1,7 +1,7 @@
 """The environment of a rank as torchrun gives it, and what an observed rank finds beside it.
 
 `os.environ` as a script sees it is torchrun's but for RANKDECK_* and one entry of PYTHONPATH. Read
-script_processes.py next.
+children.py next.
 
 Source: torch.distributed.run, torch.distributed.elastic.agent.server.local_elastic_agent.
 """

@@ -25,7 +25,7 @@ from rankdeck.config.consent import agree_to_start
 from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose, guard
-from rankdeck.launch.attached import Attached
+from rankdeck.launch.streams import Attached
 from rankdeck.launch.torchrun import without_observer
 from rankdeck.rundir import RunDir
 

@@ -12,8 +12,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, lost_lines
 from rankdeck.base.phrases import Phrase, counted, listed, marked, phrase
-from rankdeck.diagnose.exceptions import advice_of
-from rankdeck.diagnose.failures import name_disk
+from rankdeck.diagnose.exceptions import advice_of, name_disk
 from rankdeck.rundir import RunDir, events_from_end
 
 NUM_TAIL = 2_000

@@ -27,12 +27,10 @@ from rankdeck.base.heartbeat import (
 )
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.schema import LaunchConfig
-from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import last_lack, read_last_lines
-from rankdeck.diagnose.hang import Standing, suspicion
-from rankdeck.diagnose.patience import Patience, waited_for
-from rankdeck.diagnose.stacks import is_debugged
+from rankdeck.diagnose.hang import Patience, Standing, suspicion, waited_for
+from rankdeck.diagnose.stacks import CollectiveCall, is_debugged
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_handled
 from rankdeck.launch.saves import SaveWatch

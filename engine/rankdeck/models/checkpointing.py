@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.models.blocks import repeated_blocks
+from rankdeck.models.base import repeated_blocks
 from rankdeck.torch_compat.modules import NormBase
 
 

@@ -19,8 +19,7 @@ from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import OPTIMIZERS
-from rankdeck.planner.candidates import Candidate, num_microbatches
-from rankdeck.planner.targets import Target
+from rankdeck.planner.candidates import Candidate, Target, num_microbatches
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
 
 Options = Mapping[str, Any]

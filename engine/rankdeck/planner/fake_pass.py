@@ -7,7 +7,7 @@
 
 The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
 knows how a strategy uses memory. What torch needs for it is in torch_compat/; what a GPU's kernels
-allocate differently is in cuda_like.py. Read plan_ledger.py next.
+allocate differently is in planned_torch.py. Read plan_ledger.py next.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import Rates
 from rankdeck.data.loader import first_batch
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
-from rankdeck.planner.cuda_like import like_cuda
+from rankdeck.parallel.mesh import Backend
 from rankdeck.planner.plan_ledger import Change, PlanLedger
-from rankdeck.planner.planned_data import Shapes, planned_data
-from rankdeck.planner.planned_torch import planned
+from rankdeck.planner.planned_torch import Shapes, like_cuda, planned, planned_data
 from rankdeck.planner.questions import Answers, depends_on_values
-from rankdeck.planner.recording import StepRecorder
 from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.values import Values
-from rankdeck.planner.work import Work, WorkCounter
+from rankdeck.planner.work import StepRecorder, Work, WorkCounter
 from rankdeck.run.movement import Part
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy

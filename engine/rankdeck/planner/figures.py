@@ -17,15 +17,12 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
-from rankdeck.planner.candidates import Candidate, representatives
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
-from rankdeck.planner.not_followed import in_words
-from rankdeck.planner.questions import Answers, EitherWay, at_most, record
+from rankdeck.planner.questions import Answers, EitherWay, at_most, in_words, record
 from rankdeck.planner.samples import UNIFORM, Samples
-from rankdeck.planner.step_time import step_time
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.values import READS
-from rankdeck.planner.work import Work
+from rankdeck.planner.work import Work, step_time
 from rankdeck.run.movement import Movement, Part, talks_alone
 from rankdeck.run.plan_lines import (
     CANNOT,
@@ -284,7 +281,7 @@ def line_of(
     *,
     movement: bool = False,
 ) -> PlanLine:
-    """The line of a candidate from the figures of its ranks. `scale`: see step_time.py. With `movement` it
+    """The line of a candidate from the figures of its ranks. `scale`: see work.py. With `movement` it
     says what moves in a step, where that is known."""
     line = empty_line(candidate, target)
     line.options = dict(config.strategy.options)

@@ -21,8 +21,16 @@ from rankdeck.config import RunConfig
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet
 from rankdeck.data.loader import batch_of
 from rankdeck.data.sampling import StepBatches
-from rankdeck.planner.growth import UNKNOWN, Growth, growth_of, leaves_of, num_elements, sizes_of
-from rankdeck.planner.samples import UNIFORM, Samples
+from rankdeck.planner.samples import (
+    UNIFORM,
+    UNKNOWN,
+    Growth,
+    Samples,
+    growth_of,
+    leaves_of,
+    num_elements,
+    sizes_of,
+)
 from rankdeck.training import user_code
 from rankdeck.training.workload import as_given, one_sample
 

@@ -29,12 +29,11 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
-from rankdeck.planner.candidates import Candidate, effort
+from rankdeck.planner.candidates import Candidate, Target, effort
 from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
 from rankdeck.planner.look import look
 from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.planner.samples import UNIFORM, Samples
-from rankdeck.planner.targets import Target
 from rankdeck.planner.values import ANSWERED
 from rankdeck.run.bounds import ROW_TIMEOUT_S
 from rankdeck.run.plan_lines import PlanLine
@@ -63,7 +62,7 @@ def plan_lines_of(
 ) -> Iterator[PlanLine]:
     """The lines of all candidates as they come, which need not be their order.
 
-    `scale`: see step_time.py, `movement`: run/movement.py. `samples` are looked at once where they are not
+    `scale`: see work.py, `movement`: run/movement.py. `samples` are looked at once where they are not
     given: see look_at_samples.
     """
     preload()

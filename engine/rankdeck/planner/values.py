@@ -21,7 +21,7 @@ from rankdeck.torch_compat.shape_memo import Known, ShapeMemo
 from rankdeck.torch_compat.sparse import forgets_elements, sparse_result
 
 if TYPE_CHECKING:
-    from rankdeck.planner.recording import StepRecorder
+    from rankdeck.planner.work import StepRecorder
 
 MASKING = "transformers.masking_utils"
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default

@@ -3,26 +3,35 @@
     roofline of a step = sum over operations of max(FLOPs / rate, bytes / bandwidth)
 
 Nothing reaches the roofline, so a time is a range: from 90 % of it to 35 % plus the launch of every kernel.
-What is made of it for a strategy (bubbles, rings) is in step_time.py. Read fake_pass.py before.
+Read fake_pass.py before.
 
 Source: Williams et al., "Roofline" (2009); torch.utils.flop_counter for the FLOPs of an operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.gpu_models import Rates
+from rankdeck.parallel.collectives.counted import ring_bytes
 from rankdeck.profiling.simulated_pace import flops_formula
+from rankdeck.profiling.spans import PhaseSpan
+from rankdeck.run.movement import RECEIVE, SEND, Part, merged
+from rankdeck.run.plan_lines import StepTime
+from rankdeck.torch_compat.collectives import Collective, collective_of
 from rankdeck.torch_compat.dispatch import VIEWS, effect_of, packet_of
 
 if TYPE_CHECKING:
     from rankdeck.planner.plan_ledger import PlanLedger
+
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -102,3 +111,131 @@ def _flat(values: Any) -> list[Any]:
         else:
             flat.append(value)
     return flat
+
+
+# How long a step may take, as a range: what devices compute, what they wait for, what they send.
+#
+#     single, model       the sum of what each device computes: one after the other
+#     dp                  the slowest device, and what device 0 moves alone
+#     ddp, fsdp, tensor   the slowest rank; sends are hidden under it at best, and come on top at worst
+#     pipeline            the slowest stage, longer by its bubble
+#
+# Good for a ranking, not for a promise: `calibrated` says that a measured step of the same model on the
+# same device has set the scale.
+
+BEST_SHARE, WORST_SHARE = 0.9, 0.35
+KERNEL_LAUNCH_S = 6e-6
+
+
+def step_time(
+    strategy: str,
+    work: Sequence[Work],
+    *,
+    sent_bytes: int = 0,
+    link_bytes_per_s: float | None = None,
+    bubble: float = 0.0,
+    scale: float | None = None,
+) -> StepTime | None:
+    """The range, None where the device's rates are not known.
+
+    `work` is per device, `sent_bytes` what the busiest rank sends, `scale` measured over predicted time.
+    """
+    rooflines = [one.roofline_s for one in work]
+    known = [roofline for roofline in rooflines if roofline is not None]
+    if not known or len(known) < len(rooflines):
+        return None
+    planning = STRATEGIES[strategy].planning
+    compute_s = sum(known) if planning.in_turn else max(known)
+    kernels = [one.num_kernels for one in work]
+    launches_s = KERNEL_LAUNCH_S * (sum(kernels) if planning.one_thread else max(kernels))
+    sends_s = sent_bytes / link_bytes_per_s if link_bytes_per_s else 0.0
+    waits_best_s = sends_s if planning.waits_for_sends else 0.0
+    low_s = max(compute_s / BEST_SHARE / (1 - bubble) + waits_best_s, sends_s)
+    high_s = (compute_s / WORST_SHARE + launches_s) / (1 - bubble) + sends_s / 0.5
+    if scale is None:
+        return StepTime(low_s=low_s, high_s=high_s)
+    middle_s = (low_s * high_s) ** 0.5 * scale
+    return StepTime(low_s=middle_s * 0.85, high_s=middle_s * 1.15, calibrated=True)
+
+
+# What one rank's devices do and send in the step that counts, noted as it goes by on shapes.
+#
+#     marks of phases (profiling/spans.py)  +  operations with their FLOPs  +  collectives, sends and copies
+#       -> parts of the rank, device by device in order (run/movement.py)
+#
+# All three carry the moment at which they came: an operation belongs to the phase of its device in which it
+# came, and what is sent cuts a phase in two.
+
+
+class StepRecorder:
+    """Of one rank. `places` are its devices' in the run."""
+
+    def __init__(self, work: WorkCounter, places: Sequence[int]) -> None:
+        self._work = work
+        self._places = places
+        self._computed: list[list[tuple[float, int]]] = [[] for _ in places]
+        self._moved: list[list[tuple[float, Part]]] = [[] for _ in places]
+
+    def add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:
+        """An operation that was computed on shapes."""
+        sent = collective_of(func, args)
+        if sent is not None:
+            self.sent(sent)
+        done = self._work.add(func, args, kwargs, out)
+        if done is not None:
+            device, flops = done
+            self._computed[device].append((time.perf_counter(), flops))
+
+    def sent(self, sent: Collective) -> None:
+        """A send, or a collective, of which what a ring sends is counted."""
+        if sent.peer is not None:
+            self._note(0, sent.kind, sent.num_bytes, [sent.peer])
+        elif len(sent.group) > 1:
+            num_bytes = ring_bytes(sent.kind, len(sent.group), sent.num_bytes)
+            self._note(0, sent.kind, num_bytes, list(sent.group))
+
+    def crossed(self, source: int, target: int, num_bytes: int) -> None:
+        """A copy between two of the rank's devices."""
+        self._note(source, SEND, num_bytes, [self._places[target]])
+        self._note(target, RECEIVE, num_bytes, [self._places[source]])
+
+    def _note(self, device: int, name: str, num_bytes: int, peers: list[int]) -> None:
+        part = Part(name, self._places[device], num_bytes=num_bytes, peers=peers)
+        self._moved[device].append((time.perf_counter(), part))
+
+    def parts(self, marks: Sequence[PhaseSpan]) -> list[Part]:
+        """Everything in order, by device."""
+        found: list[Part] = []
+        for device in range(len(self._places)):
+            found += merged(self._parts_of(device, [mark for mark in marks if mark.device == device]))
+        return found
+
+    def _parts_of(self, device: int, marks: list[PhaseSpan]) -> list[Part]:
+        """Moments in order: a phase begins or ends, or something moves. Between two of them is a part."""
+        moments: list[tuple[float, PhaseSpan | Part, bool]] = [
+            *((mark.start, mark, True) for mark in marks),
+            *((mark.end, mark, False) for mark in marks),
+            *((at, part, True) for at, part in self._moved[device]),
+        ]
+        moments.sort(key=lambda moment: moment[0])
+        times = [at for at, _ in self._computed[device]]
+        sums = [0]
+        for _, flops in self._computed[device]:
+            sums.append(sums[-1] + flops)
+        parts: list[Part] = []
+        inside: list[PhaseSpan] = []
+        since = 0.0
+        for at, what, begins in moments:
+            if inside:
+                mark = inside[-1]
+                flops = sums[bisect_right(times, at)] - sums[bisect_right(times, since)]
+                place = self._places[device]
+                parts.append(Part(mark.name, place, flops, stage=mark.stage, microbatch=mark.microbatch))
+            since = at
+            if isinstance(what, Part):
+                parts.append(what)
+            elif begins:
+                inside.append(what)
+            else:
+                inside.remove(what)
+        return parts

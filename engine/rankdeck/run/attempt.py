@@ -22,14 +22,12 @@ from rankdeck.run.curves import ScriptCurves, StepCurves
 from rankdeck.run.devices import AttemptDevice
 from rankdeck.run.metrics import POINTS_HELD, LoggedCurves
 from rankdeck.run.scaling import Scaling
-from rankdeck.run.script_steps import ScriptJoiner
-from rankdeck.run.script_told import ScriptTold
+from rankdeck.run.script_steps import ScriptJoiner, ScriptTold
 from rankdeck.run.series import Floats, Series
 from rankdeck.run.spells import Spell
 from rankdeck.run.standstill import Standstill, is_of_standstill
-from rankdeck.run.step_blocks import StepBlock
+from rankdeck.run.step_blocks import Joiner, StepBlock
 from rankdeck.run.step_table import ROWS_HELD, SCRIPT_COLUMNS, StepTable
-from rankdeck.run.steps import Joiner
 
 _NUM_EVALUATIONS = 4096
 _MOST_EARLY = 4096

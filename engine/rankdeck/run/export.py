@@ -23,14 +23,12 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import SCRIPT, AnyEvent, RunStarted, Spans, Steps
 from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.scalars import scalars_of
+from rankdeck.run.problems import name_of, script_of
 from rankdeck.run.script_figures import MetricFigures
-from rankdeck.run.script_trace import trace_of_script
-from rankdeck.run.script_words import name_of, script_of
 from rankdeck.run.step_table import COLUMNS, SCRIPT_COLUMNS, Row
 from rankdeck.run.summarising import summarise
-from rankdeck.run.tensorboard import records
-from rankdeck.run.trace import trace_of
+from rankdeck.run.tensorboard import records, scalars_of
+from rankdeck.run.trace import trace_of, trace_of_script
 from rankdeck.rundir import EventReader, RunDir
 
 _TENSORBOARD = "tfevents"

@@ -8,7 +8,7 @@ attempt is folded by itself (attempt.py), and one rule puts attempts together.
 
 Resumes: an attempt says after which step it continues (events.Restored; an older run's first steps tell).
 From then on, what earlier attempts said of later steps is history. Problems stay, and errors of earlier
-attempts become warnings. Memory is bounded (steps.py, series.py). What makes no sense is refused and counted.
+attempts become warnings. Memory is bounded (series.py). What makes no sense is refused and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.run import rates
+from rankdeck.run import measured
 from rankdeck.run.anatomy import StepAnatomy, bubble_beside_theory, fits
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed, Source, batches
@@ -239,9 +239,9 @@ class Fold:
         counted = (one.steps_counted for one in reversed(self.attempts.values()))
         return asked if asked is not None else next((steps for steps in counted if steps), None)
 
-    def _with_rows(self) -> list[rates.Attempted]:
+    def _with_rows(self) -> list[measured.Attempted]:
         with_rows = [one for one in self.attempts.values() if len(one.table)]
-        return [rates.Attempted(one.table, one.samples_of_a_step()) for one in with_rows]
+        return [measured.Attempted(one.table, one.samples_of_a_step()) for one in with_rows]
 
     @property
     def step(self) -> int | None:
@@ -306,29 +306,29 @@ class Fold:
 
     def steps_per_s(self) -> float | None:
         """Over the whole run after the first 20 % of its steps, evaluations included."""
-        return rates.steps_per_s(self._with_rows())
+        return measured.steps_per_s(self._with_rows())
 
     def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
-        return rates.recent_steps_per_s(self._with_rows(), window_s)
+        return measured.recent_steps_per_s(self._with_rows(), window_s)
 
     def samples_per_s(self) -> float | None:
         """Over the whole run after the first 20 % of its steps, evaluations included."""
-        return rates.samples_per_s(self._with_rows())
+        return measured.samples_per_s(self._with_rows())
 
     def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
         """Samples a second over the last `window_s` seconds of steps."""
-        return rates.recent_samples_per_s(self._with_rows(), window_s)
+        return measured.recent_samples_per_s(self._with_rows(), window_s)
 
     def remaining_s(self) -> float | None:
         """Seconds until the last step at the pace of the last quarter of the steps."""
         planned = self.num_steps_planned
         if planned is None or self.step is None:
             return None
-        return rates.remaining_s(self._with_rows(), planned, self.step)
+        return measured.remaining_s(self._with_rows(), planned, self.step)
 
     def step_times(self) -> dict[str, float | None]:
         """Median and p99 of the seconds from a step's end to the next one's."""
-        return rates.step_times(self._with_rows())
+        return measured.step_times(self._with_rows())
 
     @property
     def evaluation(self) -> events.Evaluation | None:

@@ -3,13 +3,18 @@ the devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from rankdeck import events
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.curves import INDICES
 from rankdeck.run.devices import HISTORIES, DeviceFigures
-from rankdeck.run.series import Curve, Series
+from rankdeck.run.series import Curve, Floats, Series
+from rankdeck.run.step_table import Mark, StepTable
 
 
 class Histories:
@@ -75,3 +80,144 @@ def _infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
         for index in sorted(latest.devices.keys() - infos.keys()):
             infos[index] = events.DeviceInfo(index=index, name=f"CPU {index}", kind="virtual")
     return infos
+
+
+# How fast a run goes: figures over the steps of consecutive attempts, without the time between them.
+#
+# Between the end of one attempt and the start of the next a person slept or a scheduler queued: the first
+# step of an attempt takes its own `step_s`, not the time since the attempt before. step_blocks.py says when
+# the figures are exact.
+
+WARM_UP_SHARE = 0.2
+_RECENT_SHARE = 0.75
+
+
+class Attempted(NamedTuple):
+    """The rows of one attempt, and the samples of a step that does not say how many it had; NaN where nobody
+    knows."""
+
+    table: StepTable
+    batch: float
+
+
+def samples_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -> float | None:
+    """Over the run after the first `share` of its steps, evaluations included."""
+    return _rate_from(attempts, max(1, int(_num_rows(attempts) * share)))
+
+
+def recent_samples_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
+    """Samples a second over the last `window_s` seconds of steps."""
+    start = _recent_start(attempts, window_s)
+    return None if start is None else _rate_from(attempts, start)
+
+
+def steps_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -> float | None:
+    """Over the run after the first `share` of its steps, evaluations included."""
+    return _pace_from(attempts, max(1, int(_num_rows(attempts) * share)))
+
+
+def recent_steps_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
+    """Steps a second over the last `window_s` seconds of steps."""
+    start = _recent_start(attempts, window_s)
+    return None if start is None else _pace_from(attempts, start)
+
+
+def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> float | None:
+    """Seconds from `step` to `num_steps` at the pace of the last quarter of the steps done."""
+    num_rows = _num_rows(attempts)
+    start = max(1, int(num_rows * _RECENT_SHARE))
+    seconds = _seconds_from(attempts, start)
+    return None if seconds is None else max(0, num_steps - step) * seconds / (num_rows - start)
+
+
+def _recent_start(attempts: Sequence[Attempted], window_s: float) -> int | None:
+    if not attempts or not len(attempts[-1].table.rows[0]):
+        return None
+    num_rows = _num_rows(attempts)
+    ended = attempts[-1].table.column("ended")
+    num_recent = len(ended) - int(np.searchsorted(ended, ended[-1] - window_s))
+    return max(1, min(num_rows - num_recent, num_rows - 2) + 1)
+
+
+def _num_rows(attempts: Sequence[Attempted]) -> int:
+    return sum(len(one.table) for one in attempts)
+
+
+def _rate_from(attempts: Sequence[Attempted], start: int) -> float | None:
+    seconds = _seconds_from(attempts, start)
+    if seconds is None:
+        return None
+    samples = sum(_samples_behind(*stretch) for stretch in _stretches(attempts, start))
+    return samples / seconds if math.isfinite(samples) else None
+
+
+def _pace_from(attempts: Sequence[Attempted], start: int) -> float | None:
+    seconds = _seconds_from(attempts, start)
+    return None if seconds is None else (_num_rows(attempts) - start) / seconds
+
+
+def _seconds_from(attempts: Sequence[Attempted], start: int) -> float | None:
+    """From the end of the row before index `start` to the last row's end; None where that is no time."""
+    seconds = sum(_seconds_behind(one.table, row) for one, row in _stretches(attempts, start))
+    return seconds if seconds > 0 and math.isfinite(seconds) else None
+
+
+def _stretches(attempts: Sequence[Attempted], start: int) -> Iterator[tuple[Attempted, int]]:
+    """The attempts with rows from index `start` on, each with the row behind which they count, or -1."""
+    for one in attempts:
+        if start < len(one.table):
+            yield one, max(-1, start - 1)
+        start -= len(one.table)
+
+
+def _seconds_behind(table: StepTable, row: int) -> float:
+    ended = table.column("ended")
+    last = float(ended[-1]) if len(ended) else table.last_gone
+    if row < 0:
+        assert table.first is not None
+        return last - table.first.ended + float(np.fmax(0.0, table.first.step_s))
+    is_held = row >= table.num_gone
+    return last - (float(ended[row - table.num_gone]) if is_held else _mark_at(table, row).ended)
+
+
+def _samples_behind(one: Attempted, row: int) -> float:
+    table = one.table
+    samples = table.column("samples")[max(0, row + 1 - table.num_gone) :]
+    held = float(np.where(np.isnan(samples), one.batch, samples).sum())
+    if row >= table.num_gone:
+        return held
+    return held + table.samples_gone - (_mark_at(table, row).samples if row >= 0 else 0.0)
+
+
+def _mark_at(table: StepTable, row: int) -> Mark:
+    """The first mark from a row that is gone on."""
+    return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
+
+
+def step_times(attempts: Sequence[Attempted]) -> dict[str, float | None]:
+    """Median and 99th percentile of the seconds from a step's end to the next one's within an attempt.
+
+    The first step is left out: no step ended before it.
+    """
+    held = [np.diff(one.table.column("ended"), prepend=one.table.last_gone) for one in attempts]
+    times = np.sort(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in held)]))
+    gone = [one.table for one in attempts if one.table.num_gone]
+    if not len(times):
+        return {"median": None, "p99": None}
+    if gone:
+        return _from_bins(times, gone)
+    middle = len(times) // 2
+    median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
+    p99 = times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]
+    return {"median": float(median), "p99": float(p99)}
+
+
+def _from_bins(times: Floats, gone: Sequence[StepTable]) -> dict[str, float | None]:
+    """The same with the bins of rows that are not held any more."""
+    values = np.concatenate([times, *(table.times_of_bins() for table in gone)])
+    counts = np.concatenate([np.ones(len(times)), *(table.times_gone for table in gone)])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(counts[order])
+    places = np.searchsorted(reached, [0.5 * reached[-1], 0.99 * reached[-1]])
+    median, p99 = values[order][places].tolist()
+    return {"median": median, "p99": p99}

@@ -1,6 +1,6 @@
 """What every device does and sends in one step, in order, as the strategy's own step went in a plan.
 
-    parts of a rank (planner/recording.py)  ->  parts of all ranks  ->  intervals and lines on one time axis
+    parts of a rank (planner/work.py)  ->  parts of all ranks  ->  intervals and lines on one time axis
 
 A part computes, or moves bytes. Parts of a device follow each other; what is received waits for who sends,
 and a collective for all of its group. An interval is as long as its floating point operations; what moves

@@ -15,8 +15,7 @@ from rankdeck import events
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.measured import step_curve
 from rankdeck.run.metrics import LoggedMetric, MetricKey
-from rankdeck.run.script_steps import RankSteps, ScriptJoiner
-from rankdeck.run.script_told import CollectiveTotals
+from rankdeck.run.script_steps import CollectiveTotals, RankSteps, ScriptJoiner
 from rankdeck.run.series import Curve, Floats, Series
 
 

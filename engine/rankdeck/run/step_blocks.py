@@ -1,12 +1,13 @@
 """The steps that one rank wrote (events.Steps), put into columns: a million lines must not cost a second.
 
 A block is what follows each other in one rank's file. Columns are doubles, NaN where a rank told nothing. A
-number of a step is never the size of an allocation. steps.py joins the blocks of several ranks.
+number of a step is never the size of an allocation. `Joiner` joins the blocks of several ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import chain
 from operator import add, attrgetter, eq
 from typing import Any, NamedTuple
@@ -104,3 +105,156 @@ def _block_of_line(line: Steps) -> StepBlock | None:
         except OverflowError:
             return None
     return StepBlock(line.rank, line.first, values, line.loss_sum is not None)
+
+
+# The steps of one attempt: what the ranks wrote each for itself, joined into one row per step.
+#
+#     events.Steps of a rank -> StepBlock -> Joiner -> rows -> StepTable
+#
+# A rank writes its own share; a step is complete once every rank has written it, and only then gets a row.
+# The loss of a row is the sum of `loss_sum` over the sum of `count` of the ranks that report one: no rank
+# ever sends a loss to another. Rows are (columns, steps) arrays of doubles with NaN for what is not known.
+# A number of a step is never the size of an allocation: lines that are missing leave unknown rows only
+# where few are missing. fold.py keeps a joiner and a table per attempt; measured.py reads the tables.
+
+_MOST_FILLED = 4096
+_MOST_PENDING = 1 << 20
+_LARGEST_JOIN = 1 << 16
+_NUM_JOINED = ENDED + 1
+"""The shares of a block that a configured run has."""
+
+
+class Joiner:
+    """The ranks of one attempt. `world_size` may be set late: until then everything waits.
+
+    `restored` is the step that the attempt goes on after, as the ranks said or as the first of their steps
+    tells; None while none has said anything.
+    """
+
+    def __init__(self) -> None:
+        self.world_size: int | None = None
+        self.restored: int | None = None
+        self.num_refused = 0
+        self._blocks: dict[int, list[StepBlock]] = {}
+        self._last: dict[int, int] = {}
+        self._reports: dict[int, bool] = {}
+        self._next: int | None = None
+        self._norms: list[tuple[Floats, Floats]] = []
+
+    def restore(self, step: int) -> None:
+        """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
+        self.restored = step if self.restored is None else min(self.restored, step)
+
+    def add(self, block: StepBlock) -> None:
+        """The next block of a rank. What it repeats of its own steps is refused."""
+        last = self._last.get(block.rank)
+        if last is None:
+            self.restore(block.first - 1)
+            self._reports[block.rank] = block.reports_loss
+        elif block.first <= last:
+            self.num_refused += 1
+            block = block._replace(
+                first=max(block.first, last + 1), values=block.values[:, max(0, last + 1 - block.first) :]
+            )
+            if not block.values.shape[1]:
+                return
+        waiting = self._blocks.setdefault(block.rank, [])
+        waiting.append(block)
+        self._last[block.rank] = block.last
+        if len(waiting) > 1 and block.last - waiting[0].first > _MOST_PENDING:
+            self._forget_surplus(waiting)
+
+    def _forget_surplus(self, waiting: list[StepBlock]) -> None:
+        """A rank that never writes must not make the others' steps pile up for ever."""
+        surplus = sum(block.values.shape[1] for block in waiting) - _MOST_PENDING
+        while len(waiting) > 1 and surplus > 0:
+            surplus -= waiting.pop(0).values.shape[1]
+            self.num_refused += 1
+
+    def take(self) -> list[Floats]:
+        """Rows (COLUMNS, steps) of the steps that are complete by now, in order; each step once."""
+        if self.world_size is None or len(self._last) < self.world_size or self.restored is None:
+            return []
+        end = min(self._last.values())
+        spans = self._spans(end)
+        if self._next is None and spans and 1 < spans[0][0] - self.restored <= _MOST_FILLED:
+            spans[0] = (self.restored + 1, spans[0][1])
+        rows = []
+        for first, last in spans:
+            first = first if self._next is None else max(first, self._next)
+            if self._next is not None and 0 < first - self._next <= _MOST_FILLED:
+                first = self._next  # lines that were lost leave unknown rows
+            rows += [
+                self._join(start, min(last, start + _LARGEST_JOIN - 1))
+                for start in range(first, last + 1, _LARGEST_JOIN)
+            ]
+            self._next = last + 1
+        for start, last in spans if rows else ():
+            self._take_norms(start, last)
+        for rank, blocks in self._blocks.items():
+            self._blocks[rank] = [block for block in blocks if block.last > end]
+        return rows
+
+    def _take_norms(self, first: int, last: int) -> None:
+        """Of gradients that were clipped, which ranks tell alike: of the first rank that does."""
+        for rank in sorted(self._last):
+            told = len(self._norms)
+            for block in self._blocks.get(rank, ()):
+                inside = slice(max(0, first - block.first), max(0, last + 1 - block.first))
+                norms = block.values[GRAD_NORM, inside]
+                known = np.isfinite(norms)
+                if known.any():
+                    steps = block.first + inside.start + np.flatnonzero(known)
+                    self._norms.append((steps.astype(float), norms[known]))
+            if len(self._norms) > told:
+                return
+
+    def take_norms(self) -> list[tuple[Floats, Floats]]:
+        """(steps, norms of their gradients) since the last call, in order."""
+        told, self._norms = self._norms, []
+        return told
+
+    def _spans(self, end: int) -> list[tuple[int, int]]:
+        """What any rank wrote of the steps up to `end`, as (first, last) without overlaps."""
+        least = self._next or 1
+        given = sorted(
+            (max(block.first, least), min(block.last, end))
+            for blocks in self._blocks.values()
+            for block in blocks
+        )
+        spans: list[tuple[int, int]] = []
+        for first, last in given:
+            if first > last:
+                continue
+            if spans and first <= spans[-1][1] + 1:
+                spans[-1] = (spans[-1][0], max(spans[-1][1], last))
+            else:
+                spans.append((first, last))
+        return spans
+
+    def _join(self, first: int, last: int) -> Floats:
+        ranks = sorted(self._last)
+        dense = [self._dense(rank, first, last) for rank in ranks]
+        # A rank without loss (an inner stage of a pipeline) repeats samples that another one counts.
+        reporting = [values for rank, values in zip(ranks, dense, strict=True) if self._reports[rank]]
+        loss_sum, count, _, samples, _, _ = reduce(np.add, reporting or dense[:1])
+        rows = reduce(np.fmax, dense).copy()  # step_s and ended are those of the slowest rank
+        rows[0] = np.arange(first, last + 1)
+        rows[1] = np.nan
+        np.divide(loss_sum, count, out=rows[1], where=count > 0)
+        rows[2], rows[3] = dense[0][LR], samples
+        return rows
+
+    def _dense(self, rank: int, first: int, last: int) -> Floats:
+        """The shares of one rank for the steps first..last, NaN where a line was lost."""
+        blocks = self._blocks.get(rank, ())
+        if len(blocks) == 1 and blocks[0].first <= first and last <= blocks[0].last:
+            return blocks[0].values[:_NUM_JOINED, first - blocks[0].first : last + 1 - blocks[0].first]
+        dense = np.full((_NUM_JOINED, last - first + 1), np.nan)
+        for block in blocks:
+            begin, end = max(block.first, first), min(block.last, last)
+            if begin <= end:
+                dense[:, begin - first : end - first + 1] = block.values[
+                    :_NUM_JOINED, begin - block.first : end - block.first + 1
+                ]
+        return dense

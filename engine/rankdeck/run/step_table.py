@@ -1,7 +1,7 @@
 """The rows of one attempt's steps, in a bounded memory.
 
-Rows are (columns, steps) arrays of doubles with NaN for what is not known. steps.py and script_steps.py make
-them, rates.py reads them.
+Rows are (columns, steps) arrays of doubles with NaN for what is not known. step_blocks.py and
+script_steps.py make them, measured.py reads them.
 """
 
 from __future__ import annotations

@@ -3,25 +3,30 @@
 Other programs import it. Read directory.py first.
 """
 
-from rankdeck.rundir.clocks import CLOCKS, Clocks
 from rankdeck.rundir.creating import add_attempt, check_can_hold_runs, create
 from rankdeck.rundir.directory import ORIGIN, OUTCOMES, End, HostedRun, RunDir, final_path, slug
-from rankdeck.rundir.foreign import put_request, way_out
 from rankdeck.rundir.labels import Labels, labels_stamp, read_labels, write_labels
-from rankdeck.rundir.lines import attempt_of, events_from_end, first_events
+from rankdeck.rundir.lines import EventWriter, attempt_of, events_from_end, first_events
 from rankdeck.rundir.listing import (
+    FIRST_STEPS,
+    RaceDir,
+    create_race,
     default_runs_folder,
     enter_in_index,
+    find_race,
     find_run,
+    is_entry,
+    is_race,
     is_run,
     list_folder,
+    list_races,
     list_runs,
+    put_request,
     runs_folder,
+    way_out,
 )
-from rankdeck.rundir.races import FIRST_STEPS, RaceDir, create_race, find_race, is_entry, is_race, list_races
-from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
+from rankdeck.rundir.reading import CLOCKS, Clocks, Cursor, EventReader, LineCounts
 from rankdeck.rundir.unbegun import removed_unless_begun
-from rankdeck.rundir.writing import EventWriter
 
 __all__ = [
     "CLOCKS",

@@ -8,10 +8,10 @@
       plan.json             what was predicted for attempt 0; of a resumed one plan.<attempt>.json
       checkpoints/<step>/  weights.safetensors
       labels.json           what a person says of it afterwards (labels.py)
-      clocks.jsonl          of a run of several hosts: how far their clocks are ahead (clocks.py)
+      clocks.jsonl          of a run of several hosts: how far their clocks are ahead (reading.py)
       guard.lock (flock = alive)  control.sock  end.json
 
-The app and the command line know a run by this directory alone. Read writing.py and reading.py next.
+The app and the command line know a run by this directory alone. Read lines.py and reading.py next.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from rankdeck.base.home import copies_dir
 from rankdeck.base.parsing import document_of, json_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
-from rankdeck.rundir.lines import attempt_of, events_from_end
+from rankdeck.rundir.lines import EventWriter, attempt_of, events_from_end
 from rankdeck.rundir.unbegun import HIDDEN
-from rankdeck.rundir.writing import EventWriter
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig

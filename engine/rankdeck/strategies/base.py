@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from rankdeck.config.catalog import Options
 from rankdeck.memory.null_ledger import AnyLedger, NullLedger
 from rankdeck.models.losses import Loss
-from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.backward import backward
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.fsdp.blank import BlankModel
-from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.mesh import Backend, Mesh
 from rankdeck.parallel.nested import (
     call,
     cast,

@@ -8,7 +8,7 @@ microbatches under way: gpipe m of them, 1f1b p - s on stage s. Sent per rank an
 activations on and m x a bytes of gradients back for each cut to another rank, for microbatches of a bytes at
 the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep for one
 device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each divides by what a microbatch
-says; running statistics are those of the whole batch, see ../parallel/pipelining/batch_norms.py), and batches
+says; running statistics are those of the whole batch, see ../parallel/pipelining/stages.py), and batches
 padded to their longest sample: each new length costs a microbatch's forward once.
 
 The schedules are torch's (torch.distributed.pipelining); `schedule = "1f1b-by-hand"` is 1f1b once more, on

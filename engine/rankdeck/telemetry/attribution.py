@@ -8,13 +8,14 @@ host's memory is asked each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from rankdeck.telemetry.commands import command_of
+from rankdeck.base.masking import MASK, mask_arguments
 from rankdeck.telemetry.readings import ProcessUse
 
 _HOST_NAMESPACE = 0xEFFFFFFC  # the inode of the first pid namespace of any Linux
@@ -110,3 +111,19 @@ def _holds_gpu(pid: int) -> bool | None:
         return any(str(link.readlink()).startswith(_DEVICE_FILES) for link in links)
     except OSError:
         return None
+
+
+# A process's command as one may show it: on one line, not longer than is of use, without what looks like a
+# secret (base/masking.py).
+
+LONGEST = 200
+_SUM = re.compile(r"\b[0-9a-f]{40}\b")
+"""A key of some services; in a configuration it would be a commit."""
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """The arguments of a process, as they may be shown."""
+    texts = [argument.encode(errors="replace").decode() for argument in arguments]
+    words = _SUM.sub(MASK, " ".join(mask_arguments(texts, any_key=True)).strip())
+    words = "".join(sign if sign.isprintable() else " " for sign in words)
+    return words if len(words) <= LONGEST else words[: LONGEST - 3] + "..."

@@ -1,6 +1,6 @@
 """NVML as this project calls it: how it is opened, which call answers which metrics, which errors mean what.
 
-Only the sampler's process imports this. nvml_devices.py lists what there is, nvml_processes.py who is on it,
+Only the sampler's process imports this. nvml_devices.py lists what there is, nvml.py who is on it,
 the provider (nvml.py) decides what is called when.
 """
 

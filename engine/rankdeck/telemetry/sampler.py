@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from rankdeck.base.errors import MachineError
+from rankdeck.base.files import lease_holder
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.leases import lease_holder
 from rankdeck.base.phrases import phrase
 from rankdeck.observer import title
 from rankdeck.telemetry.last_call import LastCall
@@ -316,7 +316,7 @@ def main(argv: Sequence[str]) -> int:
         only, kind = sink.uuids, sink.kind
     try:
         if kind == "virtual":
-            from rankdeck.telemetry.host import HostProvider
+            from rankdeck.telemetry.provider import HostProvider
 
             provider: Provider = HostProvider(pids, trees=options.trees)
         else:

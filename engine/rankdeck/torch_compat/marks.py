@@ -1,7 +1,7 @@
 """What a person put on a weight, moved to the Parameter that takes its place: attributes and gradient hooks.
 
 fully_shard, tensor and a model without memory make Parameters anew, and torch takes over neither. A hook is
-called with the gradient that the new Parameter gets; training/gradient_hooks.py refuses those that would make
+called with the gradient that the new Parameter gets; training/refusals.py refuses those that would make
 something else of it.
 """
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankdeck.base.errors import Problem
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.data.loader import Loader, build_loader
-from rankdeck.data.sampling import StepBatches
+from rankdeck.data.sampling import StepBatches, own_share
+from rankdeck.strategies.base import Strategy
 from rankdeck.training.workload import Workload
 
 
@@ -40,4 +42,64 @@ def training_samples(workload: Workload, shard: tuple[int, int], after_step: int
         start_step=after_step,
         keep_last=data.last == "keep",
         in_order=data.order == "given",
+    )
+
+
+# Whether a run can take the shorter last step of an epoch that data.last = "keep" asks for. Said once the
+# model is built and before any step, by every rank and by plans.
+#
+# A share that is empty, or that stages are too large for, is filled up with samples that count nothing. A
+# loss leaves them out; a batch norm would see them, and so would a loss that the model computes inside.
+
+_LOSS_SEES_PADDING = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} fills them up to whole microbatches: loss.use = {loss}, which the model "
+    "computes inside, would count the padding."
+)
+_NORMS_SEE_FILLING = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} fills them up to whole microbatches: the model's batch norms would see "
+    "padding."
+)
+_NORMS_SEE_EMPTY_SLICES = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} has fewer samples than slices there: the model's batch norms would see "
+    "padding."
+)
+_NORMS_SEE_ONE = marked(
+    'data.last = "keep" leaves {tail} of {num_samples} samples for the last step of an epoch, and '
+    "strategy.use = {strategy} gives a device a single one of them: a batch norm needs two to normalise."
+)
+
+
+def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:
+    """Raises: ConfigError where padding, or a lone sample under batch norm, would change what is trained."""
+    epochs, num_parts = workload.epochs, workload.config.train.accumulate
+    if not epochs.keep_last or not epochs.tail or workload.steps < epochs.steps:
+        return
+    _, num_shards = strategy.data_shard()
+    most = len(own_share(epochs.tail, 0, num_parts, 0, num_shards))
+    fewest = len(own_share(epochs.tail, num_parts - 1, num_parts, num_shards - 1, num_shards))
+    if strategy.pads and workload.loss.inside:
+        raise _refusal(_LOSS_SEES_PADDING, workload, strategy)
+    if with_batch_norm and (strategy.pads or not fewest):
+        why = _NORMS_SEE_FILLING if strategy.pads else _NORMS_SEE_EMPTY_SLICES
+        raise _refusal(why, workload, strategy)
+    is_joint = getattr(strategy.options, "sync_batchnorm", False)
+    if with_batch_norm and not is_joint and 1 in map(strategy.fewest_together, (fewest, most)):
+        raise _refusal(_NORMS_SEE_ONE, workload, strategy)
+
+
+def _refusal(template: str, workload: Workload, strategy: Strategy) -> ConfigError:
+    epochs, num = workload.epochs, workload.epochs.num_samples
+    return ConfigError(
+        phrase(
+            template,
+            tail=epochs.tail,
+            num_samples=num,
+            strategy=strategy.name,
+            loss=workload.loss.name,
+        ),
+        path="data.last",
+        advice=phrase('Set data.last = "drop", or a train.global_batch that divides {num}.', num=num),
     )

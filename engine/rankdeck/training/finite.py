@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.torch_compat.dtensors import local_part
-from rankdeck.training.logged import not_taken
+from rankdeck.training.reporting import not_taken
 
 _NAN = {
     "batch": marked(

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 import os
+import signal
+import threading
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from rankdeck.base import files
+from rankdeck.base.heartbeat import STACKS
+from rankdeck.base.parsing import json_of
+from rankdeck.profiling.spans import newest_microbatch
+from rankdeck.torch_compat.flight import recorded
 from rankdeck.torch_compat.groups import set_timeouts
-from rankdeck.training import calls_on_demand
 from rankdeck.training.agreement import Agreement, AgreementOfHosts
 
 _WATCHED_S = 86_400.0
@@ -33,7 +41,7 @@ def join(device: torch.device, world_size: int, timeout_s: float | None) -> None
         device_id=device if device.type == "cuda" else None,
     )
     if not alone:
-        calls_on_demand.begin()
+        begin()
 
 
 def let_wait() -> None:
@@ -59,3 +67,36 @@ def agreement_of(folder: Path, rank: int, world_size: int) -> Agreement:
         return found
 
     return AgreementOfHosts(folder, rank, meet)
+
+
+# The collectives that this rank has come to, and the microbatch that it has begun last, written down beside
+# its stacks when somebody asks for those, and when it has lost the other ranks.
+#
+# The signal that makes faulthandler write stacks also wakes a thread here: the main one may be blocked
+# inside a collective.
+
+
+def begin() -> None:
+    """From now on SIGUSR1 has them written anew, in a rank whose start has registered the signal."""
+    if not os.environ.get(STACKS):
+        return
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_serve, args=(read_end,), name="calls", daemon=True).start()
+
+
+def write_down() -> None:
+    """Now. Nothing is said where it cannot be done."""
+    stacks = os.environ.get(STACKS)
+    if not stacks:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        told = {**json_of(recorded()), "microbatch": newest_microbatch()}
+        files.write_own(Path(stacks).with_suffix(".calls"), json.dumps(told))
+
+
+def _serve(read_end: int) -> None:
+    while numbers := os.read(read_end, 64):
+        if signal.SIGUSR1 in numbers:
+            write_down()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from rankdeck import events
@@ -21,21 +22,20 @@ from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.base.heartbeat import FIRST_STEP, SAVING, STEP
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config.cures import with_cure
-from rankdeck.data.loader import Loader
+from rankdeck.data.base import SampleSet
+from rankdeck.data.loader import Loader, build_loader
+from rankdeck.data.sampling import HeldoutBatches
 from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.batches import training_loader
-from rankdeck.training.evaluation import Evaluator
 from rankdeck.training.finite import first_non_finite
-from rankdeck.training.logged import StepLog
-from rankdeck.training.loss_scaling import LossScaling
 from rankdeck.training.monitor import StepMonitor
-from rankdeck.training.reporting import StepFacts, StepReporter
+from rankdeck.training.reporting import StepFacts, StepLog, StepReporter
 from rankdeck.training.sameness import difference_of_loss
 from rankdeck.training.sampling import SamplingBudget
 from rankdeck.training.saving import Saver
-from rankdeck.training.step import OptimizerStep, Trained
+from rankdeck.training.step import LossScaling, OptimizerStep, Trained
 from rankdeck.training.workload import Workload
 
 if TYPE_CHECKING:
@@ -315,3 +315,64 @@ class Trainer:
         if self._rank == 0:
             self._writer.write(evaluation)
         return evaluation
+
+
+# Held-out loss under every strategy: each held-out sample counts once.
+#
+# All ranks run equally many batches, the last ones smaller or of a sample that does not count; one all-
+# reduce at the end makes the sums those of the whole set.
+
+
+class Evaluator:
+    """Goes over the held-out samples with a loader of its own, kept between evaluations."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        heldout: SampleSet,
+        *,
+        batch: int,
+        workers: int,
+        pin_memory: bool,
+        has_classes: bool,
+    ) -> None:
+        index, count = strategy.data_shard()
+        sampler = HeldoutBatches(len(heldout), batch, shard_index=index, shard_count=count)
+        self._strategy = strategy
+        self._valid = sampler.valid_counts()
+        self._num_samples = len(heldout)
+        self._has_classes = has_classes
+        self._loader: Loader = build_loader(heldout, sampler, workers=workers, pin_memory=pin_memory)
+
+    def run(self, step: int, *, final: bool, beat: Callable[[], None] = lambda: None) -> events.Evaluation:
+        """The evaluation after `step`; the same on every rank. `beat` is called before each batch."""
+        started = time.monotonic()
+        total = count = correct = 0.0
+        knows_correct = self._has_classes and self._strategy.loss.correct is not None
+        beat()
+        for batch, num_valid in zip(self._loader, self._valid, strict=True):
+            beat()
+            sums = self._strategy.evaluate(batch, num_valid)
+            total += sums.total
+            count += sums.count
+            correct += sums.correct or 0.0
+        total, count, correct = self._over_ranks(total, count, correct)
+        return events.Evaluation(
+            step=step,
+            loss=total / count if count else None,
+            samples=self._num_samples,
+            seconds=time.monotonic() - started,
+            accuracy=correct / count if knows_correct and count else None,
+            final=final,
+        )
+
+    def _over_ranks(self, *sums: float) -> list[float]:
+        if self._strategy.setup.world_size == 1:
+            return list(sums)
+        # Ranks that work on one batch together tell the same sums: of quotients nothing changes.
+        together = torch.tensor(sums, dtype=torch.float64, device=self._strategy.device)
+        dist.all_reduce(together)
+        return [float(value) for value in together]
+
+    def close(self) -> None:
+        self._loader.close()

@@ -13,18 +13,34 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch.distributed as dist
 from torch import Tensor
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import marked, phrase
+from rankdeck.checkpoint.spreading import LeadingRanks
+from rankdeck.checkpoint.store import read_weights
 from rankdeck.checkpoint.training_state import TrainingState
-from rankdeck.checkpoint.weights import try_weights_file
-from rankdeck.checkpoint_files import CANNOT_BE_SAVED, Checkpoint, CheckpointError
-from rankdeck.rundir import EventWriter
+from rankdeck.checkpoint.weights import gather_extra_state, try_weights_file, weights_file
+from rankdeck.checkpoint_files import (
+    CANNOT_BE_SAVED,
+    Checkpoint,
+    CheckpointError,
+    list_checkpoints,
+    newest_whole,
+)
+from rankdeck.config import load
+from rankdeck.parallel.nested import doubled
+from rankdeck.run.export import write_whole
+from rankdeck.run.fold import read_fold
+from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.torch_compat.modules import change_tensors, split_state
+from rankdeck.training import workload as workloads
 from rankdeck.training.agreement import SAVE, STOP, Agreement
 from rankdeck.training.step import Trained
 
@@ -179,3 +195,65 @@ class Saver:
                 ),
                 sync=True,
             )
+
+
+# Where an attempt goes on from: the newest checkpoint that is whole, the same one for all ranks.
+
+
+def newest_checkpoint(
+    folder: Path, rank: int, world_size: int, hosts: LeadingRanks | None, writer: EventWriter
+) -> Checkpoint | None:
+    """What rank 0 finds, or the leading ranks of several hosts find together. Damaged ones that were passed
+    over are reported.
+    """
+    newest: Checkpoint | None = None
+    complaints: list[str] = []
+    if hosts is not None:
+        newest, complaints = hosts.newest_whole(folder)
+    elif rank == 0:
+        newest, complaints = newest_whole(folder)
+    for complaint in complaints if rank == 0 else ():
+        advice = (
+            phrase("An older checkpoint is used. Look at the disk.")
+            if newest
+            else phrase("The run begins anew.")
+        )
+        problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
+        writer.write(events.ProblemRaised(problem=problem), sync=True)
+    if world_size == 1:
+        return newest
+    shared = [None if newest is None else newest.step]
+    dist.broadcast_object_list(shared, src=0)
+    return None if shared[0] is None else Checkpoint(folder / str(shared[0]))
+
+
+# The weights of a run that has more to show than its last end: those of a checkpoint.
+#
+# Checkpoints hold shards and optimizer state, and no tensor without dims: the model is built to get names
+# and shapes back.
+
+
+def export_saved(run: RunDir, file: Path, attempt: int | None = None) -> int | None:
+    """Write those of the newest whole checkpoint as safetensors under the model's original names, or of the
+    one that a later attempt than `attempt` went on from. The step that they are of; None where none is whole.
+
+    Raises:
+        RankdeckError: the run's model cannot be built any more or has changed, or the file cannot be written.
+    """
+    checkpoint, _ = newest_whole(run.checkpoints_folder)
+    if attempt is not None:
+        later = [one.restored for number, one in read_fold(run).attempts.items() if number > attempt]
+        if (began := next((step for step in later if step is not None), None)) is not None:
+            known = [one for one in list_checkpoints(run.checkpoints_folder) if one.step == began]
+            checkpoint = known[0] if known and known[0].damage() is None else None
+    if checkpoint is None:
+        return None
+    config = load(run.config_to_go_on_with)
+    model = workloads.load(config).build_model()
+    if config.train.precision == "fp64":
+        change_tensors(model, lambda tensor: tensor.to(doubled(tensor.dtype)))
+    read_weights(checkpoint, model)
+    metadata = {"run": run.name, "step": str(checkpoint.step)}
+    data = weights_file(split_state(model)[0], metadata, gather_extra_state(model))
+    write_whole(file, lambda target: target.write_bytes(data))
+    return checkpoint.step

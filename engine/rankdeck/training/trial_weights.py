@@ -1,4 +1,4 @@
-"""Tensors like the run's weights, and gradients for them, to try an optimizer out on: see optimizer_check.py.
+"""Tensors like the run's weights, and gradients for them, to try an optimizer out on: see refusals.py.
 
 All of a model's weights are there in its order, also those that other ranks hold; a rank's own are cut as it
 holds them.

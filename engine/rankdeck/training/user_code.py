@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
 from rankdeck.base.phrases import marked, phrase
-from rankdeck.config.files_named import refuse_main
+from rankdeck.config.consent import refuse_main
 from rankdeck.data.base import SampleSet
 from rankdeck.diagnose.exceptions import own_place, words_of
 from rankdeck.torch_compat.fake_tensors import active_mode

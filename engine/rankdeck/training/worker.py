@@ -31,9 +31,9 @@ from rankdeck.diagnose.exceptions import (
     advice_of,
     describe,
     is_out_of_memory,
+    name_disk,
     words_of,
 )
-from rankdeck.diagnose.failures import name_disk
 from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ def _report_failure(error: BaseException, rank: int, phase: str, writer: EventWr
         print(failure.problem.text(), file=sys.stderr)
     writer.write(failure, sync=True)
     if failure.is_communication:
-        from rankdeck.training import calls_on_demand
+        from rankdeck.training import joining
 
-        calls_on_demand.write_down()
+        joining.write_down()
     return failure.exit_code
 
 
@@ -266,7 +266,7 @@ class Worker:
         """This rank's torch devices, with a RankStarted that says what they are."""
         import torch
 
-        from rankdeck.training.torch_devices import torch_devices
+        from rankdeck.training.assembly import torch_devices
 
         devices, uuids = torch_devices(infos, self._place.local_rank)
         started = events.RankStarted(
@@ -284,9 +284,8 @@ class Worker:
         first."""
         from rankdeck.checkpoint.spreading import hosts_of
         from rankdeck.checkpoint.store import CheckpointStore
-        from rankdeck.training.going_on import newest_checkpoint
         from rankdeck.training.joining import agreement_of, is_over_hosts
-        from rankdeck.training.saving import Saver
+        from rankdeck.training.saving import Saver, newest_checkpoint
 
         place = self._place
         layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"

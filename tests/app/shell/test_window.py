@@ -10,13 +10,13 @@ from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
+from rankdeck_app.shell.frame import WindowState
 from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.side_bar import Activity, SideBarView
 from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.shell.window_state import WindowState
 from tests.app.shell.pages import NotePage, add_frame_pages
 
 CTRL = Qt.KeyboardModifier.ControlModifier

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from rankdeck_app.state.card_layouts import CardLayouts
+from rankdeck_app.state.kept_file import CardLayouts
 
 
 def test_a_layout_per_strategy_comes_back(qapp: QCoreApplication, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck_app.state.comparing import Comparing
-from rankdeck_app.state.recent_comparisons import MOST, RecentComparisons
+from rankdeck_app.state.kept_file import MOST, RecentComparisons
 from tests.helpers.written_run import WrittenRun, device_infos
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankdeck_app.state.device_history import DeviceHistory
+from rankdeck_app.state.device_feed import DeviceHistory
 from tests.helpers.device_lines import sample
 
 

@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.run.race import RUNNING, entry_run
-from rankdeck_app.state.race import RaceWatch
+from rankdeck_app.state.draft_race import RaceWatch
 from tests.helpers.told_race import WrittenRace, entry
 
 WAIT_MS = 10_000

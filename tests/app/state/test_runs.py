@@ -15,8 +15,7 @@ from rankdeck import config, events, rundir
 from rankdeck.run.fold import read_fold
 from rankdeck.run.row import RunFigures
 from rankdeck.run.row_figures import figures_of
-from rankdeck_app.state.run_scan import RunScan
-from rankdeck_app.state.runs import Runs, RunsModel
+from rankdeck_app.state.runs import Runs, RunScan, RunsModel
 from tests.helpers.many_runs import write_many
 from tests.helpers.written_run import WrittenRun
 
@@ -156,7 +155,7 @@ def test_rows_come_newest_first_a_part_at_a_time_and_then_their_figures(
         raise AssertionError("a run that is known was read again")
 
     monkeypatch.setattr("rankdeck.run.row_index.read_info", forbidden)
-    monkeypatch.setattr("rankdeck_app.state.run_scan._follow", forbidden)
+    monkeypatch.setattr("rankdeck_app.state.runs._follow", forbidden)
     again = RunScan(folder)
     assert again.look() == shown and not again.unfolded
 

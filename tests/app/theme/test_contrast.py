@@ -11,9 +11,8 @@ import pytest
 
 from rankdeck_app.theme import BUILT_IN
 from rankdeck_app.theme.colors import COLORS
-from rankdeck_app.theme.contrast import CONTRAST_DARK, CONTRAST_LIGHT
 from rankdeck_app.theme.qss import style_sheet
-from rankdeck_app.theme.vscode import channels
+from rankdeck_app.theme.vscode import CONTRAST_DARK, CONTRAST_LIGHT, channels
 from rankdeck_app.views.plan.row_delegate import VERDICT_LOOKS
 from rankdeck_app.widgets.run_list import OUTCOMES
 

@@ -14,7 +14,7 @@ from pytest import MonkeyPatch, fixture
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
-from rankdeck_app.controllers.exports import file_name
+from rankdeck_app.controllers.chart_commands import file_name
 from rankdeck_app.shell.toasts import Notification
 from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.widgets.card import ChartCard

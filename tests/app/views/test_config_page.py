@@ -17,8 +17,8 @@ from rankdeck_app.composition import App
 from rankdeck_app.state.toml_schema import Offer
 from rankdeck_app.views.config_page import ConfigPage
 from rankdeck_app.views.launch.side_bar import LaunchView
-from rankdeck_app.widgets.completion_box import ROW_HEIGHT
 from rankdeck_app.widgets.run_rows import all_rows
+from rankdeck_app.widgets.toml_editor import ROW_HEIGHT
 from tests.helpers.app_window import settle
 from tests.helpers.written_run import WrittenRun
 

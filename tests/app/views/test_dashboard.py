@@ -16,12 +16,11 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
-from rankdeck.run.prediction import prediction_file, read_prediction
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file, read_prediction
 from rankdeck.run.verified import verified_text
 from rankdeck_app.shell.frame_clock import FrameClock
-from rankdeck_app.state.card_layouts import CardLayouts
 from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.kept_file import CardLayouts
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.theme import Theme

@@ -18,8 +18,7 @@ from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import HostDevices
 from rankdeck_app.views.launch.footer import LaunchFooter
-from rankdeck_app.views.launch.model import ModelSection
-from rankdeck_app.views.launch.strategy import StrategySection
+from rankdeck_app.views.launch.side_bar import ModelSection, StrategySection
 from rankdeck_app.widgets.controls import FewLines
 from rankdeck_app.widgets.form import Field
 from tests.helpers import device_lines

@@ -15,11 +15,11 @@ from pytestqt.qtbot import QtBot
 from rankdeck.base.errors import Problem
 from rankdeck.run.race import RUNNING, WAITING, LeftOut, Race
 from rankdeck_app.composition import App
-from rankdeck_app.state.race import RaceSeen
+from rankdeck_app.state.draft_race import RaceSeen
 from rankdeck_app.views.plan.page import PlanPage
 from rankdeck_app.views.race import race_figures
 from rankdeck_app.views.race.page import RacePage
-from rankdeck_app.views.race.row_delegate import ROW_HEIGHT, RaceColumns
+from rankdeck_app.views.race.table import ROW_HEIGHT, RaceColumns
 from tests.helpers.app_window import open_run, settle
 from tests.helpers.told_race import WrittenRace, entry, judged, off
 from tests.helpers.verified import raced_as

@@ -17,9 +17,8 @@ from rankdeck.checkpoint_files import write_commit
 from rankdeck.rundir import Labels, read_labels, write_labels
 from rankdeck_app.composition import App
 from rankdeck_app.controllers.run_acts import COMPARE, RUN_ACTS
-from rankdeck_app.views.run_note import RunNote
 from rankdeck_app.views.runs import RunsView
-from rankdeck_app.views.runs_page import RunsPage
+from rankdeck_app.views.runs_page import RunNote, RunsPage
 from rankdeck_app.widgets.run_columns import PLACES
 from tests.helpers.app_window import open_run
 from tests.helpers.told_race import WrittenRace, entry

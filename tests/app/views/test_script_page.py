@@ -13,7 +13,7 @@ from rankdeck import events
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard.script_page import ScriptPage
+from rankdeck_app.views.dashboard.page import ScriptPage
 from tests.helpers.written_run import MIB, backdated
 from tests.helpers.written_script import WrittenScript
 

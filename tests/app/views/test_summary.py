@@ -16,13 +16,12 @@ from safetensors.numpy import load_file, save_file
 
 from rankdeck import events
 from rankdeck.checkpoint_files import write_commit
+from rankdeck.compare.figures import read
 from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reading import read
-from rankdeck.compare.report import report_of
+from rankdeck.compare.page import report_of
 from rankdeck.compare.reported import PhaseTable
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
-from rankdeck.run.prediction import prediction_file
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file
 from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard import summary
 from rankdeck_app.views.dashboard.run_tab import RunTab

@@ -11,8 +11,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
-from rankdeck_app.views.dashboard.page import RunPage
-from rankdeck_app.views.dashboard.script_page import ScriptPage
+from rankdeck_app.views.dashboard.page import RunPage, ScriptPage
 from rankdeck_app.views.output import OutputView
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
 from tests.helpers.app_window import open_run

@@ -11,10 +11,9 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.chart import Chart, LegendEntry, place_entries
 from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.holder_list import Holder, HolderList, HoldersFigure
-from rankdeck_app.widgets.legend import LegendEntry, place_entries
 
 
 @dataclass(frozen=True)

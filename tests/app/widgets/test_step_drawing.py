@@ -11,8 +11,8 @@ from pytestqt.qtbot import QtBot
 from rankdeck.run.movement import RECEIVE, SEND, Part, timeline
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.chart_colors import BUBBLE
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
-from rankdeck_app.widgets.phase_colors import BUBBLE
 from rankdeck_app.widgets.step_drawing import StepDrawing
 from rankdeck_app.widgets.step_layout import LEAST_PX, StepFigure, StepMark
 

@@ -10,8 +10,8 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ink_on
 from rankdeck_app.widgets.painting import read_along
-from rankdeck_app.widgets.phase_colors import ink_on
 from rankdeck_app.widgets.vram_bars import LEGEND_HEIGHT, BarsFigure, DeviceBar, VramBars
 
 MIB = 2**20

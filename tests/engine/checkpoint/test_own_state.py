@@ -26,7 +26,7 @@ from rankdeck.checkpoint.store import CheckpointStore, read_weights
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import save_weights
 from rankdeck.checkpoint_files import CheckpointError, newest_whole
-from rankdeck.training.loss_scaling import LossScaling
+from rankdeck.training.step import LossScaling
 from tests.helpers import own_models, own_optimizers, resume_ranks
 from tests.helpers.parity import OWN_MODELS
 from tests.helpers.ranks import RankSet

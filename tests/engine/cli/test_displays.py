@@ -14,7 +14,7 @@ from rich.text import Text
 from rankdeck import events
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.cli import console
-from rankdeck.cli.lines import PlainLines
+from rankdeck.cli.display import PlainLines
 from rankdeck.cli.live import LiveDisplay, bar, device_bars
 from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
@@ -65,8 +65,8 @@ def test_watch_tells_a_finished_run_in_plain_lines(written: WrittenRun) -> None:
 
 def test_watch_follows_a_run_that_goes_on(written: WrittenRun) -> None:
     """The run ends while it is watched: the end is put off until the watcher has shown the steps so far."""
+    from rankdeck.cli.display import PlainLines
     from rankdeck.cli.follow import follow
-    from rankdeck.cli.lines import PlainLines
 
     seen = []
 

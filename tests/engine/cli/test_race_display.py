@@ -14,8 +14,7 @@ from rankdeck.cli.plan_target import target_of
 from rankdeck.cli.race import nothing_fits
 from rankdeck.cli.race_display import left_s
 from rankdeck.cli.race_tables import introduction, print_race
-from rankdeck.run.race import RUNNING, WAITING, LeftOut
-from rankdeck.run.race_time import expected_s, remaining_text
+from rankdeck.run.race import RUNNING, WAITING, LeftOut, expected_s, remaining_text
 from rankdeck.rundir import RaceDir
 from tests.helpers.launching import small_config
 from tests.helpers.racing import asked, line

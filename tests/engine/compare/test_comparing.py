@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from rankdeck import events
+from rankdeck.compare.bars import DASHES, LABEL_HEIGHT, label_heights, parted, ticks
 from rankdeck.compare.curves import BY, loss_line, step_axis
 from rankdeck.compare.differences import of_configurations
-from rankdeck.compare.drawing import DASHES, LABEL_HEIGHT, label_heights, parted, ticks
-from rankdeck.compare.figures import Figure
+from rankdeck.compare.figures import Figure, ReadRun, read
 from rankdeck.compare.naming import MOST_RUNS, RunAt
-from rankdeck.compare.reading import ReadRun, read
 from rankdeck.compare.table import Comparison, FigureRow, compare
 from rankdeck.compare.words import difference_in_words, shortened, step_time
 from rankdeck.run.summarising import summarise

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.compare.figures import read
 from rankdeck.compare.naming import RunAt
 from rankdeck.compare.page import page_of, write_page
-from rankdeck.compare.reading import read
 from rankdeck.compare.table import compare
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
 from tests.helpers.written_run import WrittenRun

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from rankdeck import events
-from rankdeck.compare.figures import DeviceShare, Figure
+from rankdeck.compare.figures import DeviceShare, Figure, read
 from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reading import read
-from rankdeck.compare.report import report_of, write_report
-from rankdeck.compare.suggesting import suggestions
+from rankdeck.compare.page import report_of, write_report
+from rankdeck.compare.reported import suggestions
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
-from rankdeck.run.prediction import prediction_file
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file
 from rankdeck.rundir import create_race
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
 from tests.helpers.verified import VERIFIED

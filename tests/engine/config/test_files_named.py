@@ -9,7 +9,7 @@ import pytest
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config import from_dict
-from rankdeck.config.files_named import check_paths
+from rankdeck.config.consent import check_paths
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankdeck.config.script_search import scripts_in
+from rankdeck.config.script import scripts_in
 
 TRAIN = "import torch\nopt = torch.optim.SGD([])\nloss.backward()\nif __name__ == '__main__':\n    main()\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankdeck.config.toml_lines import key_lines, line_of
+from rankdeck.base.parsing import key_lines, line_of
 
 TEXT = '''name = "x"
 note = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.diagnose.calls import CollectiveCall, calls_of, current, differing, missing, work_of
+from rankdeck.diagnose.stacks import CollectiveCall, calls_of, current, differing, missing, work_of
 
 
 def call(number: int, kind: str = "all_reduce", shape: str = "4 Float", group: str = "0") -> CollectiveCall:

@@ -12,10 +12,9 @@ import pytest
 
 from rankdeck.base.errors import DataError, Problem
 from rankdeck.base.heartbeat import Beat, failed
-from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import describe
-from rankdeck.diagnose.stacks import Frame
+from rankdeck.diagnose.stacks import CollectiveCall, Frame
 from rankdeck.events import RankFailed
 
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30350"

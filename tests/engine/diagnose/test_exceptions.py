@@ -13,8 +13,7 @@ import pytest
 
 import rankdeck
 from rankdeck.base.errors import DataError, TrainingError
-from rankdeck.diagnose.exceptions import describe, last_lines, own_place, read_last_lines
-from rankdeck.diagnose.failures import is_communication
+from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, own_place, read_last_lines
 from rankdeck.events import RankFailed, decode, encode
 
 COMMUNICATION = [

@@ -17,9 +17,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from rankdeck.diagnose.exceptions import describe
+from rankdeck.diagnose.exceptions import describe, name
 from rankdeck.diagnose.failure_rules import RULES
-from rankdeck.diagnose.failures import name
 from rankdeck.diagnose.tracebacks import find_raised
 
 Raiser = Callable[[], object]

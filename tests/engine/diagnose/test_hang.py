@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rankdeck.base.heartbeat import CHECK, FIRST_STEP, Beat
-from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.hang import Standing, find_laggard, hang, place, suspicion
-from rankdeck.diagnose.stacks import Frame
+from rankdeck.diagnose.stacks import CollectiveCall, Frame
 
 WAITING = [
     Frame("/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward"),

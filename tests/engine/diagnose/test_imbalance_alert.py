@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.findings.imbalance import ImbalanceAlert, causes
+from rankdeck.diagnose.findings.machine import ImbalanceAlert, causes
 from rankdeck.run.imbalance import imbalance_of
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, FIRST_STEP, SAVING, VERIFYING, Beat
-from rankdeck.diagnose.patience import COMPILE_S, OTHER_S, STEP_S, Patience
+from rankdeck.diagnose.hang import COMPILE_S, OTHER_S, STEP_S, Patience
 
 
 def told_after_s(

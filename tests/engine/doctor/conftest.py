@@ -8,7 +8,7 @@ import pytest
 
 from rankdeck.config import environments
 from rankdeck.config.interpreters import ChosenPython
-from rankdeck.doctor.checks import Looked
+from rankdeck.doctor.looking import Looked
 from tests.helpers.nvmlsim import SimulatedGpus, build
 
 

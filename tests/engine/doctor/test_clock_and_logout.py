@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.doctor import clock
-from rankdeck.doctor.clock import KernelClock, kernel_clock, look_at_clock
+from rankdeck.doctor import limits
+from rankdeck.doctor.limits import KernelClock, kernel_clock, look_at_clock, look_at_logout
 from rankdeck.doctor.lines import CheckLine, Verdict
-from rankdeck.doctor.logout import look_at_logout
 
 RIGHT = KernelClock(True, 0.01)
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_LOOKS_S", 0.01)
+    monkeypatch.setattr(limits, "_LOOKS_S", 0.01)
 
 
 def only(rows: Iterable[CheckLine]) -> CheckLine:

@@ -6,7 +6,6 @@ import pytest
 
 from rankdeck.base.errors import ConfigError, MachineError, Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.doctor.checks import Looked, checks_of
 from rankdeck.doctor.lines import (
     TITLES,
     CheckLine,
@@ -18,6 +17,7 @@ from rankdeck.doctor.lines import (
     row,
     summed_up,
 )
+from rankdeck.doctor.looking import Looked, checks_of
 from rankdeck.doctor.offering import may_explain, with_offer
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rankdeck.base.errors import DeviceError, MachineError
-from rankdeck.base.leases import lease_holder, lease_path
+from rankdeck.base.files import lease_holder, lease_path
 from rankdeck.launch.choose import ChosenDevices, choose_devices, devices_of_script
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus
 from tests.helpers.launching import small_config

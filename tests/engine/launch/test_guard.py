@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import rankdeck
-from rankdeck.base.leases import lease_holder, lease_path
+from rankdeck.base.files import lease_holder, lease_path
 from rankdeck.launch import control, under_guard
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.guard import STOP_S

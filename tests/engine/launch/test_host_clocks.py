@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rankdeck.launch import host_clocks
-from rankdeck.launch.host_clocks import HostClocks
+from rankdeck.launch import head_guard
+from rankdeck.launch.head_guard import HostClocks
 from tests.engine.launch.test_peers import Head, Other
 
 RANKS = {"box1": range(1), "box 2": range(1, 3), "box3": range(3, 4)}
@@ -56,7 +56,7 @@ def head() -> Iterator[Head]:
 def test_each_clock_is_kept_beside_the_run(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_clocks, "ASK_S", 0.0)
+    monkeypatch.setattr(head_guard, "ASK_S", 0.0)
     others = Other(head, "box 2"), Other(head, "box3")
     head.until(lambda: head.meeting.is_complete, *others)
     slow = Slow(tmp_path, head)

@@ -16,9 +16,8 @@ from rankdeck.base import heartbeat
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import SAVING, HeartbeatWriter
 from rankdeck.config.schema import LaunchConfig
-from rankdeck.diagnose.calls import CollectiveCall
 from rankdeck.diagnose.cause import find_cause
-from rankdeck.diagnose.stacks import Frame
+from rankdeck.diagnose.stacks import CollectiveCall, Frame
 from rankdeck.launch import host_watch, stacks
 from rankdeck.launch import watch as watching
 from rankdeck.launch.host_watch import HeadWatch, MemberWatch

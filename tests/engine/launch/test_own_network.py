@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from rankdeck.launch.own_network import is_unplugged
+from rankdeck.launch.peers import is_unplugged
 from tests.helpers.tree import PRODUCT_AND_TESTS
 
-_ASK = "from rankdeck.launch.own_network import is_unplugged; print(is_unplugged('10.9.9.1'))"
+_ASK = "from rankdeck.launch.peers import is_unplugged; print(is_unplugged('10.9.9.1'))"
 _WAYS = (
     "ip addr add 10.9.9.1/24 dev lo",
     "ip link set lo up",

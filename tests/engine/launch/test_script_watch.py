@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.patience import OTHER_S, STEP_S
+from rankdeck.diagnose.hang import OTHER_S, STEP_S
 from rankdeck.launch.control import request_stop
 from rankdeck.rundir import RunDir
 from tests.helpers import launching

@@ -19,13 +19,13 @@ import pytest
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.files import read_text
+from rankdeck.compare.figures import read
 from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reading import read
-from rankdeck.compare.report import report_of
-from rankdeck.launch.attached import Attached
+from rankdeck.compare.page import report_of
 from rankdeck.launch.control import NotRunningError, request_stop, send_signal
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import run_again
+from rankdeck.launch.streams import Attached
 from rankdeck.launch.torchrun import INJECTED
 from rankdeck.observer import title
 from rankdeck.rundir import RunDir

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankdeck.config.catalog import MASKED
-from rankdeck.models import losses, means
-from rankdeck.models.means import terms
+from rankdeck.models import losses
+from rankdeck.models.losses import terms
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 TARGETS = torch.tensor([1, 2, MASKED, 3, 0, MASKED])
@@ -104,4 +104,4 @@ def test_means_over_numbers_that_vary_apart_are_told() -> None:
         assert loss.trouble() is None
         own = F.cross_entropy(logits, targets) + logits.mean()
         loss.function({"loss": own}, {"labels": targets})
-    assert loss.trouble() == means.HOLDS_SEVERAL
+    assert loss.trouble() == losses.HOLDS_SEVERAL

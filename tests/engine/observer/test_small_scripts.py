@@ -13,7 +13,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage
-from rankdeck.diagnose.calls import calls_of
+from rankdeck.diagnose.stacks import calls_of
 from tests.helpers.watched import Watched, watch_each
 
 _TRAINS = """

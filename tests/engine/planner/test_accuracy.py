@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.compare.figures import read
 from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reading import read
 from rankdeck.planner.accuracy import compare, measured_scale, spread_of
-from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
-from rankdeck.run.prediction import prediction_file, read_prediction
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime, prediction_file, read_prediction
 from rankdeck.run.summarising import summarise
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import RunConfig, from_text
-from rankdeck.planner.candidates import Candidate
-from rankdeck.planner.growth import LONGEST, SUM, UNKNOWN, Growth, growth_of
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.look import BUDGET_S, look
 from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.samples import Samples
-from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.samples import LONGEST, SUM, UNKNOWN, Growth, Samples, growth_of
 from rankdeck.run.plan_lines import PlanLine, words_of
 from tests.helpers import concatenated, padded
 from tests.helpers.planning import peaks_by_step

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankdeck.config import from_text
 from rankdeck.memory.ledger import Ledger
-from rankdeck.planner.cuda_like import attention_kernel, like_cuda
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
+from rankdeck.planner.planned_torch import attention_kernel, like_cuda
 
 
 def kept_bytes(run: Callable[[], Tensor], precision: str = "fp32") -> int:

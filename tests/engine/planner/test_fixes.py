@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import RunConfig, from_text
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.fixes import fixes
 from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine, is_last_word
 
 DEEP = "gpt", "layers = 6, heads = 2, width = 32, context = 64, vocabulary = 64"

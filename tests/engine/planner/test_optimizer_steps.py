@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from rankdeck.config import from_text
 from rankdeck.planner.advice import changes_for
+from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
-from rankdeck.planner.targets import Target, TargetDevice
 from tests.helpers.planning import measured
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference

@@ -16,11 +16,11 @@ from torch import nn
 
 from rankdeck.config import from_text
 from rankdeck.planner.allocator import reserved_bytes
+from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
 from rankdeck.planner.figures import plan_rank
 from rankdeck.planner.plan_ledger import PlanLedger
 from rankdeck.planner.planned_torch import planned
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.values import Values
 from rankdeck.torch_compat.fake_tensors import FakeTensor, FakeTensorMode, active_mode, in_kernel
 

@@ -9,11 +9,10 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text, load, presets
 from rankdeck.config.gpu_models import GpuModel, parse_planned
-from rankdeck.planner.candidates import Candidate, candidates_for, effort
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice, candidates_for, effort
 from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.samples import Samples
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.values import ANSWERED
 from rankdeck.run.plan_lines import PlanLine, alike, words_of
 from tests.helpers import eager_gpt

@@ -11,9 +11,8 @@ import torch
 from rankdeck.config import from_text
 from rankdeck.config.gpu_models import GpuModel
 from rankdeck.planner import questions
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine, words_of
 from tests.helpers import experts, hugging_face, planning
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import RunConfig, from_text
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.look import look
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
 from rankdeck.planner.samples import Samples
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine
 from tests.helpers import padded
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.planner.step_time import step_time
-from rankdeck.planner.work import Work
+from rankdeck.planner.work import Work, step_time
 
 
 def test_layers_in_turn_take_longer_than_replicas() -> None:

@@ -11,8 +11,8 @@ import pytest
 from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
+from rankdeck.compare.figures import read
 from rankdeck.compare.naming import RunAt
-from rankdeck.compare.reading import read
 from rankdeck.run import out_of_memory
 from rankdeck.run.out_of_memory import RanOut
 from tests.helpers.hungry import CUDA_WORDS

@@ -16,8 +16,7 @@ from rankdeck import events
 from rankdeck.run import past as past_module
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold
-from rankdeck.run.moments import beside, step_at, stretches
-from rankdeck.run.past import Past
+from rankdeck.run.past import Past, beside, step_at, stretches
 from rankdeck.rundir import EventReader, RunDir, attempt_of
 from tests.engine.run.test_fold import any_run, restored, state
 from tests.helpers.written_run import WrittenRun, backdated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankdeck.run.progress import StepProgress
+from rankdeck.run.curves import StepProgress
 
 
 def test_of_many_steps_at_once_some_stand_for_all_and_the_last_is_always_there() -> None:

@@ -7,9 +7,8 @@ import numpy as np
 
 from rankdeck.events import Steps
 from rankdeck.run.curves import StepCurves
-from rankdeck.run.step_blocks import blocks_of
+from rankdeck.run.step_blocks import Joiner, blocks_of
 from rankdeck.run.step_table import COLUMNS, StepTable
-from rankdeck.run.steps import Joiner
 
 
 def share(

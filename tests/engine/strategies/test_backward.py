@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.parallel.backward import backward
-from rankdeck.parallel.pipelining.find import find_chain
+from rankdeck.parallel.pipelining.cutting import find_chain
 from tests.helpers import planning
 
 

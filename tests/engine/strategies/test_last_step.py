@@ -19,9 +19,8 @@ from torch import Tensor
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
 from rankdeck.data.sampling import epoch_order
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.pool import plan_lines_of
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.training import workload as workloads
 from tests.helpers.own_data import smoothed
 from tests.helpers.parity import BARS, MUST_DIFFER, OWN_MODELS

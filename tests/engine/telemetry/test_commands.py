@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.telemetry.commands import LONGEST, command_of
+from rankdeck.telemetry.attribution import LONGEST, command_of
 
 SECRET = "hunter2-with-more"
 

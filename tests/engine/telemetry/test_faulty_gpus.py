@@ -13,7 +13,7 @@ import pytest
 from rankdeck.base.errors import DeviceError
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.telemetry.listing import ask_once, list_gpus
-from rankdeck.telemetry.nvml_processes import MOST_PROCESSES
+from rankdeck.telemetry.nvml import MOST_PROCESSES
 from rankdeck.telemetry.readings import throttle_words
 from tests.engine.telemetry.conftest import MakeGpus
 from tests.helpers.cli import rankdeck_here

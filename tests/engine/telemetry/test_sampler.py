@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.base.leases import lease_path
+from rankdeck.base.files import lease_path
 from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, DevicesLine
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.engine.telemetry.conftest import MakeGpus

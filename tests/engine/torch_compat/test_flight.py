@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.diagnose.calls import calls_of, differing, missing
+from rankdeck.diagnose.stacks import calls_of, differing, missing
 from tests.helpers.ranks import RankSet
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import rankdeck
 from rankdeck import events
 from rankdeck.rundir import EventWriter
-from rankdeck.training.logged import StepLog
+from rankdeck.training.reporting import StepLog
 from tests.helpers.parity import configuration
 from tests.helpers.rank_main import train_once
 

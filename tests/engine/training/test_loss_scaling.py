@@ -7,7 +7,7 @@ import torch
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig, from_text
-from rankdeck.training.loss_scaling import LossScaling
+from rankdeck.training.step import LossScaling
 
 CPU = torch.device("cpu")
 

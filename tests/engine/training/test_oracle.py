@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import SGD, AdamW
 
 from rankdeck import events
+from rankdeck.data.base import TensorSamples
 from rankdeck.data.digits import Digits
-from rankdeck.data.tensors import TensorSamples
 from tests.helpers import oracle, oracle_parts
 from tests.helpers.own_models import tiny_conv
 from tests.helpers.rank_main import train_once

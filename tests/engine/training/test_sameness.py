@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.config import from_text
+from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.planner.figures import plan_rank
-from rankdeck.planner.targets import Target, TargetDevice
 from tests.helpers.parity import BARS, WORKLOADS, configuration, of_one_device
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference

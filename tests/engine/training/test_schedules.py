@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck.training import schedules
+from rankdeck.training import workload
 
 
 def test_constant_stays_at_one() -> None:
-    assert {schedules.constant(10)(step) for step in range(10)} == {1.0}
+    assert {workload.constant(10)(step) for step in range(10)} == {1.0}
 
 
 def test_warm_up_rises_in_equal_parts_and_ends_at_one() -> None:
-    factor = schedules.constant(10, warmup=4)
+    factor = workload.constant(10, warmup=4)
     assert [factor(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_a_warm_up_longer_than_the_run_is_valid() -> None:
-    assert schedules.cosine(5, warmup=50)(4) == pytest.approx(0.1)
+    assert workload.cosine(5, warmup=50)(4) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("schedule", [schedules.cosine, schedules.linear])
-def test_the_rate_falls_to_its_final_share_in_the_last_step(schedule: schedules.Schedule) -> None:
+@pytest.mark.parametrize("schedule", [workload.cosine, workload.linear])
+def test_the_rate_falls_to_its_final_share_in_the_last_step(schedule: workload.Schedule) -> None:
     factor = schedule(100, warmup=10, final=0.1)
     values = [factor(step) for step in range(10, 100)]
     assert values[0] == 1.0
@@ -30,7 +30,7 @@ def test_the_rate_falls_to_its_final_share_in_the_last_step(schedule: schedules.
 
 
 def test_one_cycle_rises_then_falls_to_nearly_nothing() -> None:
-    factor = schedules.one_cycle(100, rise=0.3)
+    factor = workload.one_cycle(100, rise=0.3)
     values = [factor(step) for step in range(100)]
     assert max(values) == values[30] == 1.0
     assert values[0] == pytest.approx(1 / 25)
@@ -38,5 +38,5 @@ def test_one_cycle_rises_then_falls_to_nearly_nothing() -> None:
 
 
 def test_one_step_is_a_run_too() -> None:
-    for schedule in (schedules.constant, schedules.cosine, schedules.linear, schedules.one_cycle):
+    for schedule in (workload.constant, workload.cosine, workload.linear, workload.one_cycle):
         assert 0 <= schedule(1)(0) <= 1

@@ -13,8 +13,7 @@ from rankdeck.compare.differences import Difference
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.compare.table import TRAINING, Comparison, FigureRow, letter_of
 from rankdeck_app.language import spoken, tr
-from rankdeck_app.state.compared_run import FollowedRun
-from rankdeck_app.state.comparing import Comparing
+from rankdeck_app.state.comparing import Comparing, FollowedRun
 from rankdeck_app.views.compare.chips import ChipFigure
 from rankdeck_app.widgets.paired_bars import PairedFigure
 from rankdeck_app.widgets.side_by_side import SideCell, SideFigure, SideLine

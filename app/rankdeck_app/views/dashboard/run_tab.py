@@ -2,8 +2,8 @@
 what drives them.
 
 Every frame takes what the reader thread has (at most 4 ms of it), and then repaints only the cards whose
-figures changed, and only while somebody can see them. page.py has the cards of a configured run,
-script_page.py those of a person's own script.
+figures changed, and only while somebody can see them. page.py has the cards of a configured run and
+those of a person's own script.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from rankdeck.run.series import Curve, Floats
 from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
-from rankdeck_app.state.card_layouts import SCRIPT, CardLayouts
 from rankdeck_app.state.ended_run import EndedRun
+from rankdeck_app.state.kept_file import SCRIPT, CardLayouts
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
-from rankdeck_app.views.dashboard.banner import Banner
-from rankdeck_app.views.dashboard.summary import SummaryPanel
+from rankdeck_app.views.dashboard.summary import Banner, SummaryPanel
 from rankdeck_app.views.dashboard.time_bar import TimeBar, looking_back
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard

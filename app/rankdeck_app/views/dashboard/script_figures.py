@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from rankdeck import events
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count, format_duration, format_setting
-from rankdeck.run.script_words import without_steps
+from rankdeck.run.problems import without_steps
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.views.dashboard import run_figures, run_rows

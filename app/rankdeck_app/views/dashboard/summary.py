@@ -16,15 +16,22 @@ from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.phrases import marked
-from rankdeck.compare.reported import ERROR_SIGN, PhaseTable, Reported
-from rankdeck.compare.suggesting import NextStep
+from rankdeck.compare.reported import ERROR_SIGN, NextStep, PhaseTable, Reported
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard.action_buttons import ActionButtons
 from rankdeck_app.widgets.controls import ElidedLabel, tool_button
-from rankdeck_app.widgets.flow import FlowLayout
-from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row, scrolled, text_label
+from rankdeck_app.widgets.layouts import (
+    MIDDLE,
+    FlowLayout,
+    clear,
+    column,
+    push_button,
+    row,
+    scrolled,
+    text_label,
+)
 from rankdeck_app.widgets.painting import chart_font
 
 HEADER = 36
@@ -272,3 +279,74 @@ def _next_step(step: NextStep) -> QWidget:
         label.setFixedWidth(_NEXT_WIDTH)
     column(*parts, on=part, spacing=1)
     return part
+
+
+# One sentence about the state of a run above its cards, and what to do next: starting, stopped, failed.
+
+_MOST_MESSAGE = 600
+_TONES = {"error": "errorForeground", "warning": "rankdeck.lead"}
+
+
+class Banner(QWidget):
+    """A message, an advice below it, and buttons where something can be done about it: `acted` brings the id
+    of the command of the one that was pressed. The text can be selected and copied.
+    """
+
+    acted = Signal(str)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._tone = "info"
+        self._message, self._advice = text_label(), text_label(tone="dim")
+        texts = column(self._message, self._advice, spacing=2)
+        line = row((texts, 1), on=self, margins=(14, 7, 12, 8), spacing=8)
+        self._actions = ActionButtons(line, self.acted)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        by_mouse, by_keys = (
+            Qt.TextInteractionFlag.TextSelectableByMouse, Qt.TextInteractionFlag.TextSelectableByKeyboard,
+        )  # fmt: skip
+        for label in (self._message, self._advice):
+            label.setTextInteractionFlags(by_mouse | by_keys)
+        self._message.setFont(chart_font(12, bold=True))
+        theme.changed.connect(self.update)
+        self.hide()
+
+    @property
+    def buttons(self) -> list[QPushButton]:
+        return self._actions.buttons
+
+    @property
+    def text(self) -> str:
+        return "\n".join(label.text() for label in (self._message, self._advice) if label.text())
+
+    def say(self, headline: tuple[str, str, str] | None, actions: Sequence[PageAction] = ()) -> None:
+        """(tone, message, advice), and what one can do; None hides the banner."""
+        if headline is None:
+            self.hide()
+            return
+        self._tone, message, advice = headline
+        self._message.setText(_shortened(message))
+        self._advice.setText(_shortened(advice))
+        self._advice.setVisible(bool(advice))
+        self._actions.show(actions)
+        self.setAccessibleName(message)
+        self.setAccessibleDescription(advice)
+        self.setVisible(True)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter, color = QPainter(self), self._theme.color
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(color("rankdeck.card.border"))
+        painter.setBrush(color("rankdeck.card.background"))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(color(_TONES.get(self._tone, "rankdeck.rest")))
+        painter.drawRoundedRect(QRectF(0, 0, 4, self.height()), 2, 2)
+        painter.end()
+
+
+def _shortened(text: str) -> str:
+    """A last traceback line can be kilobytes long; the whole text is in Problems."""
+    return text if len(text) <= _MOST_MESSAGE else f"{text[:_MOST_MESSAGE]}…"

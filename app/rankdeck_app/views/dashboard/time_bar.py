@@ -8,7 +8,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from rankdeck.base.units import format_count, format_duration
-from rankdeck.run.moments import step_at, stretches
+from rankdeck.run.past import step_at, stretches
 from rankdeck_app.language import tr
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.past_run import PastRun

@@ -20,14 +20,14 @@ from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
-from rankdeck_app.views.devices.words import HOT_C, errors_of, series_of, throttled_by
+from rankdeck_app.views.devices.rows import HOT_C, errors_of, series_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.card_files import SHORT, Column, ManyRows, Row
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
-from rankdeck_app.widgets.device_tracks import span_words
 from rankdeck_app.widgets.heat_strip import COLUMNS, HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
+from rankdeck_app.widgets.tracks import span_words
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
 _MOST_NAMED = 2

@@ -18,21 +18,32 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 
 from rankdeck.base.phrases import marked
+from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
+from rankdeck_app.views.devices import gpu_figures, memory_holders, rows
+from rankdeck_app.views.devices.rows import (
+    HOT_C,
+    SCALE_C,
+    errors_of,
+    number_words,
+    reading_words,
+    series_of,
+    throttled_by,
+    top_of,
+)  # fmt: skip
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
-from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.holder_list import HolderList
 from rankdeck_app.widgets.layouts import MIDDLE, TOP, column, push_button, row, text_label
 from rankdeck_app.widgets.metric_table import MetricTable
 from rankdeck_app.widgets.stat_strip import StatStrip
+from rankdeck_app.widgets.tracks import DeviceTracks, Track, TrackLimit, TrackMark, TracksFigure, span_words
 from rankdeck_app.widgets.vram_bars import VramBars
 
 PAGE_KIND = "devices"
@@ -108,10 +119,10 @@ class DevicesPage(Page):
         column(bar, (self._whole, 1), on=self, spacing=0)
 
     def _span_button(self, span_s: float) -> QPushButton:
-        words = span_words(span_s)
-        tooltip = tr("Show the last {time}", time=words)
+        rows = span_words(span_s)
+        tooltip = tr("Show the last {time}", time=rows)
         button = push_button(
-            words.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
+            rows.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
         )
         button.setChecked(span_s == self._span_s)
         self.spans.addButton(button)
@@ -137,7 +148,7 @@ class DevicesPage(Page):
         parts = [tr("devices"), *host, *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
         if gpus.driver:
             parts.append(tr("driver {version}", version=gpus.driver))
-        return [*parts, tr(words.SIMULATED)] if gpus.is_simulated else parts
+        return [*parts, tr(rows.SIMULATED)] if gpus.is_simulated else parts
 
     def tab_actions(self) -> list[PageAction]:
         return [PageAction("checklist", tr("Look This Machine Over"), "doctor.show")]
@@ -218,7 +229,7 @@ class DevicesPage(Page):
             self._band.set_figure(gpu_figures.band(gpus, span_s))
             self._band.tick()
         elif chosen is not None:
-            self._tracks.set_figure(one_device.tracks(gpus, chosen, span_s))
+            self._tracks.set_figure(tracks(gpus, chosen, span_s))
             self._holders.set_figure(memory_holders.holders(gpus, chosen, self._memory_of(chosen)))
         if part == "strip":
             self._name_cards()
@@ -227,7 +238,7 @@ class DevicesPage(Page):
         gpus, chosen, span = self._gpus, self.chosen, tr("last {time}", time=span_words(self._span_s))
         cards = self.cards
         for card in cards.values():
-            card.set_source(words.source(gpus))
+            card.set_source(rows.source(gpus))
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
         zoomed = self._band.zoom_words
@@ -247,3 +258,88 @@ _PARTS_OF_ALL = ("strip", "table", "bars", "band")
 _PARTS_OF_ONE = ("strip", "table", "one")
 _OVERVIEW = ("bars", "heat", "band", "table")
 _ONE = ("tracks", "holders", "table")
+
+
+# One device in full: every metric over time, with its limits and what happened to it.
+
+_MARKED = (marked("lost"), marked("back"), marked("slow"), marked("restarted"), marked("silent"))
+
+
+def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
+    """Every metric of one device, with its limits and what happened to it."""
+    now_s = gpus.now_s
+    device = gpus.registry.device(gpu.uuid)
+    power_limit = (device.power_limit_w if device is not None else None) or 0.0
+    total = float(gpu.total_bytes or 0)
+    peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
+    vram_limits = [TrackLimit(total), TrackLimit(peak, is_hard=False)]
+    power_top, clock_top = 1.1 * top_of(gpus, "power_w"), _clock_top(gpus, gpu)
+    tracks = [
+        _track(gpus, gpu, tr("VRAM"), "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
+        _track(gpus, gpu, tr("Busy, memory busy"), "utilisation", 1.0, second="memory_utilisation"),
+        _track(gpus, gpu, tr("Power"), "power_w", power_top, limits=[TrackLimit(power_limit)]),
+        _track(
+            gpus, gpu, tr("Temperature"), "temperature_c", SCALE_C, limits=[TrackLimit(HOT_C, is_hard=False)]
+        ),
+        _track(gpus, gpu, tr("SM, memory clock, MHz"), "sm_clock_mhz", clock_top, second="memory_clock_mhz"),
+        _track(gpus, gpu, tr("Fan"), "fan", 1.0),
+        _throttle_track(gpus, gpu),
+        _error_track(gpus, gpu, _marks(gpus, gpu)),
+    ]
+    return TracksFigure(tracks, (now_s - span_s, now_s), gpu.lost_at is not None)
+
+
+def _clock_top(gpus: Gpus, gpu: GpuState) -> float:
+    values = [gpus.reading(gpu.uuid, metric).value or 0 for metric in ("sm_clock_mhz", "memory_clock_mhz")]
+    return 1.1 * max(1.0, *(float(value) for value in values))
+
+
+def _track(
+    gpus: Gpus,
+    gpu: GpuState,
+    title: str,
+    metric: str,
+    top: float,
+    *,
+    second: str = "",
+    limits: Sequence[TrackLimit] = (),
+) -> Track:
+    reading = gpus.reading(gpu.uuid, metric)
+    text, tone = reading_words(metric, reading)
+    if second:
+        text += f"  {reading_words(second, gpus.reading(gpu.uuid, second))[0]}"
+    if reading.state == "stale":
+        text = tr("{reading}, {age:.0f} s old", reading=text, age=reading.age_s)
+    return Track(
+        title,
+        text,
+        series_of(gpus, gpu.uuid, metric),
+        top,
+        METRICS[metric].stale_after_s,
+        series_of(gpus, gpu.uuid, second) if second else None,
+        limits,
+        tone=tone,
+        in_words=partial(number_words, metric),
+    )
+
+
+def _throttle_track(gpus: Gpus, gpu: GpuState) -> Track:
+    text, tone = throttled_by(gpus, gpu.uuid)
+    curve = None if gpus.history is None else gpus.history.throttled(gpu.uuid)
+    return Track(tr("Throttled by"), text, curve, 1.0, METRICS["throttle"].stale_after_s, tone=tone)
+
+
+def _error_track(gpus: Gpus, gpu: GpuState, marks: Sequence[TrackMark]) -> Track:
+    text, tone = errors_of(gpus, gpu)
+    top = max(1.0, 1.1 * float(gpus.reading(gpu.uuid, "ecc_errors").value or 0))
+    curve, hold_s = series_of(gpus, gpu.uuid, "ecc_errors"), METRICS["ecc_errors"].stale_after_s
+    return Track(tr("ECC errors, XID events"), text, curve, top, hold_s, marks=marks, tone=tone)
+
+
+def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
+    since = time.time() - gpus.now_s
+    return [
+        TrackMark(notice.t - since, tr(notice.code) if notice.xid is None else f"XID {notice.xid}")
+        for notice in gpus.registry.notices
+        if notice.uuid in (gpu.uuid, None) and (notice.xid is not None or notice.code in _MARKED)
+    ]

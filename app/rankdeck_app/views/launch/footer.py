@@ -7,21 +7,21 @@ would be started stands there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck.base.errors import Problem
-from rankdeck_app.language import tr
+from rankdeck.base.errors import Problem, cure_in_words
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
-from rankdeck_app.views.launch.blocker import Blocker
 from rankdeck_app.widgets.controls import FewLines
-from rankdeck_app.widgets.layouts import column, push_button
-from rankdeck_app.widgets.painting import LEFT, RIGHT, paint_text
+from rankdeck_app.widgets.layouts import TOP, column, push_button, row
+from rankdeck_app.widgets.painting import LEFT, RIGHT, Symbol, paint_text
 
 
 class Estimate(FewLines):
@@ -174,3 +174,56 @@ class LaunchFooter(QWidget):
             reason = plan.problem or plan.chosen_failure
             why = tr("No estimate yet: {reason}", reason=reason) if reason else tr("No estimate yet")
             self.estimate.show_text(why)
+
+
+# Why nothing can be launched: the whole sentence, a button that mends it where the cure is known, and one
+# that goes to where it can be mended.
+
+MOST_LINES = 8
+
+
+class Blocker(QWidget):
+    """`cure_taken` carries the cure, `asked_where` the problem."""
+
+    cure_taken = Signal(object)
+    asked_where = Signal(object)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._problem: Problem | None = None
+        self.words = FewLines(MOST_LINES)
+        set_look(self.words, tone="error")
+        self.cure = push_button(tr("Mend It"), "", lambda: self._tell(self.cure_taken), height=24)
+        show = tr("Show It")
+        self.where = push_button(show, "", lambda: self._tell(self.asked_where), kind="link", height=20)
+        symbol = Symbol(theme, "error", "errorForeground", QSize(16, 16), 14)
+        buttons = column(self.cure, row(self.where, None), spacing=4)
+        column(row(symbol, (self.words, 1), spacing=6, align=TOP), buttons, on=self, spacing=6)
+
+    def show_problem(self, problem: Problem, num_more: int, where: str) -> None:
+        """`num_more` others wait behind it; `where` says what the second button shows."""
+        self._problem = problem
+        text = problem.sentence
+        if num_more:
+            text = tr(
+                "{problem} ({n} more in Problems)",
+                "{problem} ({n} more in Problems)",
+                num_more,
+                problem=text,
+            )
+        self.words.show_text(text)
+        self.cure.setVisible(bool(problem.cure))
+        self.cure.setText(spoken(cure_in_words(_short(problem.cure))))
+        cure = spoken(cure_in_words(problem.cure))
+        self.cure.setToolTip(tr("{cure} in the configuration", cure=cure))
+        self.where.setText(where)
+        self.where.setToolTip(problem.path or "")
+
+    def _tell(self, signal: Any) -> None:
+        if self._problem is not None:
+            signal.emit(self._problem.cure if signal is self.cure_taken else self._problem)
+
+
+def _short(cure: Mapping[str, Any]) -> dict[str, Any]:
+    """With the last name of each key: 'clip_norm', and 'optimizer' for train.optimizer.use."""
+    return {key.removesuffix(".use").rpartition(".")[2]: value for key, value in cure.items()}

@@ -19,7 +19,7 @@ from rankdeck_app.state.script_folder import ScriptFolder, place_of, short_words
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.stepper import RANKS, Stepper
 from rankdeck_app.widgets.controls import CheckBox, ComboBox, tool_button
-from rankdeck_app.widgets.form_line import FormLine, align_labels
+from rankdeck_app.widgets.form import FormLine, align_labels
 from rankdeck_app.widgets.layouts import column, push_button, row
 
 LABEL_WIDTH = 66

@@ -8,15 +8,19 @@ button alone. Read state/plan.py before, then table.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSize, Signal
 from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QGridLayout, QHBoxLayout, QSizePolicy, QWidget
 
 from rankdeck.base.phrases import marked
-from rankdeck.run.plan_lines import PREDICTED, PlanLine
-from rankdeck_app.language import tr
+from rankdeck.run import race as races
+from rankdeck.run.bounds import RACE_STEPS
+from rankdeck.run.plan_lines import FITS, PREDICTED, TIGHT, PlanLine, is_last_word
+from rankdeck.run.race import expected_text
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
@@ -24,15 +28,15 @@ from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, can_choose, choose
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
-from rankdeck_app.views.plan.advice import AdviceList
-from rankdeck_app.views.plan.raced import race_text, race_words
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.views.plan.target import TargetBox
 from rankdeck_app.views.plan.verified import verified_sentence
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
-from rankdeck_app.widgets.controls import tool_button
-from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
+from rankdeck_app.widgets.controls import ElidedLabel, tool_button
+from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row, text_label
+from rankdeck_app.widgets.painting import Symbol
 from rankdeck_app.widgets.stat_strip import StatStrip
+from rankdeck_app.widgets.time_words import age_words
 
 PAGE_ID = "plan:"
 FIT = "plan.fit_bars"
@@ -266,3 +270,93 @@ class PlanPage(Page):
         self.problem.setText(plan.problem)
         self.problem.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)
+
+
+# What would help: one changed option per line with the bytes that it saves, and a button that changes it.
+
+MOST_SHOWN = 4
+ROW_HEIGHT = 24
+
+
+class AdviceList(QWidget):
+    """`on_take` is called with the line whose change is wanted."""
+
+    def __init__(self, theme: Theme, on_take: Callable[[PlanLine], object]) -> None:
+        super().__init__()
+        self._theme = theme
+        self._on_take = on_take
+        self.lines: list[PlanLine] = []
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(4, 0, 4, 0)
+        self._grid.setHorizontalSpacing(14)
+        self._grid.setVerticalSpacing(0)
+        self._grid.setColumnStretch(1, 1)
+
+    def show_lines(self, lines: Sequence[PlanLine]) -> None:
+        shown = list(lines[:MOST_SHOWN])
+        if shown == self.lines:
+            return
+        self.lines = shown
+        clear(self._grid)
+        self.setFixedHeight(ROW_HEIGHT * len(shown))
+        for number, line in enumerate(shown):
+            self._add(number, line)
+
+    def _add(self, row: int, line: PlanLine) -> None:
+        icon = Symbol(self._theme, "lightbulb", "rankdeck.leadText", QSize(14, 14), 14)
+        text = ElidedLabel(spoken(line.advice, line.phrases) if line.advice else _changes(line))
+        if is_last_word(line):
+            self._grid.addWidget(icon, row, 0)
+            self._grid.addWidget(text, row, 1)
+            return
+        tooltip = tr("Change {settings} in the configuration", settings=_changes(line))
+        button = push_button(tr("Apply"), tooltip, lambda: self._on_take(line), kind="link")
+        button.setAccessibleName(tr("Apply: {change}", change=text.text()))
+        for place, widget in enumerate((icon, text, button)):
+            self._grid.addWidget(widget, row, place)
+
+
+def _changes(line: PlanLine) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in line.changes.items())
+
+
+# What is said of races above the plan's table: whose figures are shown, and how long a race takes.
+
+_STOPPED = {
+    races.STOPPED: marked(
+        "Below each prediction: measured by {race}, {age}, {where}; it is stopped, {done} of {count} raced."
+    ),
+    races.LOST: marked(
+        "Below each prediction: measured by {race}, {age}, {where}; it is lost, {done} of {count} raced."
+    ),
+}
+
+
+def race_words(raced: DraftRace, now_s: float) -> str:
+    """Whose figures stand below the predictions, and how old they are; "" where there are none."""
+    race = raced.race
+    if race is None:
+        return ""
+    where = tr("in rehearsal, on this CPU") if race.is_rehearsal else tr("on GPUs (memory of live tensors)")
+    done, count = race.num_raced, len(race.field)
+    if raced.is_running:
+        return tr(
+            "{race} goes on: {done} of {count} raced. Below each prediction: measured {where}.",
+            race=race.title,
+            done=done,
+            count=count,
+            where=where,
+        )
+    age = age_words(max(0.0, now_s - (race.ended or race.began)))
+    values = {"race": race.title, "age": age, "where": where}
+    if race.outcome in _STOPPED:
+        return tr(_STOPPED[race.outcome], done=done, count=count, **values)
+    return tr("Below each prediction: measured by {race}, {age}, {where}.", **values)
+
+
+def race_text(plan: DraftPlan) -> str:
+    """What the button says that races: also how long that takes, once all answers are there."""
+    raced = [line for line in plan.lines if line.verdict in (FITS, TIGHT)]
+    if not plan.is_complete or not raced:
+        return tr("Race What Fits")
+    return tr("Race What Fits ({time})", time=spoken(expected_text(raced, RACE_STEPS)))

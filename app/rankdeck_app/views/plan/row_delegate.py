@@ -27,6 +27,7 @@ from rankdeck_app.views.plan.plan_figures import (
     Scale,
 )
 from rankdeck_app.widgets.chart import UNKNOWN
+from rankdeck_app.widgets.facts_line import VERIFIED_LOOKS
 from rankdeck_app.widgets.figure_list import FigureDelegate
 from rankdeck_app.widgets.painting import (
     CENTER,
@@ -39,7 +40,6 @@ from rankdeck_app.widgets.painting import (
     paint_text,
     paint_words,
 )
-from rankdeck_app.widgets.verified_looks import VERIFIED_LOOKS
 
 MIN_ROW = 42
 CAPACITY_DASHES = (3, 2)

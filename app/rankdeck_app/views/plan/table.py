@@ -23,9 +23,8 @@ from rankdeck_app.views.plan.row_delegate import (
     Columns,
     PlanRowDelegate,
 )
-from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.chart import Chart, LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.figure_list import HEAD_HEIGHT, FigureList, paint_head
-from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, dashed_line
 
 

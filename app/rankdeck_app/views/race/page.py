@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.run.race import RUNNING, RaceEntry
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.race import RaceWatch
+from rankdeck_app.state.draft_race import RaceWatch
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.race import race_figures
 from rankdeck_app.views.race.table import RaceHead, RaceTable

@@ -10,12 +10,11 @@ from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes, format_rate
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import race as races
-from rankdeck.run.race import Race, RaceEntry
-from rankdeck.run.race_time import remaining_text
+from rankdeck.run.race import Race, RaceEntry, remaining_text
 from rankdeck.run.verified import DIFFERS, EQUAL, NOTED, ONE_DEVICE, OUTCOME_WORDS
 from rankdeck_app.language import spoken, tr
+from rankdeck_app.state.draft_race import RaceSeen
 from rankdeck_app.state.plan_words import options_text, strategy_name, time_text
-from rankdeck_app.state.race import RaceSeen
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.stat_strip import Stat
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
-from PySide6.QtCore import QModelIndex, Signal
-from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent, QResizeEvent, QWheelEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QModelIndex, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QFontMetrics, QMouseEvent, QPainter, QPaintEvent, QResizeEvent, QWheelEvent
+from PySide6.QtWidgets import QStyle, QStyleOptionViewItem, QWidget
 
+from rankdeck.base.phrases import marked
 from rankdeck_app.language import tr
-from rankdeck_app.theme import Theme
-from rankdeck_app.views.race.race_figures import RaceRow, slowest_s
-from rankdeck_app.views.race.row_delegate import (
-    HEADS,
-    ICON_WIDTH,
-    ROW_HEIGHT,
-    RaceColumns,
-    RaceRowDelegate,
-    name_width,
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.views.race.race_figures import LOSSES, RaceRow, slowest_s
+from rankdeck_app.widgets.figure_list import HEAD_HEIGHT, FigureDelegate, FigureList, paint_head
+from rankdeck_app.widgets.painting import (
+    DATA_ROLE,
+    LEFT,
+    RIGHT,
+    Index,
+    chart_font,
+    paint_text,
+    paint_track,
+    paint_words,
 )
-from rankdeck_app.widgets.figure_list import HEAD_HEIGHT, FigureList, paint_head
-from rankdeck_app.widgets.painting import LEFT, RIGHT
 
 _LEAST_ROWS = 3
 
@@ -109,3 +112,218 @@ class RaceHead(QWidget):
         )
         paint_head(painter, self._theme, names)
         painter.end()
+
+
+# How an entry of a race is painted: place, name, a bar of its step time, memory, bytes, losses.
+#
+# The bar is as long as the median step on a scale that all share, with a line over the times of eight of
+# ten steps; below it the prediction is drawn alike, with its range.
+
+ROW_HEIGHT = 44
+_BAR_HEIGHT, _BAND_HEIGHT = 10, 3
+_LINE = 16
+ICON_WIDTH, _LEAST_BAR = 21, 40
+_EDGE = 12
+_SELECTED = QStyle.StateFlag.State_Selected
+HEADS = {
+    "name": marked("Strategy"),
+    "bar": marked("Step time, and where 8 of 10 lie"),
+    "planned": marked("Measured; below: predicted"),
+    "step": marked("Step"),
+    "peak": marked("Fullest device"),
+    "sent": marked("Sent a step"),
+    "losses": marked("Losses"),
+}
+"""The names of the columns; "planned" is that of the bar where times were predicted."""
+
+
+@cache
+def _text_width(text: str, px: int = 11, *, bold: bool = False, mono: bool = False) -> int:
+    return QFontMetrics(chart_font(px, bold, mono)).horizontalAdvance(text) + 2
+
+
+def name_width(figure: RaceRow) -> int:
+    """What the title and the options of a row take, in pixels."""
+    return max(_text_width(figure.title, 12, bold=True), _text_width(figure.options))
+
+
+class RaceColumns:
+    """Left edges and widths for a row of some width, in pixels, each column as wide as what it may hold and
+    the bar taking the rest; `widest_name` is that of the rows. A column that has no room is 0 wide: what is
+    sent goes first, then the peak, the words of the losses beside their icon, the bar and the time in the
+    end; all of it is in the tooltip.
+    """
+
+    def __init__(self, width: int, widest_name: int) -> None:
+        is_narrow = width < 900
+        self._gap = 12 if is_narrow else 18
+        head = {key: _text_width(tr(name)) for key, name in HEADS.items()}
+        size = _text_width("888.8 MiB", 12, mono=True)
+        apart = (tr("{share} apart", share="8e-08"), tr("to the last bit"))
+        words = max(
+            *(_text_width(tr(one), 12, bold=True) for _, one, _ in LOSSES.values()), *map(_text_width, apart)
+        )
+        self.step_width = max(head["step"], _text_width(tr("{rate} samples/s", rate="88 888")))
+        self.peak_width = max(head["peak"], size, _text_width(tr("plan {size}", size="888.8 MiB")))
+        self.sent_width = max(head["sent"], size)
+        self.losses_width = ICON_WIDTH + max(head["losses"], words)
+        self.has_loss_words = True
+        self.place, self.place_width = 8, 30
+        self.icon = self.place + self.place_width + 8
+        self.name = self.icon + 24
+        most = 110 if width < 440 else 150 if is_narrow else 196
+        self.name_width = min(max(widest_name, head["name"] - 24), most)
+        self.bar = self.name + self.name_width + self._gap
+        room = width - _EDGE - self.bar
+        wanted = max(head["bar"], head["planned"])
+        if self._left_of(room) < wanted:
+            self.sent_width = 0
+        if self._left_of(room) < wanted:
+            self.peak_width = 0
+        if self._left_of(room) < wanted:
+            self.losses_width, self.has_loss_words = max(ICON_WIDTH, head["losses"]), False
+        self.bar_width = self._left_of(room)
+        if self.bar_width < _LEAST_BAR:
+            self.bar_width = 0
+            if self._left_of(room) + self._gap < 0:
+                self.step_width = 0
+        self.losses = width - _EDGE - self.losses_width
+        self.sent = self._before(self.losses, self.sent_width)
+        self.peak = self._before(self.sent, self.peak_width)
+        self.step = self._before(self.peak, self.step_width)
+        # The name of the bar may reach over that of the step, which stands at the right.
+        beyond = self._gap + self.step_width - head["step"] - 8 if self.step_width else 0
+        self.bar_head_width = self.bar_width + max(0, beyond) if self.bar_width else 0
+        self.name_width = min(self.name_width, self.step - self._gap - self.name)
+        if not self.bar_width:
+            self.bar = min(self.bar, self.step)
+
+    def _left_of(self, room: int) -> int:
+        """What the other columns leave of it."""
+        widths = (self.step_width, self.peak_width, self.sent_width, self.losses_width)
+        return room - sum(width + self._gap for width in widths if width)
+
+    def _before(self, column: int, width: int) -> int:
+        return column - (self._gap + width if width else 0)
+
+
+class RaceRowDelegate(FigureDelegate):
+    """Paints a RaceRow under DATA_ROLE; `end_s` is the end of the scale of step times."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
+        self.end_s = 1.0
+        self.widest_name = 0
+
+    def columns(self, width: int) -> RaceColumns:
+        """Of a row that is so wide."""
+        return RaceColumns(width, self.widest_name)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        return QSize(300, ROW_HEIGHT)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        figure: RaceRow = index.data(DATA_ROLE)
+        rect: QRect = option.rect
+        columns = self.columns(rect.width())
+        painter.save()
+        painter.setClipRect(rect)
+        painter.translate(rect.topLeft())
+        rect = QRect(0, 0, rect.width(), rect.height())
+        mark, is_chosen = "rankdeck.ok" if figure.is_fastest else "", bool(option.state & _SELECTED)
+        self.paint_ground(painter, rect, option.state, is_chosen=is_chosen, mark=mark)
+        self._paint_name(painter, rect, columns, figure)
+        if figure.words:
+            self._paint_words(painter, rect, columns, figure)
+        elif figure.share is not None:
+            self._paint_progress(painter, rect, columns, figure.share)
+        else:
+            self._paint_bar(painter, rect, columns, figure)
+            self._paint_numbers(painter, rect, columns, figure)
+        painter.restore()
+
+    def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        ink = self.colors.muted if figure.is_dim else self.colors.foreground
+        number, room = figure.place.rstrip("="), QRect(columns.place, 0, columns.place_width, rect.height())
+        paint_text(painter, room.adjusted(0, 0, -11, 0), number, ink, 13, RIGHT, bold=figure.is_fastest)
+        if number != figure.place:
+            paint_text(painter, room, "=", self.colors.muted, 12, RIGHT)
+        draw_icon(painter, figure.icon, QRectF(columns.icon, 0, 16, rect.height()), ink)
+        room = _lines(rect, columns.name, columns.name_width, 1 + bool(figure.options))
+        elide = Qt.TextElideMode.ElideRight
+        paint_text(painter, room, figure.title, ink, 12, bold=not figure.is_dim, elide=elide)
+        if figure.options:
+            muted = self.colors.muted
+            paint_text(painter, room.translated(0, _LINE), figure.options, muted, 11, elide=elide)
+
+    def _paint_words(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        """Up to the two lines that the row has; all of it is in the tooltip."""
+        room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
+        paint_words(painter, room, figure.words, self.colors.of_tone(figure.words_tone), 11)
+
+    def _paint_progress(self, painter: QPainter, rect: QRect, columns: RaceColumns, share: float) -> None:
+        box = self._track(rect, columns)
+        paint_track(painter, self.theme, box)
+        done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
+        painter.fillRect(done, self.theme.color("button.background"))
+        words = f"{share * 100:.0f} %" if share else tr("starting")
+        room = QRect(columns.step, 0, columns.step_width, rect.height())
+        if columns.step_width:
+            paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
+
+    def _track(self, rect: QRect, columns: RaceColumns) -> QRectF:
+        return QRectF(columns.bar, (rect.height() - _BAR_HEIGHT) // 2, columns.bar_width, _BAR_HEIGHT)
+
+    def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        box, colors = self._track(rect, columns), self.colors
+        paint_track(painter, self.theme, box)
+        if figure.step_s is None or not columns.bar_width:
+            return
+        scale = box.width() / self.end_s
+        painter.fillRect(QRectF(box.x(), box.y(), figure.step_s * scale, box.height()), colors.rest)
+        if figure.low_s is not None and figure.high_s is not None:
+            left, width = box.x() + figure.low_s * scale, (figure.high_s - figure.low_s) * scale
+            if width >= 2:  # less looks like dirt
+                painter.fillRect(QRectF(left, box.center().y() - 1, width, 2), colors.foreground)
+        if figure.predicted_s is not None:
+            low, high = (min(1.0, time / self.end_s) * box.width() for time in figure.predicted_s)
+            band = QRectF(box.x(), box.bottom() + 2, (low + high) / 2, _BAND_HEIGHT)
+            painter.fillRect(band, colors.axis)
+            painter.fillRect(QRectF(box.x() + low, band.y() + 1, high - low, 1), colors.foreground)
+
+    def _paint_numbers(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        colors = self.colors
+        for left, width, text, note, is_main in (
+            (columns.step, columns.step_width, figure.time, figure.rate, True),
+            (columns.peak, columns.peak_width, figure.peak, figure.predicted_peak, False),
+            (columns.sent, columns.sent_width, figure.sent, "", False),
+        ):
+            if not width:
+                continue
+            room = _lines(rect, left, width, 1 + bool(note))
+            paint_text(painter, room, text, colors.foreground, 12, RIGHT, bold=is_main, mono=True)
+            if note:
+                elide = Qt.TextElideMode.ElideRight
+                paint_text(painter, room.translated(0, _LINE), note, colors.muted, 11, RIGHT, elide=elide)
+        self._paint_losses(painter, rect, columns, figure)
+
+    def _paint_losses(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        if not figure.losses:
+            return
+        ink, elide = self.colors.of_tone(figure.tone), Qt.TextElideMode.ElideRight
+        words_width = columns.losses_width - ICON_WIDTH
+        num_lines = 1 + bool(figure.losses_note and columns.has_loss_words)
+        room = _lines(rect, columns.losses + ICON_WIDTH, words_width, num_lines)
+        draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE), ink)
+        if not columns.has_loss_words:
+            return
+        is_bold = figure.tone == "error"
+        paint_text(painter, room, figure.losses, ink, 12, bold=is_bold, elide=elide)
+        if figure.losses_note:
+            note, muted = figure.losses_note, self.colors.muted
+            paint_text(painter, room.translated(0, _LINE), note, muted, 11, elide=elide)
+
+
+def _lines(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
+    """The first of so many lines of text, which stand in the middle of the row together."""
+    return QRect(left, (rect.height() - _LINE * num_lines) // 2, width, _LINE)

@@ -10,10 +10,9 @@ something else. What makes a run fail is not here: exceptions.py and cause.py sa
 seen.py       what rules look at
 learning.py   losses, gradients, learning rates
 samples.py    which samples each rank sees
-machine.py    cores and memory
+machine.py    cores, memory, and a device that holds more than the others
 waits.py      what steps wait for
 pace.py       a slow rank, a bubble, saves, idle GPUs
-imbalance.py  a device that holds more than the others
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.config.cures import cured
 from rankdeck.diagnose.findings import learning, machine, pace, samples, waits
-from rankdeck.diagnose.findings.imbalance import CODE, ImbalanceAlert
+from rankdeck.diagnose.findings.machine import CODE, ImbalanceAlert
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ stage's `received`, and from the last stage the model's own output. `inputs` rea
 models need more of it further on (attention masks, labels). Stages share their weights with the model that
 was cut: the same Parameter objects, so that the model's own names stay the names of weights.
 
-Read find.py next: where the units of a model come from.
+Read cutting.py next: where the units of a model come from.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     time           seconds of its forward, on the device that will run it
     activations    bytes that its forward keeps for its backward
 
-Read cuts.py next.
+Read cutting.py next.
 """
 
 from __future__ import annotations

@@ -8,21 +8,26 @@ that no unit uses belongs to the first stage. Read communication.py next, then t
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankdeck.base.errors import ConfigError, ModelError, did_you_mean, one_of
+from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.config.catalog import CutOptions
+from rankdeck.parallel.backward import USE_DDP
 from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.pipelining import costs
-from rankdeck.parallel.pipelining.chain import Chain
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, UnitChain
 from rankdeck.parallel.pipelining.costs import Boundary
-from rankdeck.parallel.pipelining.cuts import balanced_cuts, given_cuts
-from rankdeck.parallel.pipelining.find import find_chain
-from rankdeck.torch_compat.modules import own_buffers, own_tensors, split_state
+from rankdeck.parallel.pipelining.equality import GOES_BACK, Equality
+from rankdeck.parallel.pipelining.observed import ObservedChain, observe
+from rankdeck.parallel.pipelining.traced import trace
+from rankdeck.torch_compat.modules import own_buffers, own_children, own_tensors, split_state
 
 
 @dataclass(frozen=True)
@@ -162,3 +167,232 @@ def move_in_place(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Tensors on a device, still the same objects: stages and the model go on sharing them."""
     for tensor in tensors:
         tensor.data = tensor.data.to(device)
+
+
+# Where to cut a row of units into stages: balanced by what they cost, or where a person says.
+#
+# A cut is the index of the unit that it stands before. Balanced means that the most expensive stage is as
+# cheap as it can be, and then that the stages are as even as they can be.
+
+_SHOWN_UNITS = 12
+
+
+def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequence[bool]) -> list[int]:
+    """`num_stages` - 1 cuts in rising order; every stage holds at least one unit with weights.
+
+    Raises: ModelError when the units do not reach for that many stages.
+    """
+    num_units = len(costs)
+    total = [0.0]
+    weighted = [0]
+    for cost, holds in zip(costs, holds_weights, strict=True):
+        total.append(total[-1] + cost)
+        weighted.append(weighted[-1] + holds)
+    if weighted[-1] < num_stages:
+        raise ModelError(
+            phrase(
+                "The model has {num_units} units with weights, too few for {num_stages} stages.",
+                num_units=weighted[-1],
+                num_stages=num_stages,
+            ),
+            path="strategy.use",
+            advice=phrase("Use at most {num_units} stages, or a deeper model.", num_units=weighted[-1]),
+        )
+
+    @cache
+    def best(start: int, stages: int) -> tuple[float, float, tuple[int, ...]] | None:
+        """(largest stage, sum of squares, ends of the stages) for units from `start` on."""
+        options = []
+        for end in range(start + 1, num_units - stages + 2) if stages > 1 else [num_units]:
+            cost = total[end] - total[start]
+            rest = best(end, stages - 1) if stages > 1 else (cost, 0.0, ())
+            if rest is not None and weighted[end] > weighted[start]:
+                options.append((max(cost, rest[0]), cost**2 + rest[1], (end, *rest[2])))
+        return min(options, default=None)
+
+    stages = best(0, num_stages)
+    assert stages is not None, "there are enough units with weights"
+    return list(stages[2][:-1])
+
+
+def given_cuts(
+    wanted: Sequence[str | int], names: Sequence[str], num_stages: int, holds_weights: Sequence[bool]
+) -> list[int]:
+    """The cuts that a person gives: each the name or the index of the unit that a stage begins with. A name
+    may be that of a module that holds several units: "layer3" cuts before "layer3.0".
+
+    Raises: ConfigError.
+    """
+    if len(wanted) != num_stages - 1:
+        raise _other_number(len(wanted), num_stages)
+    cuts = [_place(cut, names) for cut in wanted]
+    ends = [*cuts, len(names)]
+    for start, end in zip([0, *cuts], ends, strict=True):
+        if end <= start:
+            raise ConfigError(
+                phrase("strategy.cuts = {wanted} leaves a stage without a unit.", wanted=list(wanted)),
+                path="strategy.cuts",
+                advice=phrase("Name units in the model's order: {names}.", names=_some(names)),
+            )
+        if not any(holds_weights[start:end]):
+            raise ConfigError(
+                phrase(
+                    "strategy.cuts = {wanted} leaves a stage without weights: {names}.",
+                    wanted=list(wanted),
+                    names=", ".join(names[start:end]),
+                ),
+                path="strategy.cuts",
+                advice=phrase("Move a cut so that each stage holds weights."),
+            )
+    return cuts
+
+
+def _other_number(num_cuts: int, num_stages: int) -> ConfigError:
+    if num_cuts == 1:
+        told = phrase(
+            "strategy.cuts has 1 cut, which make 2 stages; there are {num_stages}.", num_stages=num_stages
+        )
+    else:
+        told = phrase(
+            "strategy.cuts has {num_cuts} cuts, which make {num_made} stages; there are {num_stages}.",
+            num_cuts=num_cuts,
+            num_made=num_cuts + 1,
+            num_stages=num_stages,
+        )
+    if num_stages == 2:
+        advice = phrase("Give 1 cut, or leave them out.")
+    else:
+        advice = phrase("Give {num_cuts} cuts, or leave them out.", num_cuts=num_stages - 1)
+    return ConfigError(told, path="strategy.cuts", advice=advice)
+
+
+def _place(cut: str | int, names: Sequence[str]) -> int:
+    if isinstance(cut, str) and cut.lstrip("-").isdigit():
+        cut = int(cut)
+    if isinstance(cut, int):
+        if 0 < cut < len(names):
+            return cut
+        raise ConfigError(
+            phrase(
+                "strategy.cuts: there is no cut before unit {cut} of {num_units}.",
+                cut=cut,
+                num_units=len(names),
+            ),
+            path="strategy.cuts",
+            advice=phrase("Use 1 to {most}, or names: {names}.", most=len(names) - 1, names=_some(names)),
+        )
+    for index, name in enumerate(names):
+        if index and (name == cut or name.startswith(cut + ".")):
+            return index
+    raise ConfigError(
+        phrase('strategy.cuts: the model has no unit "{cut}" that a stage could begin with.', cut=cut),
+        path="strategy.cuts",
+        advice=did_you_mean(cut, names) or phrase("Its units: {names}.", names=_some(names)),
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= _SHOWN_UNITS:
+        return one_of(names)
+    return f"{', '.join(names[: _SHOWN_UNITS - 1])}, ... {names[-1]}"
+
+
+# Where a model's units come from, in this order:
+#
+#     1. the model says them itself: pipeline_units() -> [(name, module), ...]
+#     2. an nn.Sequential, opened
+#     3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
+#     4. a trace of its graph (traced.py)
+#
+# What is found is run once against the model (equality.py), so that a model that only looks like a row goes
+# on to 4. One that cannot be traced keeps those cuts of 3 that change nothing.
+
+
+def find_chain(model: nn.Module, inputs: Any, num_samples: int, known: dict[str, Any] | None = None) -> Chain:
+    """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it; `known` is
+    as of equality.py.
+
+    Raises: ModelError when the model cannot be cut.
+    """
+    equality = Equality(model, inputs, known)
+    own = getattr(model, "pipeline_units", None)
+    if callable(own):
+        chain = UnitChain(model, _checked(own(), model))
+        if difference := equality.difference(chain):
+            raise _other_units(model, difference)
+        return chain
+    if type(model).forward is nn.Sequential.forward:
+        row: Chain = UnitChain(model, list(_opened(model, "")))
+        difference = equality.difference(row)
+        return row if difference is None else _without_bad_cuts(row, equality, difference)
+    observed = observe(model, inputs)
+    row = ObservedChain(model, observed, num_samples, inputs)
+    difference = equality.difference(row) if len(row) > 1 else None
+    if len(row) > 1 and difference is None:
+        return row
+    try:
+        traced = trace(model, inputs, [unit.name for unit in observed.units[1:]])
+    except ModelError:
+        if difference is None:
+            raise
+    else:
+        if (other := equality.difference(traced)) is None:
+            return traced
+        difference = difference or other
+    return _without_bad_cuts(row, equality, difference)
+
+
+def _without_bad_cuts(chain: Chain, equality: Equality, difference: Phrase) -> Chain:
+    """The chain with those of its cuts that change nothing.
+
+    Raises: ModelError when there are none; `difference` is what all cuts together change.
+    """
+    starts = [start for start in range(1, len(chain)) if equality.difference(chain.only([start])) is None]
+    if starts and equality.difference(left := chain.only(starts)) is None:
+        return left
+    raise ModelError(
+        phrase(
+            "{model} cannot be cut into stages that compute what it computes: {difference}.",
+            model=type(chain.model).__name__,
+            difference=difference,
+        ),
+        path="strategy.use",
+        advice=USE_DDP if difference == GOES_BACK else UNITS_ADVICE,
+    )
+
+
+def _other_units(model: nn.Module, difference: Phrase) -> ModelError:
+    return ModelError(
+        phrase(
+            "{model}.pipeline_units() does not compute what the model's forward does: {difference}.",
+            model=type(model).__name__,
+            difference=difference,
+        ),
+        path="model.use",
+        advice=phrase(
+            "Return every module that forward runs, in its order. Put the code between them into modules."
+        ),
+    )
+
+
+def _checked(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:
+    is_list = isinstance(units, list) and all(isinstance(unit, tuple) and len(unit) == 2 for unit in units)
+    if units and is_list and all(isinstance(unit, nn.Module) for _, unit in units):
+        return [(str(name), unit) for name, unit in units]
+    raise ModelError(
+        phrase("{model}.pipeline_units() must return a list of (name, module).", model=type(model).__name__),
+        path="model.use",
+        advice=phrase(
+            "Return the modules in the order in which they run, each fed what the one before returned."
+        ),
+    )
+
+
+def _opened(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in own_children(module).items():  # one that runs twice stands there twice
+        if child is None:
+            continue
+        if type(child).forward is nn.Sequential.forward and len(list(child.children())):
+            yield from _opened(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child

@@ -6,10 +6,10 @@ evaluation.
                     that is zero at the start is open. Units meet as stages of a pipeline do: what crosses is
                     a leaf of autograd on the other side, and each unit has buffers of its own.
     others, plans   on shapes: results come from the same weights by the same operations
-    all             no result is computed from a blank (origins.py), and the same tensors cross each cut in
+    all             no result is computed from a blank (probing.py), and the same tensors cross each cut in
                     training and in evaluation
 
-Read find.py next: what is done where they differ.
+Read cutting.py next: what is done where they differ.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rankdeck.parallel.backward import is_graph_elsewhere
 from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.nested import call, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Chain, Received
-from rankdeck.parallel.pipelining.origins import Origins
 from rankdeck.parallel.pipelining.probing import (
+    Origins,
     all_trainable,
     is_cheap,
     on_shapes,

@@ -6,11 +6,11 @@
 
 So a counter advances by one, spectral norm iterates once, and a moving average is that of the whole batch, as
 on one device. What changes is found out in batches 1, 2, 4, 8, ...; in all others only that is handled, and a
-model without such state pays nothing. Batch norms need more than averages: ../pipelining/batch_norms.py.
+model without such state pays nothing. Batch norms need more than averages: ../pipelining/stages.py.
 
 Two kinds of modules depend on the order of samples: one that counts and keeps them (a memory bank with its
 pointer), and one that sets its weights by the first of them (ActNorm). Microbatches change their state one
-after another, as if they were batches. Read slots.py, join.py and over_ranks.py before.
+after another, as if they were batches. Read slots.py and over_ranks.py before.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.memory.null_ledger import AnyLedger, NullLedger
-from rankdeck.parallel.state.join import counts_samples, joined
-from rankdeck.parallel.state.over_ranks import Groups, StateOverRanks
+from rankdeck.parallel.state.over_ranks import Groups, StateOverRanks, counts_samples, joined
 from rankdeck.parallel.state.slots import (
     Slot,
     Tables,

@@ -2,7 +2,7 @@
 attributes that are numbers, words, rows of them, or small tensors.
 
 A slot names one value and everywhere it is held, because a buffer may be two modules'. It finds it in the
-module's own tables, and in those of any copy of it. Read join.py next.
+module's own tables, and in those of any copy of it. Read over_ranks.py next.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     module's input -> ... -> module's output    a way around the row (a residual) needs the input as it came
 
 Autograd's graph says both, in whatever order a module declares its parts. Where no forward can be watched the
-order of declaration stands in for it. Read attention.py and pairs.py before, checked.py and plan.py next.
+order of declaration stands in for it. Read attention.py before, checked.py and plan.py next.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.parallel.pipelining.probing import all_trainable, on_shapes, without_effects
-from rankdeck.parallel.tensor.attention import AttentionLayers
-from rankdeck.parallel.tensor.pairs import Pair
+from rankdeck.parallel.tensor.attention import AttentionLayers, Pair
 
 Group = AttentionLayers | Pair
 _VALUES = (torch.Tensor, int, float, str, tuple, list, dict)

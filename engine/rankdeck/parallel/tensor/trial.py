@@ -2,8 +2,9 @@
 
 Shapes say nothing of a norm, a maximum or a number of heads between a column and its row: slices have shapes
 of their own. So the model computes a small batch once whole and once as the ranks would, each in a thread of
-its own with its slices (sliced.py), meeting at the rows. Outputs of all ranks have to be those of the whole,
-and so have gradients: gradients of one rank's outputs go back through the rows to the slices of all ranks.
+its own with its slices (split_plan.py), meeting at the rows. Outputs of all ranks have to be those of the
+whole, and so have gradients: gradients of one rank's outputs go back through the rows to the slices of all
+ranks.
 
 Values are the model's own in fp64, disturbed: a bias that is zero at the start would hide what is done to it.
 A model without values (a plan's) gets random ones. Training mode where the model draws nothing at random in
@@ -26,8 +27,7 @@ from rankdeck.diagnose.exceptions import own_place
 from rankdeck.models.checkpointing import keep_activations
 from rankdeck.parallel.nested import doubled, each_tensor, tensors_of
 from rankdeck.parallel.tensor.attention import HeadCount
-from rankdeck.parallel.tensor.sliced import OutsideItsLayerError, put_slices
-from rankdeck.parallel.tensor.split_plan import SplitLayer
+from rankdeck.parallel.tensor.split_plan import OutsideItsLayerError, SplitLayer, put_slices
 from rankdeck.torch_compat.dispatch import in_backward, without_modes
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.modules import Dropout, deep_copy

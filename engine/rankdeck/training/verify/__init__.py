@@ -2,8 +2,8 @@
 compute is compared.
 
     scope.py       what is compared: fewer samples or layers, the precision, what is switched off
-    reference.py   two steps of the plain module on one device, without any strategy (norms.py, state.py)
-    trial.py       the same two steps under the strategy, over all ranks (replicas.py)
+    reference.py   two steps of the plain module on one device, without any strategy
+    trial.py       the same two steps under the strategy, over all ranks
     compare.py     what differs by more than rounding
     causes.py      why: how the batch was cut, the forward, a gradient, the optimizer, or state
     check.py       the whole check, as each rank runs it

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rankdeck.training.verify.compare import ComputedComparison, Kind, TensorDifference
-from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.compare import Computed, ComputedComparison, Kind, TensorDifference
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 
 Cause = Literal["samples", "loss", "state", "forward", "gradient", "optimizer", "unknown"]

@@ -7,7 +7,7 @@
     all       get the result
 
 Between these rank 0 looks at the clock (budget.py) and decides for all: where time runs out only one step is
-compared, or nothing, and the result says so. Read verdict.py next: what becomes of the result.
+compared, or nothing, and the result says so. Read before_run.py next: what becomes of the result.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from rankdeck.parallel.fsdp.blank import model_on_meta
 from rankdeck.training.sameness import has_batch_norm
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.causes import Discrepancy, explain
-from rankdeck.training.verify.compare import decisive_step, is_finite
-from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.compare import Computed, decisive_step, is_finite
 from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError

@@ -16,8 +16,7 @@ from rankdeck.base.heartbeat import CHECK_STEP, VERIFYING
 from rankdeck.parallel.nested import cut_batch, num_samples
 from rankdeck.training.batches import training_loader, training_samples
 from rankdeck.training.verify.budget import Budget
-from rankdeck.training.verify.compare import ComputedComparison, Noise, compare, rounded_once
-from rankdeck.training.verify.computed import Computed
+from rankdeck.training.verify.compare import Computed, ComputedComparison, Noise, compare, rounded_once
 from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice

@@ -9,6 +9,9 @@ difference comes of the cut. Read trial.py next.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +23,10 @@ from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
-from rankdeck.torch_compat.modules import split_state
+from rankdeck.torch_compat.modules import BatchNorm, own_buffers, split_state
 from rankdeck.training.verify.budget import clock_s
-from rankdeck.training.verify.computed import Computed, snapshot
+from rankdeck.training.verify.compare import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
-from rankdeck.training.verify.norms import NormsOfSlices
-from rankdeck.training.verify.state import keep_state
 from rankdeck.training.workload import Workload
 
 Part = Sequence[tuple[Any, Any]]
@@ -220,3 +221,92 @@ def _gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+# Running statistics of batch norms on one device, where a part of a batch goes through the model in slices.
+#
+# A strategy keeps those of the slices that its first replica sees, of a pipeline's microbatches together.
+# Here every norm keeps its inputs, and takes them once more in one piece when the part is done.
+
+
+class NormsOfSlices:
+    """Watches the batch norms of a model from now until `update`; `index` is the slice that runs. The first
+    `num_normed` slices count."""
+
+    def __init__(self, model: nn.Module, num_normed: int) -> None:
+        self.index = 0
+        self._num_normed = num_normed
+        self._norms = [
+            module
+            for module in model.modules()
+            if isinstance(module, BatchNorm) and module.training and module.track_running_stats
+        ]
+        self._before = [
+            {name: buffer.clone() for name, buffer in own_buffers(norm).items() if buffer is not None}
+            for norm in self._norms
+        ]
+        self._inputs: dict[int, list[dict[int, Tensor]]] = defaultdict(list)
+        """Of each norm, by its number: for each call in a forward the inputs by slice."""
+        self._hooks = contextlib.ExitStack()
+        for number, norm in enumerate(self._norms):
+            self._hooks.enter_context(norm.register_forward_pre_hook(self._keep(number)))
+
+    def _keep(self, number: int) -> Any:
+        def keep(_norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+            calls = self._inputs[number]
+            free = next((given for given in calls if self.index not in given), None)
+            if free is None:
+                calls.append(free := {})
+            free[self.index] = args[0].detach()
+
+        return keep
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After the last slice: statistics of all that count, in one piece."""
+        self._hooks.close()
+        for number, norm in enumerate(self._norms):
+            for name, value in self._before[number].items():
+                norm.get_buffer(name).copy_(value)
+            for given in self._inputs[number]:
+                counting = [given[index] for index in sorted(given) if index < self._num_normed]
+                if counting:
+                    norm(torch.cat(counting))
+
+
+# State of a model on one device, kept and put back without the code by which strategies handle it.
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+
+def keep_state(model: nn.Module) -> Callable[[], None]:
+    """A function that gives the model back the buffers, frozen weights and attributes that it has now."""
+    modules = list(model.modules())
+    tensors = [*model.buffers(), *(weight for weight in model.parameters() if not weight.requires_grad)]
+    values = [tensor.detach().clone() for tensor in tensors]
+    tables = [dict(module._buffers) for module in modules]
+    attributes = [_attributes(module) for module in modules]
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.data.copy_(value)
+        for module, table, own in zip(modules, tables, attributes, strict=True):
+            module._buffers.update(table)
+            vars(module).update(copy.deepcopy(own))
+
+    return put_back
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Copies of what a module keeps beside torch's own tables, as far as that can be copied."""
+    found = {}
+    for name, value in vars(module).items():
+        is_result = isinstance(value, Tensor) and value.requires_grad
+        if name in _OF_TORCH or isinstance(value, nn.Module) or is_result:
+            continue
+        try:
+            found[name] = copy.deepcopy(value)
+        except Exception:  # a lock, a file, a result with a graph: no state that a forward is told by
+            continue
+    return found

@@ -11,10 +11,13 @@ reference.py next.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
@@ -22,8 +25,8 @@ from rankdeck.config.microbatches import default as default_microbatches
 from rankdeck.config.microbatches import fits
 from rankdeck.config.rules import batch_problems
 from rankdeck.config.schema import Choice
-from rankdeck.training.verify.fewer_layers import leave_out_layers
-from rankdeck.training.verify.frozen_norms import freeze_norms
+from rankdeck.models.base import repeated_blocks
+from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload, loss_of
 
 NUM_STEPS = 2
@@ -197,3 +200,65 @@ def _fewest_samples(config: RunConfig, strategy: Choice, accumulate: int, num_de
         if batch < config.train.global_batch and not batch_problems(train, strategy, num_devices):
             return batch
     return config.train.global_batch
+
+
+# A model with a few of its layers of each kind, for the check of one that is too large as it is.
+#
+# What a strategy does with a layer it does with all others of its class and its shapes.
+
+
+def leave_out_layers(model: nn.Module, most: int) -> int:
+    """Take from the model's repeated blocks those that come after `most` of the same kind; how many stay."""
+    kinds: Counter[Hashable] = Counter()
+    left_out = set()
+    blocks = repeated_blocks(model)
+    for block in blocks:
+        kinds[_kind(block)] += 1
+        if kinds[_kind(block)] > most:
+            left_out.add(id(block))
+    for row in model.modules():
+        if isinstance(row, nn.ModuleList | nn.Sequential) and left_out & {id(block) for block in row}:
+            stay = {name: block for name, block in row._modules.items() if id(block) not in left_out}
+            if isinstance(row, nn.ModuleList):  # which counts its names
+                stay = {str(index): block for index, block in enumerate(stay.values())}
+            row._modules.clear()
+            row._modules.update(stay)
+    return len(blocks) - len(left_out)
+
+
+def _kind(block: nn.Module) -> Hashable:
+    tensors = [*block.named_parameters(), *block.named_buffers()]
+    trained = tuple(weight.requires_grad for weight in block.parameters())
+    return type(block), tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors), trained
+
+
+# Batch norms that normalise by their running statistics, so that a batch may be cut anywhere.
+#
+# They differ from one device by nature wherever a batch is cut; frozen on both sides, all else can be
+# compared.
+
+
+def freeze_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.__class__ = _frozen(type(module))
+            module.eval()
+
+
+class _Frozen(BatchNorm):
+    """Stays in eval mode; one that keeps no statistics takes those of a norm that has seen nothing yet."""
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.running_mean is not None:
+            return super().forward(values)
+        zeros = values.new_zeros(self.num_features)
+        return F.batch_norm(values, zeros, zeros + 1, self.weight, self.bias, False, 0.0, self.eps)
+
+
+def _frozen(norm: type[BatchNorm]) -> type[BatchNorm]:
+    """The class of a batch norm, frozen. Under its own names: torch's tracing asks where a class is from."""
+    names = {"__module__": norm.__module__, "__qualname__": norm.__qualname__}
+    return type(norm.__name__, (_Frozen, norm), names)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import CutOptions
-from rankdeck.parallel.pipelining import cutting, equality, find, observed
+from rankdeck.parallel.pipelining import cutting, equality, observed
 from rankdeck.parallel.pipelining.equality import Equality
 from rankdeck.parallel.pipelining.observed import ObservedChain
 from rankdeck.parallel.pipelining.stages import leaving
@@ -137,7 +137,7 @@ def test_a_row_that_is_not_compared_ends_far_off(
 def test_the_model_itself_is_as_it_was() -> None:
     model = built(past_cuts.Counting)
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    find.find_chain(model, batches()[0], 4)
+    cutting.find_chain(model, batches()[0], 4)
     assert farthest(before, model.state_dict()) == 0.0
     assert model.calls == 0
     assert model.training
@@ -174,7 +174,7 @@ def test_a_row_that_carries_something_past_its_cuts_is_named(
 )
 def test_a_plan_cuts_where_the_run_does(make: Callable[[], nn.Module], is_planned: bool) -> None:
     with FakeTensorMode() if is_planned else torch.enable_grad():
-        chain = find.find_chain(make(), torch.ones(4, 1, 8, 8), 4)
+        chain = cutting.find_chain(make(), torch.ones(4, 1, 8, 8), 4)
     assert chain.names == ["enter", *(f"layers.{index}" for index in range(4)), "leave"]
 
 
@@ -191,12 +191,12 @@ def test_what_was_found_on_shapes_holds_for_the_next_model_of_the_kind(
 ) -> None:
     monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: False)
     known: dict[str, Any] = {}
-    found = find.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
+    found = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
     monkeypatch.setattr(Equality, "_compare_histories", lambda *_: 1 / 0)
-    again = find.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
+    again = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
     assert again.names == found.names and len(found) > 1
     with pytest.raises(ModelError, match="cannot be cut"):
-        find.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, {})
+        cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, {})
 
 
 def test_units_that_leave_something_out_are_refused() -> None:
@@ -205,7 +205,7 @@ def test_units_that_leave_something_out_are_refused() -> None:
             return [("flat", nn.Flatten()), ("enter", self.enter), ("leave", self.leave)]
 
     with pytest.raises(ModelError, match=r"pipeline_units\(\) does not compute what .* forward does"):
-        find.find_chain(built(Wrong), batches()[0], 4)
+        cutting.find_chain(built(Wrong), batches()[0], 4)
 
 
 def test_a_model_that_takes_another_branch_later_is_stopped() -> None:
@@ -246,9 +246,9 @@ def test_shapes_are_blamed_for_an_error_in_a_stage_only_where_a_batch_has_others
 
 def test_a_model_that_needs_more_than_one_sample_says_so() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    assert len(find.find_chain(model, torch.ones(2, 4), 2)) == 3
+    assert len(cutting.find_chain(model, torch.ones(2, 4), 2)) == 3
     with pytest.raises(ModelError, match=r"does not run on a single sample.*more than 1 value"):
-        find.find_chain(model, torch.ones(1, 4), 1)
+        cutting.find_chain(model, torch.ones(1, 4), 1)
     broken = nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 2))  # with any number of samples
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        find.find_chain(broken, torch.ones(1, 4), 1)
+        cutting.find_chain(broken, torch.ones(1, 4), 1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankdeck.parallel.state import forward
 from rankdeck.parallel.state.forward import ForwardState
-from rankdeck.parallel.state.join import joined
+from rankdeck.parallel.state.over_ranks import joined
 from tests.helpers.changing import ALIKE, UNITS, ActNorm, CountingBuffer, Samples
 
 CUTS = ([4, 4, 4, 4], [8, 8, 0], [5, 11])

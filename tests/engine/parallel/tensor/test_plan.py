@@ -15,8 +15,7 @@ from rankdeck.models.gpt import Gpt
 from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.given import given_plan
-from rankdeck.parallel.tensor.plan import find_plan, known_plan, make_plan
+from rankdeck.parallel.tensor.plan import find_plan, given_plan, known_plan, make_plan
 from rankdeck.parallel.tensor.split_plan import SplitLayer
 from tests.helpers.own_models import BareBlocks
 

@@ -16,15 +16,14 @@ from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
 from rankdeck.base.phrases import phrase
 from rankdeck.config import from_text
 from rankdeck.training import workload as workloads
+from rankdeck.training.verify.before_run import event_of, refusal
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.causes import Discrepancy
 from rankdeck.training.verify.check import EqualityCheck, Result
 from rankdeck.training.verify.compare import TensorDifference
 from rankdeck.training.verify.draws import FixedDraws
-from rankdeck.training.verify.fewer_layers import leave_out_layers
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
-from rankdeck.training.verify.scope import NUM_STEPS, scope_of
-from rankdeck.training.verify.verdict import event_of, refusal
+from rankdeck.training.verify.scope import NUM_STEPS, leave_out_layers, scope_of
 from tests.helpers import parity
 from tests.helpers.deviating import Deep
 from tests.helpers.ranks import RankSet
