@@ -12,7 +12,7 @@ import torch
 from rankdeck import events
 from rankdeck.events import DeviceMemory, ProcessUse
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
-from rankdeck.run.devices import break_down
+from rankdeck.run.breakdown import break_down
 from rankdeck.rundir import RunDir
 from tests.helpers.cli import rankdeck
 from tests.helpers.launching import all_events

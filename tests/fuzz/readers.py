@@ -16,7 +16,7 @@ from rankdeck.diagnose.why import why_of
 from rankdeck.run import export
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.past import stretches
-from rankdeck.run.plan_lines import read_prediction
+from rankdeck.run.prediction import read_prediction
 from rankdeck.run.race import read_race
 from rankdeck.run.race_row import race_info, row_of_race
 from rankdeck.run.row import read_info, row_of

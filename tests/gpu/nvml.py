@@ -15,7 +15,7 @@ import torch
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory, ProcessUse
 from rankdeck.memory.torch_memory import OwnedBytes
-from rankdeck.run.devices import break_down
+from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.listing import GpuStatus
 from tests.gpu.device import MIB, AnyDevice, Gpu
 from tests.gpu.driver import Driver

@@ -67,7 +67,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
             devices=devices,
             num_devices=max(world_size, num_devices),
             known=known,
-            beat=lambda: None,
+            beat=lambda phase: None,
             write=writer.write,
         )
     trainer = assemble(

@@ -1,7 +1,7 @@
 """What was predicted for the runs on show, so that it stands beside what they measure.
 
 A prediction is of one attempt: an attempt that brings a configuration of its own is asked about anew. It is
-in the run's directory (run/plan_lines.py), or the form has just shown it, or the engine is asked to
+in the run's directory (run/prediction.py), or the form has just shown it, or the engine is asked to
 predict the run and keeps it there: one run after the other, and none whose code is not trusted.
 """
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from rankdeck.config import RunConfig
-from rankdeck.run.plan_lines import PlanLine, read_prediction
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import read_prediction
 from rankdeck_app.disk import Disk
 from rankdeck_app.state.plan import DraftPlan, is_choice_of
 from rankdeck_app.state.plan_process import Asker, Planner

@@ -15,7 +15,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.run.fold import Fold
 from rankdeck.run.past import Past, beside
-from rankdeck.run.plan_lines import PlanLine, read_prediction
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import read_prediction
 from rankdeck.rundir import RunDir
 from rankdeck_app.state.past_run import PastRun
 from rankdeck_app.state.run_answers import RunAnswers

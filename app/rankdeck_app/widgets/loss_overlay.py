@@ -20,7 +20,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
 from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
-from rankdeck_app.widgets.run_names import pen_of, tint_of
+from rankdeck_app.widgets.run_signs import pen_of, tint_of
 from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 

@@ -9,13 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 
-from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
-
-from rankdeck.compare.bars import DASHES
-from rankdeck.compare.table import letter_of
-from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.painting import CENTER, paint_plate, paint_text
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QFontMetricsF
 
 _BETWEEN = " · "
 _CUT = "… "
@@ -48,43 +43,3 @@ def _starts(name: str) -> list[str]:
     """'MLP · ', 'MLP · Single · ' of 'MLP · Single · seed 5'."""
     parts = name.split(_BETWEEN)
     return [_BETWEEN.join(parts[:count]) + _BETWEEN for count in range(1, len(parts))]
-
-
-# How a run of a comparison is told from the others: by its letter and its dash; a calm tint only helps.
-
-LETTER_WIDTH, LETTER_HEIGHT = 20, 18
-_CURVE_WIDTH = 2.0
-_TINTS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rankdeck.kind.optimizer")
-
-
-def tint_of(theme: Theme, place: int) -> QColor:
-    """On a light ground the palest tint would hardly be seen."""
-    key = _TINTS[place % len(_TINTS)]
-    if key == "rankdeck.kind.activations" and theme.is_light:
-        key = "rankdeck.kind.gradients"
-    return theme.color(key)
-
-
-def pen_of(theme: Theme, place: int) -> QPen:
-    """The pen of a run's curve."""
-    pen = QPen(tint_of(theme, place), _CURVE_WIDTH)
-    pen.setCosmetic(True)
-    if DASHES[place]:
-        pen.setDashPattern([length / _CURVE_WIDTH for length in DASHES[place]])
-        pen.setCapStyle(Qt.PenCapStyle.FlatCap)
-    return pen
-
-
-def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is_baseline: bool) -> None:
-    """The letter on its plate; the baseline's is filled."""
-    color = theme.color
-    paint_plate(painter, theme, box, 4, color("badge.background" if is_baseline else "rankdeck.track"))
-    ink = color("badge.foreground" if is_baseline else "foreground")
-    paint_text(painter, box, letter_of(place), ink, 11, CENTER, bold=True)
-
-
-def paint_dash(painter: QPainter, theme: Theme, box: QRectF, place: int) -> None:
-    """A piece of the run's curve, in the middle of a box."""
-    painter.setPen(pen_of(theme, place))
-    y = box.center().y()
-    painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))

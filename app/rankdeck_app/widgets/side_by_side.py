@@ -17,7 +17,7 @@ from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text, painted_width
-from rankdeck_app.widgets.run_names import LETTER_HEIGHT, LETTER_WIDTH, paint_letter
+from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_letter
 
 _HEAD, _GROUP, _ROW, _TALL_ROW, _NOTE = 28, 28, 24, 38, 18
 _LEAST_LABEL, _MOST_LABEL = 120, 190

@@ -201,7 +201,7 @@ def _accuracy(*, trust: bool, as_json: bool) -> int:
 def _without_refused(runs: Sequence[RunDir], *, trust: bool) -> Sequence[RunDir]:
     """Those whose prediction is there already, or may be made: that executes what a run names."""
     from rankdeck.config.consent import is_known
-    from rankdeck.run.plan_lines import to_predict
+    from rankdeck.run.prediction import to_predict
 
     planned: dict[RunDir, RunConfig] = {}
     for run in runs:

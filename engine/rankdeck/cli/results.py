@@ -85,7 +85,7 @@ def show(
     run = find_run(name)
     _check_attempt(run, attempt)
     if with_plan:
-        from rankdeck.run.plan_lines import to_predict
+        from rankdeck.run.prediction import to_predict
 
         planned = to_predict(run)
         if planned is not None:

@@ -33,7 +33,7 @@ from rankdeck.cli.words import (
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.devices import highest_of
+from rankdeck.run.breakdown import highest_of
 from rankdeck.run.row import EVENTS_LOST, state_of
 from rankdeck.run.summary import CommSummary, DeviceSummary, RunSummary, SampledStep, StepSeconds
 

@@ -15,7 +15,8 @@ from rankdeck.base import files
 from rankdeck.base.masking import mask_arguments, mask_table
 from rankdeck.base.parsing import json_of
 from rankdeck.compare.naming import RunAt
-from rankdeck.run.plan_lines import PlanLine, read_prediction
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import read_prediction
 
 
 @dataclass(frozen=True)

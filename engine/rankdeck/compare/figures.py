@@ -20,7 +20,8 @@ from rankdeck.compare.background import Background, read_background
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.batch import batches
-from rankdeck.run.devices import DeviceFigures, highest_of
+from rankdeck.run.breakdown import highest_of
+from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
 from rankdeck.run.series import Curve
 from rankdeck.run.verified import verified_cell, verified_more

@@ -37,7 +37,8 @@ from rankdeck.launch.under_guard import start_guard
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races
 from rankdeck.run.fold import Fold
-from rankdeck.run.plan_lines import PlanLine, prediction_file
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import prediction_file
 from rankdeck.run.race import LeftOut, Race, RaceEntry
 from rankdeck.run.race_verdicts import finish, judge
 from rankdeck.rundir import FIRST_STEPS, RaceDir, RunDir

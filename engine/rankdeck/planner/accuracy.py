@@ -21,7 +21,8 @@ from rankdeck.events import DeviceInfo
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice, usable_bytes
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import PlanLine, prediction_file, read_prediction, to_predict
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import prediction_file, read_prediction, to_predict
 from rankdeck.run.summarising import summarise
 from rankdeck.rundir import RunDir
 

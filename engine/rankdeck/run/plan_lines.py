@@ -20,19 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.base.parsing import document_of, refuse_deep
 from rankdeck.base.phrases import Telling, marked, phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.config import RunConfig
 from rankdeck.run.movement import Movement
-from rankdeck.rundir import RunDir, attempt_of
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
 _VERDICT_WORDS = {
@@ -283,33 +279,3 @@ def step_words(step: StepTime) -> str:
 def _two_digits(value: float) -> str:
     """'340', '3.4', '0.34'; '2' for 2.0."""
     return f"{float(f'{value:.1e}'):.10g}"
-
-
-# What was predicted for an attempt of a run, kept beside its configuration as one line of a plan.
-
-
-def prediction_file(run: RunDir, attempt: int | None = None) -> Path:
-    """Where a run keeps the prediction for its latest attempt, or for `attempt`: numbered like the
-    configuration that it is of."""
-    number = attempt_of(run.file_of("config", "toml", attempt).name)
-    return run.path / (f"plan.{number}.json" if number else "plan.json")
-
-
-def read_prediction(run: RunDir, attempt: int | None = None) -> PlanLine | None:
-    """The prediction for the latest attempt, or for `attempt`; None where there is none."""
-    try:
-        return decode(files.read_bytes(prediction_file(run, attempt)))
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def to_predict(run: RunDir) -> RunConfig | None:
-    """The configuration that a prediction would plan, which executes what it names; None where the line is
-    known or the run never began.
-
-    Raises: ConfigError when it cannot be read.
-    """
-    if read_prediction(run) is not None:
-        return None
-    config = run.config()
-    return config if run.environment().get("devices") else None

@@ -17,7 +17,7 @@ from rankdeck.run.anatomy import totals_s
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.imbalance import Imbalance
-from rankdeck.run.plan_lines import read_prediction
+from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems, script_of, without_steps
 from rankdeck.run.scaling import scaled
 from rankdeck.run.script_figures import ScriptFigures

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from PySide6.QtWidgets import QApplication
 
+from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase, sentences
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import CANNOT, PlanLine
@@ -36,7 +37,9 @@ def test_every_sentence_of_a_reason_is_translated_and_what_is_in_it(made_up: Non
     assert reason_text(cannot()) == (
         "Ɓý ŵĥààť îîť ñééééďš ààť ɱööšť: Ťĥéé ɱööďééļ ĥààš 3 ĥééààďš. Çĥööööšéé ààñööťĥééŕ."
     )
-    assert estimate(cannot())[0] == "Ťééñšööŕ þààŕààļļééļ çààññööť ŕûûñ šöö"
+    assert estimate(cannot())[0] == "Ťééñšööŕ þààŕààļļééļ: ñööť þŕééďîîçťééď"
+    refused = msgspec.structs.replace(cannot(), refusal=Problem("config", "The model has 3 heads."))
+    assert estimate(refused)[0] == "Ťééñšööŕ þààŕààļļééļ çààññööť ŕûûñ šöö"
 
 
 def test_english_is_what_the_planner_said() -> None:

@@ -16,7 +16,8 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file, read_prediction
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.prediction import prediction_file, read_prediction
 from rankdeck.run.verified import verified_text
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.draft import Draft

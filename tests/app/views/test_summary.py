@@ -21,7 +21,8 @@ from rankdeck.compare.naming import RunAt
 from rankdeck.compare.page import report_of
 from rankdeck.compare.reported import PhaseTable
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.prediction import prediction_file
 from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard import summary
 from rankdeck_app.views.dashboard.run_tab import RunTab

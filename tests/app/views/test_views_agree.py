@@ -15,7 +15,8 @@ from rankdeck.compare.figures import read
 from rankdeck.compare.naming import RunAt
 from rankdeck.compare.reported import reported
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.prediction import prediction_file
 from rankdeck.run.row import read_info
 from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard.run_tab import RunTab

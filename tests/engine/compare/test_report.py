@@ -14,7 +14,8 @@ from rankdeck.compare.naming import RunAt
 from rankdeck.compare.page import report_of, write_report
 from rankdeck.compare.reported import suggestions
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, prediction_file
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import create_race
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
 from tests.helpers.verified import VERIFIED

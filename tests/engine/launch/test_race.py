@@ -15,7 +15,7 @@ from rankdeck.base.files import lease_holder
 from rankdeck.cli.race import facts_of, save_winner
 from rankdeck.config import load
 from rankdeck.launch.race import Racing
-from rankdeck.run.plan_lines import read_prediction
+from rankdeck.run.prediction import read_prediction
 from rankdeck.run.race import RaceEntry, entry_run, read_race
 from rankdeck.rundir import RaceDir, list_folder, list_races, list_runs
 from tests.helpers.fake_racer import PEAK_BYTES

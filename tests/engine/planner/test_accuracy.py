@@ -11,7 +11,8 @@ from rankdeck.compare.naming import RunAt
 from rankdeck.planner.accuracy import compare, measured_scale, spread_of
 from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.run import plan_lines
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime, prediction_file, read_prediction
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
+from rankdeck.run.prediction import prediction_file, read_prediction
 from rankdeck.run.summarising import summarise
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 

@@ -11,7 +11,7 @@ import pytest
 from rankdeck.remote import travelling, wire
 from rankdeck.remote.following import Mirror
 from rankdeck.remote.serving import RunFeed
-from rankdeck.run.plan_lines import prediction_file
+from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
 from rankdeck.rundir.directory import PRIVATE
 from tests.helpers.written_run import WrittenRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankdeck.events import DeviceMemory, ProcessUse
-from rankdeck.run.devices import SEGMENTS, break_down
+from rankdeck.run.breakdown import SEGMENTS, break_down
 
 GIB = 2**30
 MEMORY = DeviceMemory(

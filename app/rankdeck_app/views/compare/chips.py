@@ -30,7 +30,8 @@ from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import tool_button
 from rankdeck_app.widgets.painting import chart_font, paint_text
 from rankdeck_app.widgets.run_list import outcome_look, outcome_text
-from rankdeck_app.widgets.run_names import LETTER_HEIGHT, LETTER_WIDTH, SharedNames, paint_dash, paint_letter
+from rankdeck_app.widgets.run_names import SharedNames
+from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
 
 _HEIGHT, _GAP = 48, 10
 _LEAST_WIDTH, _MOST_WIDTH = 196, 300

@@ -19,7 +19,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import column, push_button, text_label
 from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text
 from rankdeck_app.widgets.run_list import ROW_HEIGHT, RunDelegate
-from rankdeck_app.widgets.run_names import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
+from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
 
 if TYPE_CHECKING:
     from rankdeck_app.state.comparing import Comparing

@@ -15,7 +15,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.run.anatomy import SIMULATED_TIME, StepAnatomy
-from rankdeck.run.devices import DeviceFigures, highest_of
+from rankdeck.run.breakdown import highest_of
+from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.summarising import training_data

@@ -10,7 +10,7 @@ import msgspec
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory, ProcessUse
-from rankdeck.run.devices import break_down
+from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
 from rankdeck_app.language import tr
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
