@@ -299,17 +299,20 @@ class Gathering:
 
 
 def _connected(head: tuple[str, int]) -> socket.socket:
-    """Both ends send small packets. Raises: OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(*head, type=socket.SOCK_STREAM)[0]
-    end = socket.socket(family, kind, protocol)
-    try:
-        end.settimeout(LAPSE_S)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
-        end.connect(address)
-    except OSError:
-        end.close()
-        raise
-    return end
+    """To the first of the name's addresses that answers, as socket.create_connection does it, but both ends
+    send small packets: that is settled while they connect. Raises: OSError."""
+    failure = OSError(0, "the name has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(*head, type=socket.SOCK_STREAM):
+        end = socket.socket(family, kind, protocol)
+        try:
+            end.settimeout(LAPSE_S)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+            end.connect(address)
+            return end
+        except OSError as error:
+            end.close()
+            failure = error
+    raise failure
 
 
 class Membership:

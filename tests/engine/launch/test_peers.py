@@ -126,6 +126,25 @@ def test_all_hear_of_each_other_and_what_is_said(head: Head) -> None:
     assert set(head.meeting.hosts) == {"box1", "box2"}, "whoever goes leaves no place for another one"
 
 
+def test_of_a_name_with_several_addresses_the_one_that_answers_is_taken(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a host whose name has an address of IPv6 first, and whose guard listens on IPv4."""
+    addresses = {"box0": ["127.0.0.9", _LOOPBACK], "gone": ["127.0.0.9"]}
+
+    def resolved(name: str, port: int, **_: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (one, port)) for one in addresses[name]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with selectors.DefaultSelector() as selector:
+        hello: Word = {"name": "box1", "secret": "secret", "ranks": 1}
+        end = Membership(selector, ("box0", head.port), hello, print, print)
+        head.until(lambda: "box1" in head.meeting.hosts)
+        end.close()
+        with pytest.raises(ConnectionRefusedError):
+            Membership(selector, ("gone", head.port), hello, print, print)
+
+
 def test_one_that_goes_before_all_are_there_may_come_again(head: Head) -> None:
     first = Other(head, "box1")
     head.until(lambda: head.meeting.hosts, first)
