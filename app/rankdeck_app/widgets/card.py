@@ -34,9 +34,9 @@ from rankdeck_app.widgets import card_files
 from rankdeck_app.widgets.card_files import CsvRows, Fill
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.controls import Slider
+from rankdeck_app.widgets.curve_style import AXIS_WORDS, SMOOTHINGS, CurveStyle, Styled
 from rankdeck_app.widgets.layouts import column
 from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text, painted_width
-from rankdeck_app.widgets.plot_axes import AXIS_WORDS, SMOOTHINGS, CurveStyle, Styled
 
 HEADER_HEIGHT = 30
 RADIUS = 6

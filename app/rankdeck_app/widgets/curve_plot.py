@@ -21,17 +21,8 @@ from rankdeck.run.series import Curve, Floats, Series, Window
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.plot_axes import (
-    SAMPLES,
-    STEP,
-    TIME,
-    UNITS,
-    X_AXES,
-    CountAxis,
-    CurveStyle,
-    padded_range,
-    step_up,
-)
+from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME, X_AXES, CurveStyle
+from rankdeck_app.widgets.plot_axes import UNITS, CountAxis, padded_range, step_up
 from rankdeck_app.widgets.time_words import moment_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 

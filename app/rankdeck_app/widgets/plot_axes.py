@@ -7,9 +7,8 @@ alone tells no scale.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyqtgraph as pg
 from PySide6.QtCore import QRectF
@@ -18,71 +17,8 @@ from PySide6.QtGui import QPainter
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_count
 from rankdeck_app.language import tr
+from rankdeck_app.widgets.curve_style import SAMPLES, STEP, TIME
 from rankdeck_app.widgets.time_words import ago_label, elapsed_label
-
-# How a person wants a curve over steps drawn: its scale, its smoothing, and what stands on its x axis.
-
-STEP, TIME, SAMPLES = "step", "time", "samples"
-X_AXES = (STEP, TIME, SAMPLES)
-AXIS_WORDS = {STEP: marked("Step"), TIME: marked("Time"), SAMPLES: marked("Samples")}
-_BY_AXIS = {TIME: (marked("by time"), marked("time")), SAMPLES: (marked("by samples"), marked("samples"))}
-SMOOTHINGS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998)
-"""Weights of what was before: 0 draws the raw values alone, 0.99 averages over about a hundred steps."""
-
-
-@dataclass(frozen=True)
-class CurveStyle:
-    """`smoothing` None leaves it to the app: a sixtieth of the run."""
-
-    is_log: bool = False
-    smoothing: float | None = None
-    x_axis: str = STEP
-
-    def smoothed_by(self, places: int) -> CurveStyle:
-        """More or less of it, from what the app chose to the ends of the list."""
-        now = 4 if self.smoothing is None else min(
-            range(len(SMOOTHINGS)), key=lambda at: abs(SMOOTHINGS[at] - (self.smoothing or 0.0))
-        )  # fmt: skip
-        return replace(self, smoothing=SMOOTHINGS[max(0, min(len(SMOOTHINGS) - 1, now + places))])
-
-    def words(self) -> tuple[str, ...]:
-        """What differs from the usual: whole, and in the fewest words; nothing where nothing does."""
-        told = [(tr("log"), tr("log"))] if self.is_log else []
-        if self.smoothing:
-            told.append((tr("smoothed {weight:g}", weight=self.smoothing), f"{self.smoothing:g}"))
-        elif self.smoothing is not None:
-            told.append((tr("raw"), tr("raw")))
-        if self.x_axis != STEP:
-            by, axis = _BY_AXIS[self.x_axis]
-            told.append((tr(by), tr(axis)))
-        return tuple(map(" · ".join, zip(*told, strict=True)))
-
-    def state(self) -> dict[str, Any]:
-        """Only what differs, as JSON."""
-        usual = asdict(CurveStyle())
-        return {key: value for key, value in asdict(self).items() if value != usual[key]}
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> CurveStyle:
-        """What was kept; what makes no sense is as usual."""
-        smoothing, x_axis = state.get("smoothing"), state.get("x_axis")
-        is_weight = isinstance(smoothing, int | float) and 0 <= smoothing < 1
-        return cls(
-            state.get("is_log") is True,
-            float(smoothing) if is_weight else None,  # type: ignore[arg-type]
-            x_axis if x_axis in X_AXES else STEP,
-        )
-
-
-@runtime_checkable
-class Styled(Protocol):
-    """A chart that can be drawn in several ways. `x_axes` are those that it knows."""
-
-    style: CurveStyle
-    x_axes: tuple[str, ...]
-
-    def set_style(self, style: CurveStyle) -> None: ...
-
 
 _TIME_STEPS_S = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,

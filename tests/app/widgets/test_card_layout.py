@@ -13,8 +13,8 @@ from rankdeck_app.widgets import card as card_module
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.curve_style import STEP, CurveStyle
 from rankdeck_app.widgets.painting import paint_text
-from rankdeck_app.widgets.plot_axes import STEP, CurveStyle
 from tests.helpers.wheel import takes_wheel
 
 

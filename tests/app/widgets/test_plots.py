@@ -17,7 +17,8 @@ from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.band_chart import BandChart, BandFigure, MemoryLimit
 from rankdeck_app.widgets.curve_plot import CurvePlot, smoothed
-from rankdeck_app.widgets.plot_axes import CurveStyle, elapsed_label, padded_range, step_up
+from rankdeck_app.widgets.curve_style import CurveStyle
+from rankdeck_app.widgets.plot_axes import elapsed_label, padded_range, step_up
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 from tests.helpers.wheel import wheel_over
 
