@@ -18,7 +18,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.files import wait_for_folder
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir import RunDir
-from rankdeck.telemetry.provider import virtual_uuid
+from rankdeck.telemetry.host import virtual_uuid
 from rankdeck.telemetry.readings import (
     METRICS,
     DeviceProcesses,

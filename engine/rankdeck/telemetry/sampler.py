@@ -316,7 +316,7 @@ def main(argv: Sequence[str]) -> int:
         only, kind = sink.uuids, sink.kind
     try:
         if kind == "virtual":
-            from rankdeck.telemetry.provider import HostProvider
+            from rankdeck.telemetry.host import HostProvider
 
             provider: Provider = HostProvider(pids, trees=options.trees)
         else:

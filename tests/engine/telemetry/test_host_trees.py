@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankdeck.telemetry.provider import HostProvider, virtual_uuid
+from rankdeck.telemetry.host import HostProvider, virtual_uuid
 from tests.helpers.waiting import wait_until
 
 _PARENT = """

@@ -1,0 +1,98 @@
+"""The virtual devices of a rehearsal: how busy the process of each rank is.
+
+What a virtual device holds is in its rank's own events, from the ledger; nobody outside the
+process could know it. A rank that drives several devices says how busy each one's thread is, too, and then
+there is no sampler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from rankdeck.telemetry.provider import DeviceLostError, Provider
+from rankdeck.telemetry.readings import (
+    Device,
+    DeviceProcesses,
+    DevicesLine,
+    ProcessUse,
+    Reading,
+)
+
+_LOOK_S = 2.0
+"""Between two looks for what a rank has started: each goes through all processes of the machine."""
+
+
+def virtual_uuid(index: int) -> str:
+    return f"virtual-{index}"
+
+
+class HostProvider(Provider):
+    """`pids`: the ranks in order; rank i is virtual device i.
+
+    Busy is CPU time over wall time, per thread that the rank may use, since the reading before; with `trees`
+    what a rank has started counts as well, as a person's own script may start its ranks itself.
+    """
+
+    def __init__(self, pids: Sequence[int], *, trees: bool = False) -> None:
+        self._pids = {virtual_uuid(index): pid for index, pid in enumerate(pids)}
+        self._ranks: dict[str, psutil.Process] = {}
+        self._trees = trees
+        self._started: dict[str, tuple[float, list[psutil.Process]]] = {}
+        self._before: dict[str, tuple[float, dict[int, float]]] = {}
+        self._threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
+
+    def probe(self) -> DevicesLine:
+        devices = []
+        for index, (uuid, pid) in enumerate(self._pids.items()):
+            devices.append(Device(uuid=uuid, index=index, name=f"Virtual {index}", vendor="host"))
+            try:
+                self._ranks[uuid] = psutil.Process(pid)
+            except psutil.Error:
+                devices[-1].lost_at = time.time()
+            devices[-1].capabilities = ["utilisation"]
+        return DevicesLine(devices=devices, provider="host")
+
+    def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
+        """Raises: DeviceLostError when the rank has ended."""
+        busy = self._busy(uuid) if "utilisation" in metrics else None
+        return {} if busy is None else {"utilisation": Reading(busy, unit="ratio")}
+
+    def _busy(self, uuid: str) -> float | None:
+        """None in the first reading: there is no time yet to be busy in."""
+        try:
+            used = {self._pids[uuid]: _cpu_s(self._ranks[uuid])}
+            now_s = time.monotonic()
+            for process in self._below(uuid, now_s):
+                with contextlib.suppress(psutil.Error):
+                    used[process.pid] = _cpu_s(process)
+        except (KeyError, psutil.Error):
+            raise DeviceLostError("its rank has ended") from None
+        before = self._before.get(uuid)
+        self._before[uuid] = now_s, used
+        if before is None or now_s <= before[0]:
+            return None
+        cpu_s = sum(max(0.0, cpu_s - before[1].get(pid, cpu_s)) for pid, cpu_s in used.items())
+        return min(1.0, cpu_s / (now_s - before[0]) / self._threads)
+
+    def _below(self, uuid: str, now_s: float) -> list[psutil.Process]:
+        """What the rank has started, looked for now and then."""
+        if not self._trees:
+            return []
+        looked_s, found = self._started.get(uuid, (-_LOOK_S, []))
+        if now_s - looked_s >= _LOOK_S:
+            found = self._ranks[uuid].children(recursive=True)
+            self._started[uuid] = now_s, found
+        return found
+
+    def processes(self, uuid: str) -> DeviceProcesses:
+        return DeviceProcesses(uuid, [ProcessUse(self._pids[uuid])])
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
