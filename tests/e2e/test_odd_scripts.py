@@ -215,7 +215,7 @@ def test_a_rank_that_stays_away_from_a_collective_is_named_on_stderr(folder: Pat
     with start_rankdeck("run", "--nproc-per-node", "2", "train.py", cwd=folder) as command:
         assert command.stderr is not None
         words = next(line for line in command.stderr if line.startswith("rank 1: No progress for "))
-        assert f"({folder}/train.py, line 10), while the others wait." in words
         command.send_signal(signal.SIGTERM)
+        assert f"({folder}/train.py, line 10), while the others wait in all_reduce number " in words
         assert command.wait(with_load(40)) == 143
         assert "stopped with exit status 143 after " in command.stderr.read()
