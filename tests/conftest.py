@@ -37,7 +37,6 @@ from tests.helpers import processes  # noqa: E402
 from tests.helpers.display import virtual_display  # noqa: E402
 from tests.helpers.waiting import wait_until  # noqa: E402
 
-_MARK = "RANKDECK_TEST"
 ENDING_S = "RANKDECK_TEST_ENDING_S"
 _ENDING_S = float(os.environ.get(ENDING_S, "5"))
 
@@ -59,7 +58,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """What the test started has ended within 5 s of its end, or the test fails and the rest is killed."""
-    mark = f"{_MARK}={uuid.uuid4().hex}"
+    mark = f"{processes.MARK}={uuid.uuid4().hex}"
     before = processes.all_pids()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*mark.split("="))

@@ -23,6 +23,7 @@ import networkx
 import pytest
 
 from tests.conftest import ENDING_S
+from tests.helpers.processes import MARK
 from tests.helpers.ranks import RankSet
 from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
@@ -53,6 +54,7 @@ def _pytest_with_our_conftest(folder: Path, body: str, ending_s: float) -> subpr
     """
     folder.mkdir()
     (folder / "test_inner.py").write_text(body)
+    given = {name: value for name, value in os.environ.items() if name != MARK}  # no test of ours is above it
     return subprocess.run(
         [
             sys.executable,
@@ -66,7 +68,7 @@ def _pytest_with_our_conftest(folder: Path, body: str, ending_s: float) -> subpr
             "test_inner.py",
         ],
         cwd=folder,
-        env={**os.environ, **_NO_OTHER_PLUGIN, "PYTHONPATH": PRODUCT_AND_TESTS, ENDING_S: str(ending_s)},
+        env={**given, **_NO_OTHER_PLUGIN, "PYTHONPATH": PRODUCT_AND_TESTS, ENDING_S: str(ending_s)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -165,6 +167,37 @@ def test_a_rank_that_dies_is_asked_once_more_and_only_once(tmp_path: Path) -> No
             ranks.call(asked, mark=str(tmp_path / "always"), times=9)
         with pytest.warns(UserWarning, match="after the last answer"):
             assert ranks.call(asked, mark=str(tmp_path / "never"), times=0) == ["alive"]
+
+
+def test_a_set_that_is_started_anew_in_a_test_outlives_it(tmp_path: Path) -> None:
+    """The session's set, in the test in which one of its ranks died; a test's own set has to end with it."""
+    body = f"""
+import pytest
+from tests.helpers.ranks import RankSet
+
+ASKED = "tests.test_house:die_at_first"
+MARK = {{"mark": {str(tmp_path / "died")!r}, "times": 1}}
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    made = RankSet(1, tmp_path_factory.mktemp("ranks"))
+    yield made
+    made.close()
+
+def test_dies(ranks):
+    with pytest.warns(UserWarning, match="a rank died"):
+        assert ranks.call(ASKED, **MARK) == ["alive"]
+
+def test_goes_on(ranks):
+    assert ranks.call(ASKED, **MARK) == ["alive"]
+
+def test_forgets_its_own(tmp_path):
+    RankSet(1, tmp_path)
+"""
+    done = _pytest_with_our_conftest(tmp_path / "inner", body, ending_s=0.5)
+    told = done.stdout.splitlines()[-1]
+    assert "3 passed" in told and "1 error" in told and "failed" not in told, done.stdout + done.stderr
+    assert "test_forgets_its_own left processes behind" in done.stdout, done.stdout
 
 
 @pytest.mark.xvfb

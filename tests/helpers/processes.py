@@ -17,6 +17,11 @@ import psutil
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
 
+MARK = "RANKDECK_TEST"
+"""In the environment of all that is started: the test that it has to end with, or SESSION."""
+SESSION = "session"
+"""What tests share and no test has to end: a set of ranks is started anew in the test in which one died."""
+
 # Python's own helpers live until the interpreter that started them ends.
 _KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -32,12 +37,17 @@ def marked_by(mark: str) -> list[psutil.Process]:
 
 
 def started_since(before: set[int], mark: str) -> list[psutil.Process]:
-    """Live processes that are not among `before` and are marked, or descend from this one.
+    """Live processes that are not among `before` and are marked, or descend from this one and are not the
+    session's.
 
     What was there before is not looked at: after every test, a look at each process of a machine costs more
     than most tests.
     """
-    return _those(all_pids() - before, lambda pid: _is_marked(pid, mark) or _is_below(pid))
+
+    def is_of_test(pid: int) -> bool:
+        return _is_marked(pid, mark) or (_is_below(pid) and not _is_marked(pid, f"{MARK}={SESSION}"))
+
+    return _those(all_pids() - before, is_of_test)
 
 
 def _those(pids: set[int], wanted: Callable[[int], bool]) -> list[psutil.Process]:

@@ -21,6 +21,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.helpers.processes import MARK, SESSION
 from tests.helpers.tree import PRODUCT_AND_TESTS
 from tests.helpers.waiting import with_load
 
@@ -37,12 +38,14 @@ class RankSet:
 
     They are stopped while nobody asks: each of their process groups keeps a thread that wakes up a hundred
     times a second. If who asks is killed, the kernel ends them, as it does stopped groups without a parent.
+    A set is of the test that makes it, or of the session, also where it is started anew.
     """
 
     def __init__(self, world_size: int, folder: Path) -> None:
         self._world_size = world_size
         self._folder = folder
         self._num_runs = self._num_starts = 0
+        self._mark = {MARK: os.environ.get(MARK, SESSION)}
         self._start()
 
     def _start(self) -> None:
@@ -56,7 +59,7 @@ class RankSet:
         self._starter = subprocess.Popen(
             [sys.executable, script, str(store), *map(str, numbers)],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PRODUCT_AND_TESTS},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PRODUCT_AND_TESTS} | self._mark,
             pass_fds=numbers,
             process_group=0,
         )
