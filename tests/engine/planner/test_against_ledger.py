@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -127,18 +128,22 @@ train = {{ steps = 2, global_batch = 16, evaluate_every = 0 }}
     ],
 )
 def test_a_start_holds_a_block_beside_slices_as_planned(strategy: str, ranks_of: RanksOf) -> None:
+    """Of each rank its lowest peak: in one start of three gloo's own thread holds what it sends for longer
+    than it must, which the next start does not repeat.
+    """
     planned = pytest.approx(planning.planned_to_build(to_build(strategy), 4), rel=BAR)
-    lowest = None
-    for _ in range(12):  # in one start of three gloo's own thread holds what it sends for longer than it must
+    lowest = [BLOCKS * BLOCK_BYTES] * 4
+    for _ in range(12):
         found = ranks_of(4).call("tests.helpers.planning:built", toml=to_build(strategy))
-        for peak_bytes, held_bytes, equal in found:
-            # The block and its slices, or its copy on the way from rank 0.
-            assert peak_bytes <= held_bytes + 2 * BLOCK_BYTES + ROOT_BYTES < BLOCKS * BLOCK_BYTES
-            assert equal
-        lowest = min(found[0][0], lowest or found[0][0])
-        if lowest == planned:
+        assert all(equal for *_, equal in found)
+        lowest = [min(before, peak_bytes) for before, (peak_bytes, *_) in zip(lowest, found, strict=True)]
+        # The block and its slices, or its copy on the way from rank 0.
+        most = [held_bytes + 2 * BLOCK_BYTES + ROOT_BYTES for _, held_bytes, _ in found]
+        assert max(most) < BLOCKS * BLOCK_BYTES
+        if lowest[0] == planned and all(map(operator.le, lowest, most)):
             break
-    assert lowest == planned
+    assert lowest[0] == planned
+    assert all(map(operator.le, lowest, most)), (lowest, most)
 
 
 def test_what_is_not_cut_is_held_whole_from_the_start(ranks_of: RanksOf) -> None:
