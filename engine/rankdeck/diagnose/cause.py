@@ -181,7 +181,7 @@ def _with_lack(problem: Problem, lack: str) -> Problem:
     if named is None:
         return problem
     message = phrase("{message} Before that its log says: {line}", message=problem.said("message"), line=lack)
-    return problem.but(code=named.code, message=message, advice=named.advice(of_script=False))
+    return problem.but(code=named.code, message=message, advice=named.advice())
 
 
 def _text(problem: Problem) -> tuple[str, str]:
@@ -196,7 +196,7 @@ def _wordless_cause(rank: RankEvidence, disk: str) -> Cause:
         disk, beat = disk or lost[1], beat._replace(phase=STEP)
     if disk:
         message, fault = _lost_words(disk, code, beat), name_disk(disk)
-        advice = fault.advice(of_script=False)
+        advice = fault.advice()
         return Cause(Problem(fault.code, message, advice=advice, rank=rank.rank), runs_code)
     message = _wordless(code, rank.beat, rank.last_lines)
     if code == 0:
@@ -207,7 +207,7 @@ def _wordless_cause(rank: RankEvidence, disk: str) -> Cause:
     problem = Problem(
         "rank-exited" if named is None else named.code,
         message,
-        advice=(named and named.advice(of_script=False)) or phrase("All that it wrote is in the rank's log."),
+        advice=(named and named.advice()) or phrase("All that it wrote is in the rank's log."),
         rank=rank.rank,
         last_lines=rank.last_lines,
     )

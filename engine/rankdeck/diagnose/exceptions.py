@@ -245,7 +245,7 @@ class Named:
     def code(self) -> str:
         return self.rule.code
 
-    def advice(self, *, of_script: bool) -> Phrase | None:
+    def advice(self, *, of_script: bool = False) -> Phrase | None:
         """What it means and what to do next; None where only the log says more."""
         rule, found = self.rule, self.found
         says = phrase(rule.says, **found) if rule.says and _holes(rule.says) <= found.keys() else None

@@ -189,14 +189,13 @@ def _with_log(problem: Problem, standing: Standing) -> Problem:
         named = name("", lines[-1]) if lines else None
         if named is None or named.code == COMMUNICATION:
             continue
-        is_script = any(beat.is_after for beat in standing.beats.values())
         message = phrase(
             "{message} The last line of rank {rank}'s log: {line}",
             message=problem.said("message"),
             rank=rank,
             line=lines[-1],
         )
-        next_step = named.advice(of_script=is_script)
+        next_step = named.advice(of_script=any(beat.is_after for beat in standing.beats.values()))
         advice = phrase("{next_step} {advice}", next_step=next_step or "", advice=problem.said("advice"))
         return problem.but(message=message, advice=advice if next_step else problem.advice)
     return problem

@@ -19,7 +19,7 @@ _GROUPS = {"process_group", "device_mesh"}
 
 def batch_norm_tiny(seen: SeenRun) -> Problem | None:
     """Batch norms that normalise over a few samples each."""
-    return _script_batch_norms(seen) if seen.is_script else _told_batch_norms(seen)
+    return _observed_batch_norms(seen) or _told_batch_norms(seen)
 
 
 def _told_batch_norms(seen: SeenRun) -> Problem | None:
@@ -38,7 +38,7 @@ def _told_batch_norms(seen: SeenRun) -> Problem | None:
     )
 
 
-def _script_batch_norms(seen: SeenRun) -> Problem | None:
+def _observed_batch_norms(seen: SeenRun) -> Problem | None:
     lead = seen.fold.script.lead
     if lead is None or not lead.batch_norms or not lead.batch:
         return None

@@ -47,10 +47,6 @@ class SeenRun:
         return announced[-1] if announced else None
 
     @property
-    def is_script(self) -> bool:
-        return self.fold.script.is_script
-
-    @property
     def cores(self) -> int | None:
         return self.fold.started.cores if self.fold.started is not None else None
 
@@ -58,8 +54,7 @@ class SeenRun:
     def ranks(self) -> list[int]:
         """Those that train together, as far as they have said so."""
         told = {} if self.attempt is None else self.attempt.told.ranks
-        alone = self.fold.script.alone if self.is_script else ()
-        return sorted(rank for rank in told if rank not in alone)
+        return sorted(told.keys() - self.fold.script.alone)
 
     @property
     def on_gpus(self) -> bool:

@@ -23,7 +23,7 @@ _MOST_WORKERS = 8
 
 def input_bound(seen: SeenRun) -> Problem | None:
     """The rank that waits longest for its batches."""
-    waits = _script_waits(seen) if seen.is_script else _sampled_waits(seen)
+    waits = _loader_waits(seen) or _sampled_waits(seen)
     if not waits:
         return None
     slowest = max(waits, key=lambda rank: waits[rank][0])
@@ -47,7 +47,8 @@ def input_bound(seen: SeenRun) -> Problem | None:
     )
 
 
-def _script_waits(seen: SeenRun) -> dict[int, tuple[float, float, str]]:
+def _loader_waits(seen: SeenRun) -> dict[int, tuple[float, float, str]]:
+    """As a script's observer timed them, in every step."""
     script = seen.fold.script
     if not script.has_loader:
         return {}
@@ -101,7 +102,7 @@ def _workers_to_use(seen: SeenRun) -> int | None:
 def _advice_on_data(seen: SeenRun, workers: int | None) -> str:
     if workers is not None:
         return phrase("Read batches in worker processes: data.workers = {workers}.", workers=workers)
-    if not seen.is_script:
+    if seen.config is not None:
         return phrase("Make reading a sample cheaper: decode and resize once, and keep the result.")
     has_workers = any(one.loader_workers for one in seen.fold.script.seen.values())
     if has_workers:
@@ -117,7 +118,7 @@ def _advice_on_data(seen: SeenRun, workers: int | None) -> str:
 def comm_bound(seen: SeenRun) -> Problem | None:
     """What of a step is left of syncs that no computing hides, on the rank that waits least: a straggler
     makes the others wait. Ranks of a rehearsal wait for each other's cores: nothing is said of them."""
-    found = _script_syncs(seen) if seen.is_script else _syncs(seen)
+    found = _called_syncs(seen) or _sampled_syncs(seen)
     if found is None:
         return None
     share, sync_s, rank, words = found
@@ -135,7 +136,7 @@ def comm_bound(seen: SeenRun) -> Problem | None:
             "Send less often: a larger batch per device, or gradient accumulation; send less: compressed "
             "gradients (strategy.compress of ddp); or look at the links: rankdeck doctor"
         )
-        if not seen.is_script
+        if seen.config is not None
         else phrase(
             "Send less often: a larger batch per rank, or gradient accumulation under no_sync; or let "
             "DistributedDataParallel send while backward computes. What the links give: rankdeck doctor"
@@ -143,7 +144,7 @@ def comm_bound(seen: SeenRun) -> Problem | None:
     )
 
 
-def _syncs(seen: SeenRun) -> tuple[float, float, int, str] | None:
+def _sampled_syncs(seen: SeenRun) -> tuple[float, float, int, str] | None:
     exposed: dict[int, float] = {}
     if not seen.on_gpus or len(seen.sampled) < _FEW_SAMPLED:
         return None
@@ -163,8 +164,8 @@ def _syncs(seen: SeenRun) -> tuple[float, float, int, str] | None:
     return exposed[rank] / seen.sampled_step_s, exposed[rank], rank, words
 
 
-def _script_syncs(seen: SeenRun) -> tuple[float, float, int, str] | None:
-    """Those that the script calls itself."""
+def _called_syncs(seen: SeenRun) -> tuple[float, float, int, str] | None:
+    """Those that a script calls itself."""
     steps = seen.fold.script.steps_by_rank
     told = {rank: sum(one.seconds.values()) for rank, one in seen.fold.script.collectives.items()}
     known = {
