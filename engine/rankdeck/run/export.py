@@ -25,10 +25,10 @@ from rankdeck.events import SCRIPT, AnyEvent, RunStarted, Spans, Steps
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.problems import name_of, script_of
 from rankdeck.run.script_figures import MetricFigures
-from rankdeck.run.step_table import COLUMNS, SCRIPT_COLUMNS, Row
+from rankdeck.run.step_table import COLUMNS, Row
 from rankdeck.run.summarising import summarise
 from rankdeck.run.tensorboard import records, scalars_of
-from rankdeck.run.trace import trace_of, trace_of_script
+from rankdeck.run.trace import trace_of
 from rankdeck.rundir import EventReader, RunDir
 
 _TENSORBOARD = "tfevents"
@@ -139,8 +139,7 @@ def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None
             {"step": one.step, "time": one.t, "loss": one.loss, "accuracy": one.accuracy}
             for one in evaluations
         ]
-    if fold.script.is_script or fold.metrics:
-        whole["metrics"] = {name: _logged(metric) for name, metric in fold.metrics.items()}
+    whole["metrics"] = {name: _logged(metric) for name, metric in fold.metrics.items()}
     text = json.dumps(whole, indent=1, allow_nan=False)
     write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
 
@@ -155,20 +154,15 @@ def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
     reader, told = EventReader(run, last_attempt=attempt), list[AnyEvent]()
     while found := reader.read():
         told += [event for _, event in found]
-    is_script = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in told)
-    if not any(isinstance(event, Steps if is_script else Spans) for event in told):
-        raise ConfigError(
-            phrase("{run} has no step.", run=run.name)
-            if is_script
-            else phrase("{run} has no sampled step.", run=run.name),
-            code="no-spans",
-            path=str(run.events_folder),
-            advice=phrase("No optimizer step was seen of its script.")
-            if is_script
-            else phrase("Steps 2 to 4 are sampled always: run four steps or more."),
-        )
-    made = trace_of_script(told) if is_script else trace_of(told)
-    text = json.dumps(made, allow_nan=False, separators=(",", ":"))
+    is_observed = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in told)
+    if not any(isinstance(event, Steps if is_observed else Spans) for event in told):
+        message = phrase("{run} has no sampled step.", run=run.name)
+        advice = phrase("Steps 2 to 4 are sampled always: run four steps or more.")
+        if is_observed:
+            message = phrase("{run} has no step.", run=run.name)
+            advice = phrase("No optimizer step was seen of its script.")
+        raise ConfigError(message, code="no-spans", path=str(run.events_folder), advice=advice)
+    text = json.dumps(trace_of(told), allow_nan=False, separators=(",", ":"))
     write_whole(file, lambda target: target.write_text(text, encoding="utf-8"))
 
 
@@ -202,7 +196,8 @@ def tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
 
 
 def _columns(fold: Fold) -> tuple[str, ...]:
-    return SCRIPT_COLUMNS if fold.script.is_script else COLUMNS
+    """Those of the run's tables of steps."""
+    return max((one.table.columns for one in fold.attempts.values()), key=len, default=COLUMNS)
 
 
 def _cells(row: Row, num_columns: int) -> list[Any]:

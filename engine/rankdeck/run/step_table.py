@@ -64,7 +64,7 @@ class StepTable:
 
     def __init__(self, rows_held: int | None = ROWS_HELD, columns: tuple[str, ...] = COLUMNS) -> None:
         self._rows_held = rows_held
-        self._columns = columns
+        self.columns = columns
         self._held = Sliding([(len(columns), np.float64)])
         self._stride = 1
         self.num_gone = 0
@@ -87,9 +87,9 @@ class StepTable:
 
     def column(self, name: str) -> Floats:
         """One column; unknown where this table has none of that name."""
-        if name not in self._columns:
+        if name not in self.columns:
             return np.full(len(self._held), np.nan)
-        column: Floats = self.rows[self._columns.index(name)]
+        column: Floats = self.rows[self.columns.index(name)]
         return column
 
     def row(self, index: int) -> Row:

@@ -1,7 +1,9 @@
-"""The sampled steps of a run as a trace that the Perfetto viewer (ui.perfetto.dev) opens.
+"""The steps of a run as a trace that the Perfetto viewer (ui.perfetto.dev) opens.
 
-A process per rank, in it a track per device with its phases, a second one for what runs under them (an
-all-reduce under backward), and a counter of the memory of each device that the ledger or the driver told.
+A process per rank. Where steps were sampled, it has a track per device with its phases, and a second one for
+what runs under them (an all-reduce under backward). Of a person's own script no phase is known: there its
+steps stand one behind the other, with counters of the time that it waited for its loader and of what it
+logged. Memory is a counter per device.
 Source: the Trace Event Format of Chrome ("X" complete events, "C" counters, "M" names). Times are
 microseconds since the run's start. Read anatomy.py before.
 """
@@ -13,6 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from rankdeck import events
 from rankdeck.run.anatomy import SIMULATED_TIME, DeviceRow, Span, fits, put_together
 from rankdeck.run.bounds import LONGEST_S, TOO_LARGE
@@ -20,47 +25,62 @@ from rankdeck.run.bounds import LONGEST_S, TOO_LARGE
 _UNDER = 1_000
 """Added to a device's number for the track of what runs under its other phases."""
 _CLOCK_NOISE_S = 2e-6
+_Tracks = dict[tuple[int, int], str]
+"""Names by rank and track."""
+
+
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the format; `pid` is a rank."""
+
+    ph: str
+    name: str
+    cat: str | UnsetType = UNSET
+    ts: float | UnsetType = UNSET
+    dur: float | UnsetType = UNSET
+    pid: int
+    tid: int | UnsetType = UNSET
+    args: Mapping[str, Any]
 
 
 def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
     """The whole trace as JSON objects, from a run's events in any order of ranks."""
-    started: events.RunStarted | None = None
-    shares: list[events.Spans] = []
-    memory: list[events.Memory] = []
-    for event in told:
-        match event:
-            case events.RunStarted():
-                started = started or event
-            case events.Spans() if fits(event):
-                shares.append(event)
-            case events.Memory():
-                memory.append(event)
+    told = list(told)
+    started = next((event for event in told if isinstance(event, events.RunStarted)), None)
+    has_phases = any(isinstance(event, events.Spans) for event in told)
+    made, other = (_of_phases if has_phases else _of_steps)(told, started)
+    return {
+        "traceEvents": msgspec.to_builtins(made),
+        "displayTimeUnit": "ms",
+        "otherData": {"run": started.run if started else "", **other},
+    }
+
+
+def _of_phases(
+    told: list[events.AnyEvent], started: events.RunStarted | None
+) -> tuple[list[TraceEvent], dict[str, str | None]]:
+    shares = [event for event in told if isinstance(event, events.Spans) and fits(event)]
+    memory = [event for event in told if isinstance(event, events.Memory)]
     names = {} if started is None else {info.index: info.title for info in started.devices}
     moments = [share.began for share in shares] + [reading.t for reading in memory]
     zero = started.started if started is not None else min(moments, default=0.0)
-    found: list[dict[str, Any]] = []
-    tracks: dict[tuple[int, int], str] = {}
+    found: list[TraceEvent] = []
+    tracks: _Tracks = {}
     for share in shares:
         anatomy = put_together([share])
         for row in anatomy.rows:
             name = names.get(row.device, f"device {row.device}")
             found.extend(_phases(row, share, anatomy.began - zero, name, tracks))
     for reading in memory:
-        found.extend(_counters(reading, zero, names))
-    return {
-        "traceEvents": [*_names(tracks, shares, started), *found],
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "run": started.run if started else "",
-            "strategy": started.strategy if started else "",
-            "time": SIMULATED_TIME if any(share.simulated for share in shares) else "measured",
-        },
-    }
+        found.extend(_memory(reading, zero, names))
+    strategy = started.strategy if started else ""
+    time = SIMULATED_TIME if any(share.simulated for share in shares) else "measured"
+    rank_names = _rank_names({share.rank for share in shares}, f" ({strategy})" if started else "")
+    return [*rank_names, *_track_names(tracks), *found], {"strategy": strategy, "time": time}
 
 
 def _phases(
-    row: DeviceRow, share: events.Spans, offset_s: float, name: str, tracks: dict[tuple[int, int], str]
-) -> Iterator[dict[str, Any]]:
+    row: DeviceRow, share: events.Spans, offset_s: float, name: str, tracks: _Tracks
+) -> Iterator[TraceEvent]:
     """A device's phases and the gaps between them."""
     free_s = 0.0
     for span in row.spans:
@@ -68,35 +88,27 @@ def _phases(
         track = row.device + (_UNDER if is_under else 0)
         tracks[row.rank, track] = f"{name}: under other phases" if is_under else name
         free_s = max(free_s, span.end_s)
-        yield _complete(span, row.rank, track, offset_s, _args(span, share))
+        yield _phase(span, row.rank, track, offset_s, _args(span, share))
     for gap in row.idle(share.seconds):
-        yield _complete(gap, row.rank, row.device, offset_s, {"step": share.step})
+        yield _phase(gap, row.rank, row.device, offset_s, {"step": share.step})
 
 
-def _complete(span: Span, rank: int, track: int, offset_s: float, args: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": span.name,
-        "cat": "idle" if span.name == "idle" else "phase",
-        "ts": (offset_s + span.start_s) * 1e6,
-        "dur": span.duration_s * 1e6,
-        "pid": rank,
-        "tid": track,
-        "args": dict(args),
-    }
+def _phase(span: Span, rank: int, track: int, offset_s: float, args: Mapping[str, Any]) -> TraceEvent:
+    return TraceEvent(
+        ph="X",
+        name=span.name,
+        cat="idle" if span.name == "idle" else "phase",
+        ts=(offset_s + span.start_s) * 1e6,
+        dur=span.duration_s * 1e6,
+        pid=rank,
+        tid=track,
+        args=args,
+    )
 
 
-def _args(span: Span, share: events.Spans) -> dict[str, Any]:
-    args: dict[str, Any] = {"step": share.step}
-    args |= {
-        key: value
-        for key, value in (
-            ("microbatch", span.microbatch),
-            ("stage", span.stage),
-            ("bytes", span.num_bytes),
-        )
-        if value is not None
-    }
+def _args(span: Span, share: events.Spans) -> Mapping[str, Any]:
+    known = {"step": share.step, "microbatch": span.microbatch, "stage": span.stage, "bytes": span.num_bytes}
+    args: dict[str, Any] = {key: value for key, value in known.items() if value is not None}
     if share.simulated:
         args["time"] = SIMULATED_TIME
     if share.followed:
@@ -104,50 +116,25 @@ def _args(span: Span, share: events.Spans) -> dict[str, Any]:
     return args
 
 
-def _counters(reading: events.Memory, zero: float, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    for memory in reading.devices:
-        yield {
-            "ph": "C",
-            "name": f"memory of {names.get(memory.device, memory.device)}",
-            "ts": max(0.0, (reading.t - zero) * 1e6),
-            "pid": reading.rank,
-            "args": {"peak_bytes": memory.peak_bytes, "live_bytes": memory.live_bytes},
-        }
+def _rank_names(ranks: Iterable[int], more: str = "") -> Iterator[TraceEvent]:
+    """What processes are called, and in which order they stand."""
+    for rank in sorted(ranks):
+        yield TraceEvent(ph="M", name="process_name", pid=rank, args={"name": f"rank {rank}{more}"})
+        yield TraceEvent(ph="M", name="process_sort_index", pid=rank, args={"sort_index": rank})
 
 
-def _names(
-    tracks: Mapping[tuple[int, int], str], shares: Iterable[events.Spans], started: events.RunStarted | None
-) -> Iterator[dict[str, Any]]:
-    """What processes and tracks are called, and in which order they stand."""
-    strategy = f" ({started.strategy})" if started else ""
-    for rank in sorted({share.rank for share in shares}):
-        args: dict[str, Any] = {"name": f"rank {rank}{strategy}"}
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": args}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+def _track_names(tracks: _Tracks) -> Iterator[TraceEvent]:
     for (rank, track), name in sorted(tracks.items()):
-        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
+        yield TraceEvent(ph="M", name="thread_name", pid=rank, tid=track, args={"name": name})
         order = track % _UNDER * 2 + track // _UNDER
-        yield {
-            "ph": "M",
-            "name": "thread_sort_index",
-            "pid": rank,
-            "tid": track,
-            "args": {"sort_index": order},
-        }
+        yield TraceEvent(ph="M", name="thread_sort_index", pid=rank, tid=track, args={"sort_index": order})
 
 
-# The steps of a person's own script as a trace for the Perfetto viewer, as one of phases is made above.
-#
-# A process per rank with its steps one behind the other, and counters of the time that it waited for its
-# loader, of memory, and of what the script logged. What happens within a step was not seen, and has no bar.
-
-
-def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
-    """The whole trace as JSON objects, from a run's events in any order of ranks."""
-    told = list(told)
-    started = next((event for event in told if isinstance(event, events.RunStarted)), None)
+def _of_steps(
+    told: list[events.AnyEvent], started: events.RunStarted | None
+) -> tuple[list[TraceEvent], dict[str, str | None]]:
     zero = started.started if started is not None else 0.0
-    found: list[dict[str, Any]] = []
+    found: list[TraceEvent] = []
     ranks: set[int] = set()
     for event in told:
         match event:
@@ -160,64 +147,61 @@ def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
             case _:
                 continue
         ranks.add(event.rank)
-    return {
-        "traceEvents": [*_script_names(sorted(ranks)), *filter(_is_finite, found)],
-        "displayTimeUnit": "ms",
-        "otherData": {"run": started.run if started else "", "time": "measured"},
-    }
+    names = [name for rank in sorted(ranks) for name in (*_rank_names([rank]), _steps_name(rank))]
+    return [*names, *filter(_is_finite, found)], {"time": "measured"}
 
 
-def _is_finite(event: dict[str, Any]) -> bool:
-    """Whether it is an event that a viewer can place: figures of a script may be anything."""
-    numbers = (event["ts"], event.get("dur", 0.0), *event["args"].values())
+def _steps_name(rank: int) -> TraceEvent:
+    return TraceEvent(ph="M", name="thread_name", pid=rank, tid=0, args={"name": "steps"})
+
+
+def _is_finite(event: TraceEvent) -> bool:
+    """Whether a viewer can place it: figures of a script may be anything."""
+    numbers = (event.ts or 0.0, event.dur or 0.0, *event.args.values())
     return all(abs(number) < TOO_LARGE for number in numbers)
 
 
-def _steps(event: events.Steps, zero: float) -> Iterator[dict[str, Any]]:
+def _steps(event: events.Steps, zero: float) -> Iterator[TraceEvent]:
     columns = (event.ended, event.step_s, event.loss_sum or (), event.count or (), event.wait_s or ())
     for index, (ended, step_s, loss, count, wait_s) in enumerate(zip_longest(*columns)):
         if ended is None or step_s is None or not 0 <= step_s < LONGEST_S:
             continue
-        args: dict[str, Any] = {"step": event.first + index}
+        args: dict[str, float] = {"step": event.first + index}
         if loss is not None and count:
             args["loss"] = loss / count
-        begins = ended - step_s - zero
+        begins_s = ended - step_s - zero
         if wait_s is not None:
             args["waited_for_loader_s"] = wait_s
-            yield _counter("loader wait", event.rank, begins, {"seconds": wait_s})
-        yield {
-            "ph": "X",
-            "name": "step",
-            "cat": "step",
-            "ts": begins * 1e6,
-            "dur": step_s * 1e6,
-            "pid": event.rank,
-            "tid": 0,
-            "args": args,
-        }
+            yield _counter("loader wait", event.rank, begins_s, {"seconds": wait_s})
+        yield TraceEvent(
+            ph="X",
+            name="step",
+            cat="step",
+            ts=begins_s * 1e6,
+            dur=step_s * 1e6,
+            pid=event.rank,
+            tid=0,
+            args=args,
+        )
 
 
-def _memory(event: events.Memory, zero: float) -> Iterator[dict[str, Any]]:
-    for device in event.devices:
-        held = {"live_bytes": device.live_bytes}
-        if event.source != events.OWNERS_SEEN:
-            held["peak_bytes"] = device.peak_bytes
-        yield _counter(f"memory of device {device.device}", event.rank, event.t - zero, held)
+def _memory(
+    reading: events.Memory, zero: float, names: Mapping[int, str] | None = None
+) -> Iterator[TraceEvent]:
+    """What owners hold together is no peak."""
+    for device in reading.devices:
+        held = {} if reading.source == events.OWNERS_SEEN else {"peak_bytes": device.peak_bytes}
+        held["live_bytes"] = device.live_bytes
+        name = (names or {}).get(device.device, f"device {device.device}")
+        yield _counter(f"memory of {name}", reading.rank, reading.t - zero, held)
 
 
-def _logged(event: events.Metrics, zero: float) -> Iterator[dict[str, Any]]:
+def _logged(event: events.Metrics, zero: float) -> Iterator[TraceEvent]:
     for name, values in event.values.items():
         for t, value in zip(event.times, values, strict=False):
             if value is not None and math.isfinite(value):
                 yield _counter(name, event.rank, t - zero, {"value": value})
 
 
-def _counter(name: str, rank: int, at_s: float, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "C", "name": name, "ts": max(0.0, at_s * 1e6), "pid": rank, "args": args}
-
-
-def _script_names(ranks: Iterable[int]) -> Iterator[dict[str, Any]]:
-    for rank in ranks:
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
-        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "steps"}}
+def _counter(name: str, rank: int, at_s: float, args: Mapping[str, float]) -> TraceEvent:
+    return TraceEvent(ph="C", name=name, ts=max(0.0, at_s * 1e6), pid=rank, args=args)
