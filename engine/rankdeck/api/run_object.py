@@ -220,12 +220,11 @@ class Run:
             ConfigError: there are none.
         """
         if not self._dir.weights.is_file():
-            is_script = self._dir.script() is not None
             raise ConfigError(
                 phrase("{run} has no weights.", run=self.name),
                 code="no-weights",
                 advice=phrase("A script's weights are where the script itself saves them.")
-                if is_script
+                if self._dir.script() is not None
                 else phrase("They are saved after the last step."),
             )
         from rankdeck.checkpoint.weights import read_weights_file

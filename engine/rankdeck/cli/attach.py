@@ -10,7 +10,7 @@ import typer
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.cli import console, on_host
-from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
+from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 from rankdeck.diagnose.stacks import where
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def stop(
     """Stop a run or a race and everything that belongs to it."""
     from rankdeck.cli import staying
     from rankdeck.launch.control import request_stop, wait_ended
+    from rankdeck.run.problems import script_of
 
     race = find_race(name)
     if race is not None:
@@ -54,7 +55,7 @@ def stop(
         console.err().print(f"{run.name} is not running: {outcome}.")
         return 0
     request_stop(run, now=now)
-    timeout_s = staying.STOPPED_WITHIN_S if is_script(run) else STOPPED_WITHIN_S
+    timeout_s = STOPPED_WITHIN_S if script_of(run) is None else staying.STOPPED_WITHIN_S
     if not wait_ended(run, timeout_s):
         raise MachineError(
             phrase("{run} has not stopped within {timeout_s:.0f} s.", run=run.name, timeout_s=timeout_s),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rankdeck import events
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.words import evaluation_in_words, loss_in_words, progress_of_script
+from rankdeck.cli.words import evaluation_in_words, loss_in_words, progress_without_plan
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
 from rankdeck.run.summary import TrainingData
@@ -98,11 +98,12 @@ class PlainLines(Display):
         row = fold.row_at(step) if step > self._printed_step else None
         if row is None:
             return
-        if fold.script.is_script:
-            words = progress_of_script(fold)
+        planned = fold.num_steps_planned
+        if not planned:
+            words = progress_without_plan(fold)
         else:
             rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
-            words = [f"step {step}/{fold.num_steps_planned or '?'}", f"loss {loss_in_words(row.loss)}"]
+            words = [f"step {step}/{planned}", f"loss {loss_in_words(row.loss)}"]
             if rate is not None:
                 words.append(f"{rate:.1f} samples/s")
             if left_s is not None and left_s > 0:

@@ -23,7 +23,7 @@ from rankdeck.cli.words import (
     kinds_in_words,
     loss_in_words,
     one_line,
-    progress_of_script,
+    progress_without_plan,
 )
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
@@ -86,21 +86,19 @@ class LiveDisplay(Display):
         if last is None:
             self._spinner.update(text=Text(_phase(fold), style="cyan"))
             return self._spinner
-        if fold.script.is_script:
-            step, *rest = progress_of_script(fold)
-            return Text(step, style="bold").append("".join(f"  {word}" for word in rest), style="not bold")
         planned = fold.num_steps_planned
-        words = Text()
-        if planned:
-            words.append_text(bar(last.step / planned, style="green"))
-        words.append(f" {format_count(last.step)}/{format_count(planned) if planned else '?'}", style="bold")
+        if not planned:
+            step, *rest = progress_without_plan(fold)
+            return Text(step, style="bold").append("".join(f"  {word}" for word in rest), style="not bold")
+        words = bar(last.step / planned, style="green")
+        words.append(f" {format_count(last.step)}/{format_count(planned)}", style="bold")
         words.append(f"  loss {loss_in_words(last.loss)}")
         rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
         if rate is not None:
             words.append(f"  {format_count(rate)} samples/s")
         if left_s:
             words.append(f"  {format_duration(left_s)} left", style="dim")
-        if planned and last.step >= planned:
+        if last.step >= planned:
             words.append(f"  {_phase(fold)}", style="cyan")
         return words
 
@@ -121,7 +119,7 @@ def _title(run: RunDir, fold: Fold) -> Text:
 
 
 def _phase(fold: Fold) -> str:
-    if fold.script.is_script and set(fold.phases.values()) <= {"started"}:
+    if fold.script.is_observed and set(fold.phases.values()) <= {"started"}:
         return "no optimizer step was seen yet"
     if not fold.phases:
         return "starting ranks" if fold.started else "starting"

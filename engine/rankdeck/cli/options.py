@@ -75,10 +75,9 @@ def _configurations_beside(path: Path) -> list[str]:
 
 def is_script(run: RunDir) -> bool:
     """Whether this is the run of a person's own script, as far as its files can tell."""
-    try:
-        return run.script() is not None
-    except ConfigError:
-        return False
+    from rankdeck.run.problems import script_of
+
+    return script_of(run) is not None
 
 
 def find_run(text: str) -> RunDir:

@@ -13,7 +13,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.console import check_stdout, name_of, written
-from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
+from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 from rankdeck.cli.trust import Trust, check_trust
 
 if TYPE_CHECKING:
@@ -148,8 +148,9 @@ def export(
 def _write_weights(run: RunDir, file: Path, attempt: int | None, *, is_past: bool, trust: bool) -> int | None:
     """The step of the checkpoint that they are from; None where they are the run's final ones."""
     from rankdeck.run import export as exporting
+    from rankdeck.run.problems import script_of
 
-    if not is_script(run) and (is_past or exporting.is_behind(run)):
+    if script_of(run) is None and (is_past or exporting.is_behind(run)):
         from rankdeck.config import load
 
         check_trust(run, load(run.config_to_go_on_with), trust=trust)  # its model is built

@@ -122,7 +122,7 @@ def _outcome_line(summary: RunSummary) -> Text:
     words.append(f"  {summary.steps}{f'/{planned}' if planned else ''} steps", style="default not bold")
     if summary.strategy:
         words.append(f"  {_strategy_words(summary)}", style="default not bold")
-    elif summary.is_of_script:
+    elif summary.script or summary.observed:
         words.append(f"  {script_report.what(summary)}", style="default not bold")
     if summary.source:
         words.append(f"  {summary.source}", style="dim not bold")
@@ -161,7 +161,7 @@ def _figures(summary: RunSummary) -> Iterable[tuple[str, str]]:
         yield "data", left_out
     if summary.samples_per_s is not None:
         yield "speed", f"{summary.samples_per_s:.1f} samples/s{_step_words(summary.step_s)}"
-    elif summary.is_of_script and summary.steps_per_s is not None:
+    elif summary.steps_per_s is not None:
         yield "speed", f"{summary.steps_per_s:.1f} steps/s{_step_words(summary.step_s)}"
     if summary.first_step_s is not None:
         yield "first step", f"after {summary.first_step_s:.1f} s"

@@ -14,7 +14,7 @@ import typer
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run, is_script
+from rankdeck.cli.options import AsJson, RunName, find_run
 from rankdeck.cli.trust import Trust, may_execute
 from rankdeck.doctor.offering import with_offer
 from rankdeck.run.bounds import ROW_TIMEOUT_S
@@ -75,10 +75,11 @@ def lines_of(
     """What the planner says would need less, kept or `is_planned` now; nothing of a person's own script: it
     cannot be planned, nor of a run whose code may not be executed."""
     from rankdeck.config import load
+    from rankdeck.run.problems import script_of
     from rankdeck.run.ways_out import kept_lines
 
     kept = kept_lines(run)
-    if kept is None and is_planned and not is_script(run):
+    if kept is None and is_planned and script_of(run) is None:
         if not may_execute([(run, load(run.config_to_go_on_with))], trust=trust):
             return
         from rankdeck.planner.preload import preload
@@ -99,7 +100,6 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
     if not found:
         out.print(phrase("Nothing was found in what {run} recorded.", run=run.name), soft_wrap=True)
         return
-    can_change = not is_script(run)
     for problem in map(with_offer, found):
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity, "default")
         out.print(problem.headline(), style=style, soft_wrap=True)
@@ -107,7 +107,7 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
             out.print(line, style="dim", soft_wrap=True)
         if problem.advice:
             out.print(f"  {problem.advice}", soft_wrap=True)
-        if problem.cure and can_change:
+        if problem.cure:
             out.print(f"    {shlex.join(command_of(run, problem.cure))}", style="dim", soft_wrap=True)
     out.print()
     out.print(phrase("Files are named from {folder}", folder=run.path), style="dim", soft_wrap=True)

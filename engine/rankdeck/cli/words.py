@@ -79,8 +79,9 @@ def evaluation_in_words(evaluation: events.Evaluation) -> str:
     return words
 
 
-def progress_of_script(fold: Fold) -> list[str]:
-    """'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s': what is known of them."""
+def progress_without_plan(fold: Fold) -> list[str]:
+    """'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s': what is known of a run whose
+    end nobody knows."""
     words = [f"step {fold.step or 0}"]
     newest = fold.newest("loss")
     if newest is not None:

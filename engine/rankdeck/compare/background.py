@@ -32,10 +32,6 @@ class Background:
     """Whether it is of an attempt that another one followed."""
 
     @property
-    def is_script(self) -> bool:
-        return self.tables is not None and "script" in self.tables
-
-    @property
     def versions(self) -> dict[str, str]:
         told = self.environment.get("versions")
         return {str(name): str(one) for name, one in told.items()} if isinstance(told, dict) else {}

@@ -111,9 +111,9 @@ def _written(value: object) -> str:
 
 
 def rest_of(run: ComparedRun) -> Iterator[tuple[str, str]]:
-    background = run.background
+    background, observed = run.background, run.observed or {}
     yield phrase("devices"), devices_in_words(run) or phrase("not known yet")
-    versions = {**background.versions, **(run.observed.get("versions") or {})}
+    versions = {**background.versions, **(observed.get("versions") or {})}
     yield from (
         (phrase("version of {package}", package=name), str(version)) for name, version in versions.items()
     )
@@ -122,10 +122,10 @@ def rest_of(run: ComparedRun) -> Iterator[tuple[str, str]]:
         (phrase("host"), background.host),
         (phrase("commit"), background.commit),
         (phrase("command line"), background.command_line),
-        (phrase("model that was seen"), run.observed.get("model")),
-        (phrase("data that was seen"), run.observed.get("dataset")),
-        (phrase("optimizer that was seen"), run.observed.get("optimizer")),
-        (phrase("precision that was seen"), run.observed.get("precision")),
+        (phrase("model that was seen"), observed.get("model")),
+        (phrase("data that was seen"), observed.get("dataset")),
+        (phrase("optimizer that was seen"), observed.get("optimizer")),
+        (phrase("precision that was seen"), observed.get("precision")),
     ):
         if words:
             yield what, str(words)
@@ -164,7 +164,7 @@ def _other_task(runs: Sequence[ComparedRun]) -> str:
     """Losses say the same only of the same task; its model may have other sizes."""
     if reason := of_two_kinds(runs):
         return reason
-    if runs[0].is_script:
+    if runs[0].observed is not None:
         tasks = [_seen(run, "model", "dataset", "num_samples") for run in runs]
         if None in tasks:
             return phrase("nobody has seen which data the scripts train on")
@@ -183,7 +183,7 @@ def _other_model(runs: Sequence[ComparedRun], kind: str) -> str:
     """Times and bytes say something of a strategy only where the model is the same."""
     if reason := of_two_kinds(runs):
         return reason
-    if runs[0].is_script:
+    if runs[0].observed is not None:
         models = [_seen(run, "model", "num_parameters") for run in runs]
         if None in models:
             return phrase("nobody has seen which models the scripts train")
@@ -198,9 +198,9 @@ def _other_model(runs: Sequence[ComparedRun], kind: str) -> str:
 
 def of_two_kinds(runs: Sequence[ComparedRun]) -> str:
     """Why nothing at all can be said of what they were asked to do; empty where something can."""
-    if len({run.is_script for run in runs}) > 1:
+    if len({run.observed is None for run in runs}) > 1:
         return phrase("some are scripts, of which nobody knows whether they train the same")
-    if not runs[0].is_script and any(run.background.tables is None for run in runs):
+    if runs[0].observed is None and any(run.background.tables is None for run in runs):
         return phrase("a configuration cannot be read")
     return ""
 
@@ -237,7 +237,7 @@ def _other_sources(runs: Sequence[ComparedRun]) -> str:
 
 def _seen(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:
     """What was seen of a script; None where one of them was not."""
-    found = tuple(run.observed.get(key) for key in keys)
+    found = tuple((run.observed or {}).get(key) for key in keys)
     return None if None in found else found
 
 

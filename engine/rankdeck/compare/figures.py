@@ -61,7 +61,11 @@ class DeviceShare:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run of a comparison. `pace` and `memory_source` say who made its times and its bytes."""
+    """One run of a comparison. `pace` and `memory_source` say who made its times and its bytes.
+
+    `device_kind` is gpu, virtual (a rehearsal) or cpu; empty where none is known. `observed` is what was seen
+    of a person's own script; None of a run that reports itself.
+    """
 
     at: RunAt
     title: str
@@ -69,11 +73,10 @@ class ComparedRun:
     strategy: str
     device_kind: str
     device_names: tuple[str, ...]
-    is_script: bool
     pace: str
     memory_source: str | None
     background: Background
-    observed: Mapping[str, Any]
+    observed: Mapping[str, Any] | None
     figures: Mapping[str, Figure]
     devices: tuple[DeviceShare, ...]
     memory_steps: str = ""
@@ -109,24 +112,26 @@ class ComparedRun:
 
 def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> ComparedRun:
     """What is known of a run, or of an attempt that was folded alone."""
-    started, lead = fold.started, fold.script.lead
+    started, observed = fold.started, _observed(fold, background)
     devices = [device for device in fold.devices.values() if device.info is not None]
     figures = dict(_steps(fold)) | dict(_losses(fold)) | dict(_verified(fold)) | dict(_speed(fold))
     figures |= dict(_memory(fold, background)) | dict(_communication(fold))
+    device_kind = (devices[0].kind or "") if devices else ""
+    if device_kind == "virtual" and observed is not None:
+        device_kind = "cpu"
     return ComparedRun(
         at=at,
         title=background.title,
         outcome=outcome,
         strategy=_strategy(fold, background),
-        device_kind=(devices[0].kind or "") if devices else "",
+        device_kind=device_kind,
         device_names=tuple(device.info.title for device in devices if device.info is not None),
-        is_script=fold.script.is_script or background.is_script,
         pace=SIMULATED_TIME if started is not None and started.pace == "simulated" else "",
         memory_source=fold.source,
         background=background,
-        observed={} if lead is None else {key: getattr(lead, key) for key in _OBSERVED},
+        observed=observed,
         figures=figures,
-        devices=tuple(_shares(fold, background, devices)),
+        devices=tuple(_shares(background, devices, device_kind)),
         memory_steps=_memory_steps(fold),
         steps_planned=fold.num_steps_planned,
         global_batch=None if started is None else started.global_batch,
@@ -137,6 +142,13 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
 
 _OBSERVED = ("model", "num_parameters", "optimizer", "dataset", "num_samples", "batch", "precision",
              "versions", "wrapper")  # fmt: skip
+
+
+def _observed(fold: Fold, background: Background) -> Mapping[str, Any] | None:
+    lead = fold.script.lead
+    if lead is not None:
+        return {key: getattr(lead, key) for key in _OBSERVED}
+    return {} if fold.script.is_observed or "script" in (background.tables or {}) else None
 
 
 def outcome_of(at: RunAt, fold: Fold, background: Background, of_run: str) -> str:
@@ -287,13 +299,12 @@ def _communication(fold: Fold) -> Found:
         yield "sync_s", Figure(max(synced))
 
 
-def _shares(fold: Fold, background: Background, devices: list[DeviceFigures]) -> Iterator[DeviceShare]:
+def _shares(background: Background, devices: list[DeviceFigures], kind: str) -> Iterator[DeviceShare]:
     line = background.prediction
     planned = line.devices if line is not None and not line.is_bound else []
     predicted = {device.device: device.active_bytes for device in planned}
-    on_cpu = fold.script.is_script and bool(devices) and devices[0].kind != "gpu"
     for device in devices:
-        label = f"CPU {device.device}" if on_cpu else device.label
+        label = f"CPU {device.device}" if kind == "cpu" else device.label
         held = (device.live_bytes, device.live_by_kind) if device.is_of_owners else None
         num_bytes, by_kind = held or (device.peak_bytes, device.peak_by_kind)
         yield DeviceShare(

@@ -162,7 +162,7 @@ def _imbalance(run: ComparedRun) -> Iterator[NextStep]:
     label, excess = run.devices[found.device].label, format_bytes(found.excess_bytes)
     why = phrase("{device} holds {excess} more than the others.", device=label, excess=excess)
     what = phrase("Train under DistributedDataParallel: every device holds the same.")
-    yield NextStep(what, why, "" if run.is_script else _again(run, "--strategy", "ddp"))
+    yield NextStep(what, why, _again(run, "--strategy", "ddp") if run.strategy == "dp" else "")
 
 
 def _bubble(run: ComparedRun) -> Iterator[NextStep]:
@@ -213,7 +213,7 @@ def _held_out(run: ComparedRun) -> Iterator[NextStep]:
 
 def _going_on(run: ComparedRun) -> Iterator[NextStep]:
     name = run.at.path.name
-    if run.at.attempt is not None or run.is_script or is_entry(run.at.path):
+    if run.at.attempt is not None or is_entry(run.at.path):
         return
     if run.outcome in RESUMABLE:
         if not list_checkpoints(run.at.run.checkpoints_folder):

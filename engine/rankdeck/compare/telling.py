@@ -40,7 +40,7 @@ def _run(run: ComparedRun, letter: str) -> dict[str, Any]:
         "path": str(run.at.path),
         "outcome": run.outcome,
         "strategy": run.strategy or None,
-        "script": run.is_script,
+        "script": run.observed is not None,
         "steps_planned": run.steps_planned,
         "times": kind_in_words(run) or None,
         "memory": run.memory_words or None,

@@ -93,7 +93,7 @@ def strategy_in_words(run: ComparedRun) -> str:
     card = STRATEGIES.get(run.strategy)
     if card is not None:
         return phrase(card.title)
-    return run.strategy or (phrase("script") if run.is_script else UNKNOWN)
+    return run.strategy or (UNKNOWN if run.observed is None else phrase("script"))
 
 
 def devices_in_words(run: ComparedRun) -> str:
@@ -102,7 +102,7 @@ def devices_in_words(run: ComparedRun) -> str:
     if not count:
         return ""
     if run.device_kind != "gpu":
-        on_cpu = run.is_script
+        on_cpu = run.device_kind == "cpu"
         return phrase("{count} on CPU", count=count) if on_cpu else phrase("{count} virtual", count=count)
     names = list(dict.fromkeys(run.device_names))
     return f"{count} x {', '.join(names)}" if count > 1 else names[0]
@@ -116,7 +116,7 @@ def kind_in_words(run: ComparedRun) -> str:
         return phrase("measured on GPU")
     if not run.device_kind:
         return ""
-    return phrase("measured on CPU") if run.is_script else phrase("measured in rehearsal")
+    return phrase("measured on CPU") if run.device_kind == "cpu" else phrase("measured in rehearsal")
 
 
 def shortened(text: str, home: Path | None = None) -> str:

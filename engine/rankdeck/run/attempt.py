@@ -141,7 +141,7 @@ class Attempt:
         steps, or none."""
         if self.started is not None and self.started.global_batch:
             return float(self.started.global_batch)
-        samples = self.table.column("samples") if self.is_of_a_script else np.empty(0)
+        samples = self.table.column("samples")
         known = samples[np.isfinite(samples)]
         return float(known.mean()) if len(known) > len(samples) / 2 else np.nan
 

@@ -76,7 +76,7 @@ def _infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
     """The devices as they were announced; of a script on CPUs a rank that it started itself has one too."""
     announced = latest.started.devices if latest.started is not None else []
     infos = {info.index: info for info in announced}
-    if latest.is_of_a_script and all(info.kind == "virtual" for info in announced):
+    if announced and all(info.kind == "virtual" for info in announced):
         for index in sorted(latest.devices.keys() - infos.keys()):
             infos[index] = events.DeviceInfo(index=index, name=f"CPU {index}", kind="virtual")
     return infos

@@ -97,10 +97,9 @@ class RunInfo:
 
     @property
     def is_resumable(self) -> bool:
-        """Over before its last step, with a checkpoint to continue from. No script is, no race, and no entry
-        of one."""
+        """Over before its last step, with a checkpoint to continue from. No race is, and no entry of one."""
         is_whole = self.race is None and self.entry_of is None
-        return self.outcome in RESUMABLE and not self.is_script and is_whole and self.has_checkpoint
+        return self.outcome in RESUMABLE and is_whole and self.has_checkpoint
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,6 @@ def read_info(run: RunDir) -> RunInfo:
     if begun is not None and begun.attempt < attempt_of(run.config_file.name):
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
     tables = _tables(run) if begun is None else {}
-    is_script = begun.source == events.SCRIPT if begun else "script" in tables
     stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
@@ -140,7 +138,7 @@ def read_info(run: RunDir) -> RunInfo:
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
         steps=begun.steps if begun else None,
         reason=end.reason if end else None,
-        is_script=is_script,
+        is_script=begun.source == events.SCRIPT if begun else "script" in tables,
         labels=labels,
         labels_stamp=stamp,
         step=last_step(run),
@@ -194,16 +192,17 @@ def _wrapper(run: RunDir, attempt: int) -> str | None:
 def row_of(run: RunDir, info: RunInfo | None = None) -> dict[str, Any]:
     """The row of `rankdeck runs --json`. One of a script has two keys more. `info` spares reading it."""
     info = info or read_info(run)
-    of_script = {"run_source": events.SCRIPT, "wrapper": info.strategy or None} if info.is_script else {}
-    return {
+    row = {
         **row_head(info),
         "reason": info.reason,
-        "strategy": None if info.is_script else info.strategy or None,
+        "strategy": info.strategy or None,
         "started": info.started,
         "steps": info.step,
         "steps_planned": info.steps,
-        **of_script,
     }
+    if info.is_script:
+        row |= {"strategy": None, "run_source": events.SCRIPT, "wrapper": info.strategy or None}
+    return row
 
 
 def row_head(info: RunInfo) -> dict[str, Any]:

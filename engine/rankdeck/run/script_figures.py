@@ -1,6 +1,6 @@
 """What a run of a person's own script tells, over all of its attempts; `Fold.script` is one of these.
 
-A configured run has none of it: `is_script` is False and everything is empty or None.
+A configured run reports itself: `is_observed` is False and everything but its metrics is empty or None.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ScriptFigures:
         return [one for one in self._all_attempts() if one.is_of_a_script]
 
     @property
-    def is_script(self) -> bool:
+    def is_observed(self) -> bool:
+        """Whether its steps were observed from outside, which samples losses; a loop of ours reports each."""
         return bool(self._attempts)
 
     @property

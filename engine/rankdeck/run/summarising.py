@@ -60,7 +60,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     ending = _past_ending(fold) if is_past else _ending(run)
     strategy, options, planned = _what_ran(run, fold)
     first, labels, script, config = fold.first_started, read_labels(run.path), fold.script, script_of(run)
-    is_script = script.is_script or (fold.started is None and config is not None)
+    is_observed = script.is_observed or (fold.started is None and config is not None)
     return RunSummary(
         run=run.name,
         title=labels.name or run.own_title,
@@ -101,8 +101,8 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         missing_lines=fold.counts.missing,
         unreadable=fold.counts.unreadable + fold.refused,
         newer_events=fold.counts.newer,
-        run_source=events.SCRIPT if is_script else events.CONFIGURATION,
-        script=_script_start(config) if is_script else None,
+        run_source=events.SCRIPT if is_observed else events.CONFIGURATION,
+        script=_script_start(config),
         script_status=script.script_status,
         steps_per_s=fold.steps_per_s(),
         wait_share=script.wait_share,
@@ -111,7 +111,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         observed=_observed(script),
         metrics=_metrics(fold),
         collectives=_collectives(script),
-        notes=list(_notes(run, fold, config)) if is_script else [],
+        notes=list(_notes(run, fold, config)) if is_observed else [],
     )
 
 
@@ -127,8 +127,8 @@ def problems_of(run: RunDir, fold: Fold, outcome: str) -> list[Problem]:
 
 
 def newest_loss(fold: Fold) -> float | None:
-    """That of the last step; of a script, which is sampled, the newest that is known."""
-    if fold.script.is_script:
+    """That of the last step; where losses are sampled, the newest that is known."""
+    if fold.script.is_observed:
         newest = fold.newest("loss")
         return None if newest is None else newest[1]
     return _finite(fold.last.loss if fold.last else None)
@@ -211,7 +211,7 @@ def _held_out(evaluation: events.Evaluation | None) -> HeldOut | None:
 
 def _first_step_s(fold: Fold) -> float | None:
     row, started = fold.first_row(), fold.first_started
-    ended = fold.script.first_step_ended if fold.script.is_script else None if row is None else row.ended
+    ended = fold.script.first_step_ended or (None if row is None else row.ended)
     return None if started is None or ended is None else _finite(ended - started.started)
 
 

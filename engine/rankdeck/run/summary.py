@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.run.scaling import Scaled
@@ -267,10 +266,6 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     findings: list[Problem] | msgspec.UnsetType = msgspec.UNSET
     """What rules found in its figures; `show` looks for them."""
-
-    @property
-    def is_of_script(self) -> bool:
-        return self.run_source == events.SCRIPT
 
     def facts(self) -> dict[str, Any]:
         """What `show --json` prints."""

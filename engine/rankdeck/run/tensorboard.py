@@ -103,7 +103,7 @@ _LATEST = 1e12
 
 def scalars_of(fold: Fold) -> Iterator[ScalarsOfStep]:
     """Step by step what is known of each, then the evaluations, then name by name what the script logged."""
-    prefix = _SEEN if fold.script.is_script else ""
+    prefix = _SEEN if fold.script.is_observed else ""
     zero = fold.first_started.started if fold.first_started is not None else 0.0
     for row in fold.rows():
         values = {"loss": row.loss, "lr": row.lr, "grad_norm": row.grad_norm}

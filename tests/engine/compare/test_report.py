@@ -20,6 +20,7 @@ from rankdeck.rundir import create_race
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
 from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
+from tests.helpers.written_script import WrittenScript
 
 
 def planned(run: WrittenRun, *sizes: int) -> None:
@@ -101,7 +102,6 @@ GIB = 2**30
         ({"held_out": 1.2, "best_held_out": 1.0}, (), {}, "Train 7 steps"),
         ({"held_out": 1.01, "best_held_out": 1.0}, (), {}, ""),
         ({"step": 5}, (), {"outcome": "stopped"}, "newest checkpoint"),
-        ({"step": 5}, (), {"outcome": "stopped", "is_script": True}, ""),
     ],
 )
 def test_what_to_try_next_follows_from_a_figure(
@@ -124,3 +124,11 @@ def test_what_to_try_next_follows_from_a_figure(
     told = suggestions(run)
     assert [said in one.what for one in told] == ([True] if said else [])
     assert all("a run" not in one.command or "'" in one.command for one in told)
+
+
+def test_a_script_that_was_stopped_has_nothing_to_continue_from(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path / "runs")
+    run.launch(1)
+    run.step(0, 1, [3.0, 2.0])
+    run.end("stopped")
+    assert suggestions(read(RunAt(run.path)).figures) == []
