@@ -14,7 +14,7 @@ import pytest
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.fold import read_fold
-from rankdeck.run.row import row_of
+from rankdeck.run.row import read_info, row_of
 from rankdeck.run.summarising import summarise
 from rankdeck.rundir import list_runs
 from tests.helpers.tree import CHECKOUT
@@ -153,7 +153,7 @@ def test_what_is_no_regular_file_is_passed_over_and_told(tmp_path: Path, kind: s
     facts = summarise(run.dir).facts()
     assert (facts["outcome"], facts["steps"]) == ("lost", 1)
     assert "unreadable-events" in [problem["code"] for problem in facts["problems"]]
-    assert row_of(run.dir)["steps"] == 1 and list_checkpoints(run.dir.checkpoints_folder) == []
+    assert row_of(read_info(run.dir))["steps"] == 1 and list_checkpoints(run.dir.checkpoints_folder) == []
     put_in_place(run.path / "config.toml", kind)
     assert list_runs(tmp_path / "runs") == []
 

@@ -18,7 +18,7 @@ from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.past import stretches
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.race import read_race
-from rankdeck.run.race_row import race_info, row_of_race
+from rankdeck.run.race_row import race_info
 from rankdeck.run.row import read_info, row_of
 from rankdeck.run.row_figures import figures_of
 from rankdeck.run.row_index import RunRows
@@ -55,9 +55,8 @@ def _lists(run: RunDir) -> None:
     for found in rundir.list_runs(run.path.parent):
         assert found.title and found.outcome()
     for race in rundir.list_races(run.path.parent):
-        json.dumps(row_of_race(race_info(race)), allow_nan=False)
-    json.dumps(row_of(run), allow_nan=False)
-    read_info(run)
+        json.dumps(row_of(race_info(race)), allow_nan=False)
+    json.dumps(row_of(read_info(run)), allow_nan=False)
 
 
 def _kept_rows(run: RunDir) -> None:

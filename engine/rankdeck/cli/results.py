@@ -40,21 +40,20 @@ def runs(
     """List every run, the newest first. A race is one row."""
     from rankdeck import rundir
     from rankdeck.cli.summary import runs_table
-    from rankdeck.run.race_row import row_of_race
     from rankdeck.run.row import row_of
     from rankdeck.run.row_index import RunRows
 
     known, folder = RunRows(), rundir.default_runs_folder()
-    found = [row_of(run, known.info(run)) for run in rundir.list_runs(folder)]
-    races = [row_of_race(known.info(race)) for race in rundir.list_races(folder)]
+    found = [known.info(run) for run in rundir.list_runs(folder)]
+    races = [known.info(race) for race in rundir.list_races(folder)]
     known.save()
-    found = sorted([*found, *races], key=lambda row: str(row["run"]), reverse=True) if races else found
-    rows = [row for row in found if everything or not row["archived"]]
+    found = sorted([*found, *races], key=lambda info: info.name, reverse=True) if races else found
+    shown = [info for info in found if everything or not info.labels.is_archived]
     if as_json:
-        console.as_json(rows)
-    elif rows:
+        console.as_json(list(map(row_of, shown)))
+    elif shown:
         out = console.out()
-        out.print(runs_table(rows, out.width), soft_wrap=True)
+        out.print(runs_table(shown, out.width), soft_wrap=True)
     elif found:
         console.err().print(f"All {len(found)} runs are archived. Show them with: rankdeck runs --all")
     else:

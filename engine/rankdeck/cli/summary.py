@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -34,7 +33,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.breakdown import highest_of
-from rankdeck.run.row import EVENTS_LOST, state_of
+from rankdeck.run.row import EVENTS_LOST, RunInfo, state_of
 from rankdeck.run.summary import CommSummary, DeviceSummary, RunSummary, SampledStep, StepSeconds
 
 _LEAST_CALLED = 12
@@ -246,12 +245,12 @@ def _devices_table(devices: Sequence[DeviceSummary], *, of_peaks: bool) -> Table
     return table
 
 
-def runs_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
+def runs_table(runs: Sequence[RunInfo], width: int) -> Text:
     """The list of `rankdeck runs`, a line each; what a run is called is cut where the terminal is narrow.
 
     Not a table of rich's: its layout of 5,000 rows takes two seconds.
     """
-    lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, rows)]
+    lines = [("run", "called", "outcome", "strategy", "steps", "started"), *map(_run_cells, runs)]
     widths = [max(cell_len(line[at]) for line in lines) for at in range(6)]
     room = width - sum(widths) - 2 * (len(widths) - 1)
     widths[1] = max(widths[1] + min(room, 0), _LEAST_CALLED)
@@ -266,14 +265,14 @@ def runs_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
     return table
 
 
-def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    started, planned = row["started"], row["steps_planned"]
-    ago = UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
-    raced = f"race, {row['entries_done']} of {row['entries']}" if row.get("entries") else None
-    use = raced or row["strategy"] or row.get("wrapper") or ("script" if "run_source" in row else UNKNOWN)
-    called = one_line(row["title"] + "".join(f"  #{tag}" for tag in row["tags"]))
-    steps = f"{row['steps']}/{planned}" if planned else f"{row['steps']}"
-    return row["run"], called, state_of(row["outcome"], row.get("reason")), use, steps, ago
+def _run_cells(info: RunInfo) -> tuple[str, ...]:
+    race = info.race
+    ago = UNKNOWN if info.started is None else f"{format_duration(time.time() - info.started)} ago"
+    raced = f"race, {race.num_done} of {race.num_entries}" if race is not None and race.entries else ""
+    use = raced or info.strategy or ("script" if info.is_script else UNKNOWN)
+    called = one_line(info.title + "".join(f"  #{tag}" for tag in info.labels.tags))
+    steps = f"{info.step if race is None else race.steps}" + (f"/{info.steps}" if info.steps else "")
+    return info.name, called, info.state, use, steps, ago
 
 
 def _fitted(text: str, width: int, *, is_right: bool) -> str:

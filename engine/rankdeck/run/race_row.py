@@ -6,8 +6,6 @@ Read race.py and row.py before.
 
 from __future__ import annotations
 
-from typing import Any
-
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck.run.race import (
     AGREES,
@@ -20,7 +18,7 @@ from rankdeck.run.race import (
     entry_run,
     read_race,
 )
-from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step, row_head
+from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step
 from rankdeck.run.spells import Spell
 from rankdeck.rundir import RaceDir, labels_stamp, read_labels
 
@@ -95,20 +93,3 @@ def _entry_info(folder: RaceDir, race: Race, entry: RaceEntry) -> RunInfo:
         figures=figures,
         entry_of=folder.path,
     )
-
-
-def row_of_race(info: RunInfo) -> dict[str, Any]:
-    """The row of a race in `rankdeck runs --json`: a run's keys, and four of its own."""
-    race = info.race
-    assert race is not None
-    return {
-        **row_head(info),
-        "strategy": None,
-        "started": info.started,
-        "steps": race.entries[0].steps if race.entries else 0,
-        "steps_planned": None,
-        "entries": race.num_entries if race.entries else None,
-        "entries_done": race.num_done,
-        "fastest": race.fastest,
-        "losses": race.losses,
-    }

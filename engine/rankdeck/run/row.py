@@ -117,6 +117,11 @@ class RaceFacts:
     is_inconclusive: bool = False
     losses: str | None = None
 
+    @property
+    def steps(self) -> int:
+        """Those of each entry."""
+        return (self.entries[0].steps or 0) if self.entries else 0
+
 
 def read_info(run: RunDir) -> RunInfo:
     """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
@@ -189,25 +194,10 @@ def _wrapper(run: RunDir, attempt: int) -> str | None:
     return None
 
 
-def row_of(run: RunDir, info: RunInfo | None = None) -> dict[str, Any]:
-    """The row of `rankdeck runs --json`. One of a script has two keys more. `info` spares reading it."""
-    info = info or read_info(run)
+def row_of(info: RunInfo) -> dict[str, Any]:
+    """The row of `rankdeck runs --json`. One of a script has two keys more, one of a race four."""
+    race = info.race
     row = {
-        **row_head(info),
-        "reason": info.reason,
-        "strategy": info.strategy or None,
-        "started": info.started,
-        "steps": info.step,
-        "steps_planned": info.steps,
-    }
-    if info.is_script:
-        row |= {"strategy": None, "run_source": events.SCRIPT, "wrapper": info.strategy or None}
-    return row
-
-
-def row_head(info: RunInfo) -> dict[str, Any]:
-    """What the rows of runs and of races begin with."""
-    return {
         "run": info.name,
         "path": str(info.path),
         "title": info.title,
@@ -215,6 +205,24 @@ def row_head(info: RunInfo) -> dict[str, Any]:
         "archived": info.labels.is_archived,
         "outcome": info.outcome,
     }
+    if race is None:
+        row["reason"] = info.reason
+    row |= {
+        "strategy": None if info.is_script else info.strategy or None,
+        "started": info.started,
+        "steps": info.step if race is None else race.steps,
+        "steps_planned": info.steps,
+    }
+    if info.is_script:
+        row |= {"run_source": events.SCRIPT, "wrapper": info.strategy or None}
+    if race is not None:
+        row |= {
+            "entries": race.num_entries if race.entries else None,
+            "entries_done": race.num_done,
+            "fastest": race.fastest,
+            "losses": race.losses,
+        }
+    return row
 
 
 def last_step(run: RunDir) -> int:

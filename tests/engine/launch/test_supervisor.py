@@ -20,7 +20,7 @@ from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.observer import title
-from rankdeck.run.row import row_of
+from rankdeck.run.row import read_info, row_of
 from rankdeck.run.summarising import summarise
 from rankdeck.rundir import End, RunDir, create
 from tests.helpers import launching
@@ -211,8 +211,8 @@ def test_what_a_rank_could_not_write_is_reported_by_the_supervisor(
         "File too large: 1 line of the run's events could not be written (rank 1 before its first step)."
     )
     assert (end.outcome, end.reason) == ("completed", warning.message)
-    assert row_of(run)["reason"] == warning.message
-    assert "completed, events lost" in str(runs_table([row_of(run)], 200))
+    assert row_of(read_info(run))["reason"] == warning.message
+    assert "completed, events lost" in str(runs_table([read_info(run)], 200))
     said = last_words(run)
     assert said.startswith("completed, events lost after") and said.endswith(warning.message)
     print_report(summarise(run))

@@ -17,7 +17,7 @@ from rankdeck.run import curves
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed
 from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.row import row_of
+from rankdeck.run.row import read_info, row_of
 from rankdeck.run.summarising import summarise
 from rankdeck.rundir import EventReader, RunDir
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -352,8 +352,9 @@ def test_any_run_read_in_any_way_is_the_same(tmp_path: Path) -> None:
         expected, seen = state(whole, run.dir), state(again, run.dir)
         for key in expected:
             np.testing.assert_equal(seen[key], expected[key], err_msg=f"{key} of seed {seed}")
-        assert row_of(run.dir)["steps"] == (whole.step or 0), seed
-        assert row_of(run.dir)["strategy"] == (whole.started.strategy if whole.started else "single")
+        row = row_of(read_info(run.dir))
+        assert row["steps"] == (whole.step or 0), seed
+        assert row["strategy"] == (whole.started.strategy if whole.started else "single")
         run.lose()
 
 

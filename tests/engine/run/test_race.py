@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from rankdeck.run.race import COMPLETED, STOPPED, RaceEntry, read_race, write_race
-from rankdeck.run.race_row import race_info, row_of_race
+from rankdeck.run.race_row import race_info
 from rankdeck.run.race_verdicts import judge, median_interval_s
+from rankdeck.run.row import row_of
 from rankdeck.rundir import create_race
 from tests.helpers.told_race import PLAIN, STEPS, entry, judged, off
 
@@ -151,13 +152,13 @@ def test_the_interval_of_a_median_is_wide_where_there_are_few() -> None:
 
 def test_a_race_is_read_as_it_was_written_and_is_lost_without_its_racer(tmp_path: Path) -> None:
     folder = create_race(tmp_path, "Race · GPT", "")
-    assert read_race(folder) is None and row_of_race(race_info(folder))["outcome"] == "lost"
+    assert read_race(folder) is None and row_of(race_info(folder))["outcome"] == "lost"
     found = judged(entry(1, "single"), entry(2, "ddp", losses=[math.nan, *PLAIN[1:]]))
     write_race(folder, found)
     (again,) = [one for one in [read_race(folder)] if one is not None]
     assert again.outcome == "lost" and again.entries[0] == found.entries[0]
     assert again.entries[1].measured is not None and again.entries[1].measured.losses[0] is None
-    row = row_of_race(race_info(folder))
+    row = row_of(race_info(folder))
     assert (row["run"], row["entries"], row["entries_done"], row["steps"]) == (folder.name, 2, 2, STEPS)
     assert folder.name[15:].startswith("-race-gpt-")
     folder.file.write_bytes(msgspec.json.encode({**msgspec.to_builtins(found), "version": 99}))

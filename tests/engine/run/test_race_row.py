@@ -12,7 +12,8 @@ from rankdeck import rundir
 from rankdeck.base.errors import RunNotFoundError
 from rankdeck.run import row_index
 from rankdeck.run.race import LOST, RUNNING, WAITING
-from rankdeck.run.race_row import race_info, row_of_race
+from rankdeck.run.race_row import race_info
+from rankdeck.run.row import row_of
 from rankdeck.run.row_index import RunRows
 from rankdeck.rundir import Labels, RaceDir, create_race, find_race, write_labels
 from tests.helpers.cli import rankdeck_here
@@ -82,7 +83,7 @@ def test_what_was_left_in_the_middle_is_lost_with_its_race(written: WrittenRace)
 def test_a_race_that_cannot_be_read_is_a_row_that_says_so(written: WrittenRace, text: bytes) -> None:
     written.folder.file.write_bytes(text)
     write_labels(written.folder.path, Labels(tags=("odd",)))
-    row = row_of_race(race_info(written.folder))
+    row = row_of(race_info(written.folder))
     assert (row["outcome"], row["title"], row["tags"]) == ("lost", written.folder.name, ["odd"])
     assert (row["entries"], row["entries_done"], row["steps"]) == (None, 0, 0)
     written.lose()

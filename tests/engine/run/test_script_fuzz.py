@@ -130,7 +130,7 @@ def test_no_reader_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str], se
     run = drawn(tmp_path / "runs", choose)
     if choose.random() < 0.5:
         run.finish(choose.choice([0, 1, 137, 255]))
-    read_info(run.dir), row_of(run.dir)
+    row_of(read_info(run.dir))
     summary = summarise(run.dir)
     facts = summary.facts()
     json.dumps(facts, allow_nan=False)

@@ -214,7 +214,7 @@ def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: Writ
     info = read_info(run.dir)
     assert (info.title, info.strategy, info.is_script) == ("train.py", "FullyShardedDataParallel", True)
     assert (info.outcome, info.is_resumable, info.steps, info.num_devices) == ("failed", False, None, 2)
-    row = row_of(run.dir)
+    row = row_of(read_info(run.dir))
     assert (row["strategy"], row["wrapper"], row["run_source"], row["steps"]) == (
         None,
         "FullyShardedDataParallel",
@@ -226,7 +226,7 @@ def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: Writ
 def test_a_script_that_has_not_begun_is_listed_and_found_too(tmp_path: Path) -> None:
     run = WrittenScript(tmp_path / "runs", "Fine-tuning, with a name that is longer than a folder's may be")
     assert (read_info(run.dir).is_script, read_info(run.dir).strategy) == (True, "")
-    assert summarise(run.dir).facts()["run_source"] == "script" and row_of(run.dir)["steps"] == 0
+    assert summarise(run.dir).facts()["run_source"] == "script" and row_of(read_info(run.dir))["steps"] == 0
     title = read_info(run.dir).title
     assert find_run(title, run.path.parent).name == run.dir.name
     run.lose()
@@ -235,7 +235,7 @@ def test_a_script_that_has_not_begun_is_listed_and_found_too(tmp_path: Path) -> 
 @pytest.mark.parametrize("damage", ["[script]\nrun = 3", "script = 1", "not toml", ""])
 def test_a_damaged_script_is_told_and_breaks_no_list(run: WrittenScript, damage: str) -> None:
     run.dir.config_file.write_text(damage)
-    assert row_of(run.dir)["outcome"] == "running" and summarise(run.dir).facts()["script"] is None
+    assert row_of(read_info(run.dir))["outcome"] == "running" and summarise(run.dir).facts()["script"] is None
 
 
 def test_what_needs_a_configuration_is_refused_in_words(run: WrittenScript) -> None:

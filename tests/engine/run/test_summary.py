@@ -13,7 +13,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.imbalance import imbalance_of
-from rankdeck.run.row import row_of
+from rankdeck.run.row import read_info, row_of
 from rankdeck.run.summarising import summarise
 from rankdeck.rundir import EventReader, events_from_end
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -224,7 +224,7 @@ def test_dropped_lines_are_counted(run: WrittenRun) -> None:
 
 def test_the_row_of_a_list_is_read_from_the_ends_of_files(run: WrittenRun) -> None:
     run.end()
-    assert row_of(run.dir) == {
+    assert row_of(read_info(run.dir)) == {
         "run": run.dir.name,
         "path": str(run.path),
         "title": "gpt-dp",
@@ -242,7 +242,7 @@ def test_the_row_of_a_list_is_read_from_the_ends_of_files(run: WrittenRun) -> No
 def test_the_row_of_a_run_that_never_started_falls_back_on_its_configuration(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "ddp"}})
     run.end("failed", 2)
-    row = row_of(run.dir)
+    row = row_of(read_info(run.dir))
     assert (row["strategy"], row["steps"], row["started"]) == ("ddp", 0, None)
 
 
@@ -254,4 +254,4 @@ def test_the_last_event_is_found_behind_many_others_and_an_unfinished_line(run: 
         file.write('{"kind":"st')
     told = events_from_end(run.path / "events" / "rank-0.0.jsonl")
     assert next(event for event in told if isinstance(event, events.Steps)).first == 1
-    assert row_of(run.dir)["steps"] == 10
+    assert row_of(read_info(run.dir))["steps"] == 10
