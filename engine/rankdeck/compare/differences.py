@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rankdeck.base.phrases import ALL_OF, listed, phrase
-from rankdeck.compare.figures import ComparedRun
+from rankdeck.compare.figures import NOTHING_YET, ComparedRun
 from rankdeck.compare.words import devices_in_words
 from rankdeck.config.catalog import (
     DATA,
@@ -111,9 +111,9 @@ def _written(value: object) -> str:
 
 
 def rest_of(run: ComparedRun) -> Iterator[tuple[str, str]]:
-    background, observed = run.background, run.observed or {}
+    background, observed = run.background, run.observed or NOTHING_YET
     yield phrase("devices"), devices_in_words(run) or phrase("not known yet")
-    versions = {**background.versions, **(observed.get("versions") or {})}
+    versions = background.versions | observed.versions
     yield from (
         (phrase("version of {package}", package=name), str(version)) for name, version in versions.items()
     )
@@ -122,10 +122,10 @@ def rest_of(run: ComparedRun) -> Iterator[tuple[str, str]]:
         (phrase("host"), background.host),
         (phrase("commit"), background.commit),
         (phrase("command line"), background.command_line),
-        (phrase("model that was seen"), observed.get("model")),
-        (phrase("data that was seen"), observed.get("dataset")),
-        (phrase("optimizer that was seen"), observed.get("optimizer")),
-        (phrase("precision that was seen"), observed.get("precision")),
+        (phrase("model that was seen"), observed.model),
+        (phrase("data that was seen"), observed.dataset),
+        (phrase("optimizer that was seen"), observed.optimizer),
+        (phrase("precision that was seen"), observed.precision),
     ):
         if words:
             yield what, str(words)
@@ -237,7 +237,7 @@ def _other_sources(runs: Sequence[ComparedRun]) -> str:
 
 def _seen(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:
     """What was seen of a script; None where one of them was not."""
-    found = tuple((run.observed or {}).get(key) for key in keys)
+    found = tuple(getattr(run.observed, key) for key in keys)
     return None if None in found else found
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from rankdeck import events
 from rankdeck.base.phrases import phrase
 from rankdeck.compare.background import Background, read_background
 from rankdeck.compare.naming import RunAt
@@ -64,7 +65,7 @@ class ComparedRun:
     """One run of a comparison. `pace` and `memory_source` say who made its times and its bytes.
 
     `device_kind` is gpu, virtual (a rehearsal) or cpu; empty where none is known. `observed` is what was seen
-    of a person's own script; None of a run that reports itself.
+    of a person's own script, NOTHING_YET where it is not known; None of a run that reports itself.
     """
 
     at: RunAt
@@ -76,7 +77,7 @@ class ComparedRun:
     pace: str
     memory_source: str | None
     background: Background
-    observed: Mapping[str, Any] | None
+    observed: events.Observed | None
     figures: Mapping[str, Figure]
     devices: tuple[DeviceShare, ...]
     memory_steps: str = ""
@@ -140,15 +141,13 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
     )
 
 
-_OBSERVED = ("model", "num_parameters", "optimizer", "dataset", "num_samples", "batch", "precision",
-             "versions", "wrapper")  # fmt: skip
+NOTHING_YET = events.Observed(rank=0, script="")
 
 
-def _observed(fold: Fold, background: Background) -> Mapping[str, Any] | None:
-    lead = fold.script.lead
-    if lead is not None:
-        return {key: getattr(lead, key) for key in _OBSERVED}
-    return {} if fold.script.is_observed or "script" in (background.tables or {}) else None
+def _observed(fold: Fold, background: Background) -> events.Observed | None:
+    if fold.script.is_observed or "script" in (background.tables or {}):
+        return fold.script.lead or NOTHING_YET
+    return None
 
 
 def outcome_of(at: RunAt, fold: Fold, background: Background, of_run: str) -> str:

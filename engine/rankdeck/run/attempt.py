@@ -133,8 +133,9 @@ class Attempt:
         return msgspec.structs.replace(problem, host=host) if host else problem
 
     @property
-    def is_of_a_script(self) -> bool:
-        return isinstance(self.joiner, ScriptJoiner)
+    def observed(self) -> ScriptJoiner | None:
+        """The steps as they were observed in a script; None of an attempt whose ranks report them."""
+        return self.joiner if isinstance(self.joiner, ScriptJoiner) else None
 
     def samples_of_a_step(self) -> float:
         """Of a step that does not say how many it had; NaN where nobody knows. A script's loaders tell most
@@ -147,8 +148,8 @@ class Attempt:
 
     def _find_alone(self) -> None:
         """Ranks of a script that have no place among those of the run, nor a process group."""
-        if self.started is not None and isinstance(self.joiner, ScriptJoiner):
-            self.joiner.alone = {
+        if self.started is not None and self.observed is not None:
+            self.observed.alone = {
                 rank
                 for rank, told in self.told.ranks.items()
                 if rank >= self.started.world_size and not told.world_size
@@ -213,7 +214,7 @@ class Attempt:
             after, before = self.restored or 0, self.curves
             self.curves = (
                 ScriptCurves(after, loss_before)
-                if self.is_of_a_script
+                if self.observed is not None
                 else StepCurves(num_steps, after, loss_before)
             )
             self.curves.append(self.table.rows)

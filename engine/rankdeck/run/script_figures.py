@@ -15,7 +15,7 @@ from rankdeck import events
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.measured import step_curve
 from rankdeck.run.metrics import LoggedMetric, MetricKey
-from rankdeck.run.script_steps import CollectiveTotals, RankSteps, ScriptJoiner
+from rankdeck.run.script_steps import CollectiveTotals, RankSteps
 from rankdeck.run.series import Curve, Floats, Series
 
 
@@ -55,11 +55,12 @@ class ScriptFigures:
 
     @property
     def _attempts(self) -> list[Attempt]:
-        return [one for one in self._all_attempts() if one.is_of_a_script]
+        return [one for one in self._all_attempts() if one.observed is not None]
 
     @property
     def is_observed(self) -> bool:
-        """Whether its steps were observed from outside, which samples losses; a loop of ours reports each."""
+        """Whether what is known of its steps was observed from outside, losses now and then; a loop of ours
+        reports each."""
         return bool(self._attempts)
 
     @property
@@ -91,20 +92,20 @@ class ScriptFigures:
 
     @property
     def steps_by_rank(self) -> dict[int, RankSteps]:
-        joiner = self._latest.joiner if self._latest is not None else None
-        return dict(sorted(joiner.ranks.items())) if isinstance(joiner, ScriptJoiner) else {}
+        observed = self._latest and self._latest.observed
+        return dict(sorted(observed.ranks.items())) if observed else {}
 
     @property
     def alone(self) -> list[int]:
         """Processes that trained by themselves beside the run's ranks."""
-        joiner = self._latest.joiner if self._latest is not None else None
-        return sorted(joiner.alone) if isinstance(joiner, ScriptJoiner) else []
+        observed = self._latest and self._latest.observed
+        return sorted(observed.alone) if observed else []
 
     @property
     def first_step_ended(self) -> float | None:
         """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
-        joiners = [one.joiner for one in self._attempts if isinstance(one.joiner, ScriptJoiner)]
-        ends = [rank.first_ended for joiner in joiners for rank in joiner.ranks.values()]
+        observed = (one.observed for one in self._attempts)
+        ends = [rank.first_ended for joiner in observed if joiner for rank in joiner.ranks.values()]
         return min((ended for ended in ends if ended is not None), default=None)
 
     @property
