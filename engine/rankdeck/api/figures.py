@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rankdeck import events
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold
-from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of
 from rankdeck.rundir import EventReader, RunDir, attempt_of
 
 Floats = NDArray[np.float64]
@@ -38,7 +37,6 @@ class Figures:
         # By attempt and step: what a later attempt trains again is history.
         self._memory: dict[tuple[int, int], dict[int, int]] = {}
         self._evaluations: dict[tuple[int, int], events.Evaluation] = {}
-        self._logged: dict[MetricKey, tuple[int, MetricColumns]] = {}
 
     def refresh(self) -> Figures:
         while True:
@@ -63,13 +61,6 @@ class Figures:
                     known[device.device] = device.live_bytes if is_live else device.peak_bytes
             case events.Evaluation():
                 self._evaluations[attempt, event.step] = event
-            case events.Metrics():
-                for key, columns in columns_of(event).items():
-                    rank, held = self._logged.setdefault(key, (event.rank, MetricColumns()))
-                    if event.rank < rank:
-                        self._logged[key] = (event.rank, columns)
-                    elif event.rank == rank:
-                        held.extend(columns)
 
     def _of_this_run(self, told: Mapping[tuple[int, int], T]) -> dict[int, T]:
         """By step, without what later attempts trained again."""
@@ -114,12 +105,9 @@ class Figures:
         """By name; with the library behind it where several logged under the same one. Of a configured run
         its evaluations."""
         found = {}
-        names = [key.name for key in self._logged]
-        for key, (_, columns) in self._logged.items():
-            label = key.name if names.count(key.name) == 1 else f"{key.name} ({key.through})"
-            own, after = np.array(columns.steps), np.array(columns.after)
-            steps = np.nan_to_num(after) if np.isnan(own).any() else own
-            found[label] = MetricValues(steps.astype(np.int64), np.array(columns.values))
+        for label, metric in self.fold.metrics.items():
+            at, _, logged = metric.points()
+            found[label] = MetricValues(at.astype(np.int64), logged)
         by_step = self._of_this_run(self._evaluations)
         told = [by_step[step] for step in sorted(by_step)]
         for label, values in (
