@@ -177,10 +177,8 @@ def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> 
 
 
 def _strategy(run: RunDir, begun: events.RunStarted | None, tables: dict[str, Any]) -> str:
-    if begun is not None and begun.source == events.SCRIPT:
-        return _wrapper(run, begun.attempt) or ""
     if begun is not None:
-        return begun.strategy or ""
+        return begun.strategy or _wrapper(run, begun.attempt) or ""
     strategy = tables.get("strategy")
     return str(strategy.get("use", "single")) if isinstance(strategy, dict) else ""
 

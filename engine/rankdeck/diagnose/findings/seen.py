@@ -34,7 +34,8 @@ class FindingRule(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenRun:
-    """A run as it stands. `config` is None of a person's own script."""
+    """A run as it stands. `config` is None of a person's own script, and where it cannot be read: what to do
+    is then said of the code."""
 
     fold: Fold
     config: RunConfig | None = None
