@@ -16,7 +16,7 @@ from rankdeck.base.units import format_bytes, format_count
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import choose
-from rankdeck.cli.words import loss_in_words
+from rankdeck.cli.words import loss_in_words, losses_in_words
 from rankdeck.run.fold import Fold
 from rankdeck.run.summary import RunSummary
 from rankdeck.rundir import RunDir
@@ -42,10 +42,8 @@ def _rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
     yield "steps", f"{summary.steps}" + (f" of {planned}" if planned else "")
     if summary.strategy:
         yield "strategy", summary.strategy
-    first, last = summary.loss.first, summary.loss.last
-    if first is not None and last is not None:
-        at = f" at step {summary.loss_step}" if summary.loss_step not in (None, summary.steps) else ""
-        yield "loss", f"{first:.4f} to {last:.4f}{at}"
+    if summary.loss.first is not None and summary.loss.last is not None:
+        yield "loss", losses_in_words(summary)
     if summary.verified:
         yield "one device", summary.verified.text
     if summary.samples_per_s is not None:

@@ -5,13 +5,11 @@ A run that is over is folded once. One that goes on is followed: each call reads
 
 from __future__ import annotations
 
-import math
-
 from rankdeck.base.garbage import collector_paused
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold
 from rankdeck.run.row import RunFigures
-from rankdeck.run.summarising import newest_loss
+from rankdeck.run.summarising import finite, newest_loss
 from rankdeck.rundir import EventReader, RunDir
 
 _CHUNK_BYTES = 1 << 17
@@ -21,16 +19,12 @@ def figures_of(fold: Fold) -> RunFigures:
     evaluation, peaks = fold.evaluation, [device.peak_bytes for device in fold.devices.values()]
     return RunFigures(
         loss=newest_loss(fold),
-        held_out=None if evaluation is None else _finite(evaluation.loss),
+        held_out=None if evaluation is None else finite(evaluation.loss),
         peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
         imbalance=fold.imbalance(),
         samples_per_s=fold.samples_per_s(),
         bubble=None if fold.bubble is None else fold.bubble[0],
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 class FollowedFigures:

@@ -131,7 +131,7 @@ def newest_loss(fold: Fold) -> float | None:
     if fold.script.is_observed:
         newest = fold.newest("loss")
         return None if newest is None else newest[1]
-    return _finite(fold.last.loss if fold.last else None)
+    return finite(fold.last.loss if fold.last else None)
 
 
 def training_data(fold: Fold) -> TrainingData | None:
@@ -199,20 +199,21 @@ def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, Any], int 
     return config.strategy.use, config.strategy.options, config.train.steps
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """The value; None for one that is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _held_out(evaluation: events.Evaluation | None) -> HeldOut | None:
     if evaluation is None:
         return None
-    return HeldOut(_finite(evaluation.loss), evaluation.accuracy, evaluation.step, evaluation.samples)
+    return HeldOut(finite(evaluation.loss), evaluation.accuracy, evaluation.step, evaluation.samples)
 
 
 def _first_step_s(fold: Fold) -> float | None:
     row, started = fold.first_row(), fold.first_started
     ended = fold.script.first_step_ended or (None if row is None else row.ended)
-    return None if started is None or ended is None else _finite(ended - started.started)
+    return None if started is None or ended is None else finite(ended - started.started)
 
 
 def _devices(fold: Fold, predicted: Mapping[int, int]) -> list[DeviceSummary]:
