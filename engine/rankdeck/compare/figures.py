@@ -31,6 +31,8 @@ from rankdeck.rundir import EventReader
 _NEWEST_STEPS = 1 << 14
 """Of so many steps the spread of step times is told."""
 _MOST_POINTS = 1 << 20
+NOTHING_YET = events.Observed(rank=0, script="")
+"""Of a script, before a rank was seen."""
 SENT = "sent:"
 """Begins the key of the bytes that one algorithm sends."""
 
@@ -139,9 +141,6 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
         problems=tuple(problem.message for problem in fold.problems if problem.severity == "error"),
         mean_loss=partial(_mean, fold.losses),
     )
-
-
-NOTHING_YET = events.Observed(rank=0, script="")
 
 
 def _observed(fold: Fold, background: Background) -> events.Observed | None:

@@ -58,7 +58,7 @@ class RunInfo:
     those planned, `step` is the last one done (0: none). `has_checkpoint` is true of every run over several
     hosts: what they have, they find out. `figures` is None as long as nobody has folded it.
 
-    `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use. The row
+    `strategy` of a person's own script is the parallel wrapper that it was seen to use. The row
     of a race (`race`, made by race_row.py) has those of its entries, which say of what race they are
     (`entry_of`).
     """
@@ -206,13 +206,13 @@ def row_of(info: RunInfo) -> dict[str, Any]:
     if race is None:
         row["reason"] = info.reason
     row |= {
-        "strategy": None if info.is_script else info.strategy or None,
+        "strategy": info.strategy or None,
         "started": info.started,
         "steps": info.step if race is None else race.steps,
         "steps_planned": info.steps,
     }
     if info.is_script:
-        row |= {"run_source": events.SCRIPT, "wrapper": info.strategy or None}
+        row |= {"strategy": None, "run_source": events.SCRIPT, "wrapper": info.strategy or None}
     if race is not None:
         row |= {
             "entries": race.num_entries if race.entries else None,
