@@ -10,7 +10,8 @@ from typing import Any
 
 import pynvml
 
-from rankdeck.telemetry.listing import GpuStatus, list_gpus
+from rankdeck.telemetry.gpu_status import GpuStatus
+from rankdeck.telemetry.listing import list_gpus
 from rankdeck.telemetry.nvml_calls import open_nvml
 from tests.gpu.device import MIB, AnyDevice, Gpu
 

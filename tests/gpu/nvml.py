@@ -16,7 +16,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory, ProcessUse
 from rankdeck.memory.torch_memory import OwnedBytes
 from rankdeck.run.breakdown import break_down
-from rankdeck.telemetry.listing import GpuStatus
+from rankdeck.telemetry.gpu_status import GpuStatus
 from tests.gpu.device import MIB, AnyDevice, Gpu
 from tests.gpu.driver import Driver
 from tests.gpu.part import Part
@@ -109,7 +109,7 @@ def _breakdown(part: Part, device: AnyDevice, driver: Driver) -> None:
     )
     processes = [
         ProcessUse(one.pid, one.name, one.used_bytes, rank=0 if one.pid == os.getpid() else None)
-        for one in status.processes
+        for one in status.processes or ()
     ]
     assert status.used_bytes is not None
     found = break_down(status.used_bytes, memory, processes, total_bytes=status.total_bytes)
@@ -135,7 +135,7 @@ def _breakdown(part: Part, device: AnyDevice, driver: Driver) -> None:
 
 
 def _own_bytes(status: GpuStatus) -> int | None:
-    return next((one.used_bytes for one in status.processes if one.pid == os.getpid()), None)
+    return next((one.used_bytes for one in status.processes or () if one.pid == os.getpid()), None)
 
 
 def _compare(

@@ -16,7 +16,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.launch.race import Asked, Racing
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice, StepTime
 from rankdeck.run.race import RaceEntry
-from rankdeck.telemetry.listing import GpuStatus
+from rankdeck.telemetry.gpu_status import GpuStatus
 from tests.helpers.launching import small_config
 from tests.helpers.tree import PRODUCT_AND_TESTS
 
@@ -64,7 +64,10 @@ def asked(
 
 def on_gpus() -> Any:
     """Two GPUs are there, as far as choosing devices goes."""
-    found = [GpuStatus(index, uuid, "H100", 80 * 2**30, 0, processes=[]) for index, uuid in enumerate(UUIDS)]
+    found = [
+        GpuStatus(index=index, uuid=uuid, name="H100", total_bytes=80 * 2**30, used_bytes=0, processes=())
+        for index, uuid in enumerate(UUIDS)
+    ]
     return mock.patch("rankdeck.launch.choose.list_gpus", lambda: found)
 
 

@@ -12,13 +12,13 @@ from PySide6.QtCore import QObject
 
 from rankdeck.base.errors import Problem
 from rankdeck.events import DeviceMemory
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import NoticeLine
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DEVICES
 from rankdeck_app.widgets.gpu_words import status_text
 
@@ -69,7 +69,7 @@ class DeviceWatch(QObject):
         page.destroyed.connect(partial(hosts.release, host))
         return page
 
-    def _memory_of(self, gpu: GpuState) -> DeviceMemory | None:
+    def _memory_of(self, gpu: GpuStatus) -> DeviceMemory | None:
         """What the run that holds the GPU reports of its memory, if a tab shows that run."""
         for run in self._tabs.open_runs.all() if gpu.run is not None else ():
             for device in run.devices if str(run.run.path) == gpu.run else ():

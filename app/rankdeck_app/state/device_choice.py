@@ -12,10 +12,10 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import DeviceError, Problem
 from rankdeck.config.devices import parse_devices
-from rankdeck.telemetry.availability import GpuRefusal
+from rankdeck.telemetry.gpu_status import GpuRefusal, GpuStatus
 from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.script_draft import ScriptDraft
 
 PLACE = ("devices", "use")
@@ -100,13 +100,13 @@ def missing_gpu(use: object, gpus: Gpus, *, is_script: bool = False) -> Problem 
     if selection.gpus:
         return _refusal([named[name] for name in selection.gpus])
     # As the engine does: all that can be used, and where there is none, why the first cannot.
-    return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
+    return _refusal([gpu for gpu in gpus.whole if gpu.is_for_all] or gpus.whole[:1])
 
 
-def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
+def _refusal(gpus: Sequence[GpuStatus]) -> Problem | None:
     """What the engine would refuse these GPUs for."""
     for gpu in gpus:
-        match gpu.availability.refusal:
+        match gpu.refusal:
             case None:
                 continue
             case GpuRefusal.SIMULATED:
@@ -123,7 +123,7 @@ def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
                 message = tr("{gpu} is split into MIG instances.", gpu=gpu.label)
                 advice = tr("Choose one of its instances.")
             case GpuRefusal.HELD:
-                message = tr("{gpu} is used by the run {run}.", gpu=gpu.label, run=gpu.run_name())
+                message = tr("{gpu} is used by the run {run}.", gpu=gpu.label, run=gpu.run_name)
                 advice = tr("Stop that run, or choose other GPUs.")
         return Problem("device-busy", message, path="devices.use", advice=advice)
     return None

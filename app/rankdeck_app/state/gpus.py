@@ -1,16 +1,13 @@
-"""The GPUs of this machine, or of another host, as they are now: what the sampler's lines (device_feed.py)
-come to.
+"""The GPUs of this machine, or of another host, as they are now (GpuStatus), of the sampler's lines
+(device_feed.py).
 
-`GpuState` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one
-that the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says
-why in one line. Figures are made anew at most four times a second: text that changes faster cannot be read.
+Until the first answer nothing is known; without a GPU `reason` says why in one line. Figures are made anew at
+most four times a second: text that changes faster cannot be read.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -20,17 +17,8 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection
 from rankdeck.events import ProcessUse
 from rankdeck.run.imbalance import Imbalance, imbalance_of
-from rankdeck.telemetry.availability import Availability
-from rankdeck.telemetry.readings import (
-    AnyLine,
-    Device,
-    DevicesLine,
-    NoticeLine,
-    ProcessesLine,
-    Reading,
-    SampleLine,
-    has_place,
-)
+from rankdeck.telemetry.gpu_status import GpuStatus
+from rankdeck.telemetry.readings import AnyLine, DevicesLine, NoticeLine, ProcessesLine, Reading, SampleLine
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.device_feed import DeviceFeed
@@ -44,74 +32,26 @@ LOOK_EVERY_S = 0.25
 AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
 
 
-@dataclass(frozen=True)
-class GpuState:
-    """One GPU, or MIG instance of one (`parent` is then its GPU's UUID), at one moment.
+def others(gpu: GpuStatus) -> list[ProcessUse]:
+    """Computing processes on a GPU that no run holds."""
+    return gpu.compute_processes if gpu.run is None else []
 
-    `label` is unique: "GPU 3", "GPU 3.1" for the second instance of GPU 3. `processes` is None where it is
-    not known who is on it. `run` is the directory of the run that holds it. `lost_at` is Unix time.
-    """
 
-    index: int
-    uuid: str
-    name: str
-    label: str
-    total_bytes: int | None = None
-    used_bytes: int | None = None
-    utilisation: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    is_stale: bool = False
-    processes: tuple[ProcessUse, ...] | None = None
-    run: str | None = None
-    parent: str | None = None
-    is_split: bool = False
-    is_simulated: bool = False
-    lost_at: float | None = None
+def busy_words(gpu: GpuStatus) -> str:
+    """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
+    used_by, hidden_bytes = others(gpu), gpu.hidden_bytes
+    if gpu.run is None and not used_by and hidden_bytes is not None:
+        return tr("unnamed {size}", size=format_bytes(hidden_bytes, 0))
+    return ", ".join(
+        name if known is None else f"{name} {format_bytes(known, 0)}"
+        for name, known in _by_name(used_by).items()
+    )
 
-    @property
-    def is_twin(self) -> bool:
-        """Whether the driver tells another GPU's UUID for it, or none, so that a run can take neither."""
-        return has_place(self.uuid)
 
-    @property
-    def others(self) -> tuple[ProcessUse, ...]:
-        """Computing processes on a GPU that no run holds; windows and desktops are not in anybody's way."""
-        if self.run is not None:
-            return ()
-        return tuple(item for item in self.processes or () if item.type == "compute")
-
-    @property
-    def availability(self) -> Availability:
-        """What decides whether a run may take it."""
-        return Availability(
-            is_lost=self.lost_at is not None,
-            is_twin=self.is_twin,
-            is_split=self.is_split,
-            is_simulated=self.is_simulated,
-            is_instance=self.parent is not None,
-            held_by=self.run,
-            used_bytes=self.used_bytes,
-            users=None if self.processes is None else [(one.type, one.used_bytes) for one in self.processes],
-        )
-
-    def busy_words(self) -> str:
-        """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
-        hidden_bytes = self.availability.hidden_bytes
-        if self.run is None and not self.others and hidden_bytes is not None:
-            return tr("unnamed {size}", size=format_bytes(hidden_bytes, 0))
-        return ", ".join(
-            name if known is None else f"{name} {format_bytes(known, 0)}"
-            for name, known in _by_name(self.others).items()
-        )
-
-    def run_name(self) -> str:
-        return "" if self.run is None else Path(self.run).name
-
-    def run_label(self) -> str:
-        """The run's name without the time that it begins with."""
-        stamp, _, rest = self.run_name().partition("-")
-        return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else self.run_name()
+def run_label(gpu: GpuStatus) -> str:
+    """The name of the run that holds it, without the time that it begins with."""
+    stamp, _, rest = gpu.run_name.partition("-")
+    return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else gpu.run_name
 
 
 def clock_time(unix_s: float) -> str:
@@ -119,7 +59,7 @@ def clock_time(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
-def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
+def _by_name(processes: list[ProcessUse]) -> dict[str, int | None]:
     bytes_by_name: dict[str, int | None] = {}
     for item in processes:
         name = tr("outside this namespace") if item.foreign else item.name or tr("pid {pid}", pid=item.pid)
@@ -142,7 +82,7 @@ class Gpus(QObject):
         super().__init__(parent)
         self.host = host
         self.known = False
-        self.devices: list[GpuState] = []
+        self.devices: list[GpuStatus] = []
         self.reason: str | None = None
         self.refusal = ""
         self.registry = DeviceRegistry()
@@ -157,7 +97,7 @@ class Gpus(QObject):
         self._looking.timeout.connect(self.look)
 
     @property
-    def whole(self) -> list[GpuState]:
+    def whole(self) -> list[GpuStatus]:
         """The GPUs without the MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]
 
@@ -166,12 +106,12 @@ class Gpus(QObject):
         if selection.known_count is not None or not self.known:
             return selection.known_count
         if selection.kind == "auto":
-            return sum(gpu.availability.is_for_auto for gpu in self.devices) or AUTO_VIRTUAL
-        return sum(gpu.availability.is_for_all for gpu in self.whole) or None
+            return sum(gpu.is_for_auto for gpu in self.devices) or AUTO_VIRTUAL
+        return sum(gpu.is_for_all for gpu in self.whole) or None
 
     @property
     def is_simulated(self) -> bool:
-        return any(gpu.is_simulated for gpu in self.devices)
+        return any(gpu.simulated for gpu in self.devices)
 
     @property
     def driver(self) -> str | None:
@@ -196,9 +136,9 @@ class Gpus(QObject):
         whole = self.whole
         together: dict[object, set[int]] = {}
         for place, gpu in enumerate(whole):
-            if gpu.lost_at is not None or gpu.is_stale or gpu.used_bytes is None:
+            if gpu.lost_at is not None or gpu.is_stale or gpu.last_used_bytes is None:
                 continue
-            pids: list[object] = [item.pid for item in gpu.others if not item.foreign]
+            pids: list[object] = [item.pid for item in others(gpu) if not item.foreign]
             for key in pids if gpu.run is None else [gpu.run]:
                 together.setdefault(key, set()).add(place)
         largest = max(together.values(), key=len, default=set())
@@ -265,55 +205,23 @@ class Gpus(QObject):
             return
         now_s = time.monotonic()
         before, was_known = self.devices, self.known
-        self.devices = _devices(self.registry, now_s)
+        self.devices = self.registry.gpus(now_s)
         self.known = True
         self.reason = None if self.devices else tr("NVIDIA's driver knows no GPU")
         if not was_known or [_key(gpu) for gpu in before] != [_key(gpu) for gpu in self.devices]:
             self.changed.emit()
-        if before != self.devices:
+        if [*map(_figures, before)] != [*map(_figures, self.devices)]:
             self.read.emit()
 
 
-def _key(gpu: GpuState) -> tuple[object, ...]:
+def _key(gpu: GpuStatus) -> tuple[object, ...]:
     """What a choice of devices depends on."""
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
-    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.availability.is_free
-    return gpu.uuid, gpu.label, state, gpu.run, users
+    return gpu.uuid, gpu.label, gpu.lost_at, gpu.mig, gpu.is_stale, gpu.is_free, gpu.run, users
 
 
-def _devices(registry: DeviceRegistry, now_s: float) -> list[GpuState]:
-    instances: dict[str, int] = {}
-    gpus = []
-    for device in registry.devices:
-        label = f"GPU {device.index}"
-        if device.parent is not None:
-            place = instances.get(device.parent, 0)
-            instances[device.parent] = place + 1
-            label = f"{label}.{place}"
-        gpus.append(_gpu(device, label, registry, now_s))
-    return gpus
-
-
-def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> GpuState:
-    uuid = device.uuid
-    used = registry.reading(uuid, "used_bytes", now_s)
-    on_it = registry.processes(uuid)
-    bytes_known = used.value if used.state in ("value", "stale") else None
-    return GpuState(
-        index=device.index,
-        uuid=uuid,
-        name=device.name,
-        label=label,
-        total_bytes=device.total_bytes,
-        used_bytes=None if bytes_known is None else int(bytes_known),
-        utilisation=registry.value(uuid, "utilisation", now_s),
-        temperature_c=registry.value(uuid, "temperature_c", now_s),
-        power_w=registry.value(uuid, "power_w", now_s),
-        is_stale=used.state == "stale" and device.lost_at is None,
-        processes=None if on_it.processes is None else tuple(on_it.processes),
-        run=on_it.run,
-        parent=device.parent,
-        is_split=device.mig,
-        is_simulated=device.simulated,
-        lost_at=device.lost_at,
-    )
+def _figures(gpu: GpuStatus) -> tuple[object, ...]:
+    """What is shown of it as text."""
+    facts = gpu.name, gpu.total_bytes, gpu.simulated, gpu.processes
+    readings = gpu.last_used_bytes, gpu.utilisation, gpu.temperature_c, gpu.power_w
+    return _key(gpu), facts, readings

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankdeck.base.units import format_bytes
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck_app.language import tr
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.heard import OLD_S
 from rankdeck_app.widgets.chart_colors import byte_unit
 from rankdeck_app.widgets.time_words import span_in_words
 
 
-def status_text(gpus: Sequence[GpuState]) -> str:
+def status_text(gpus: Sequence[GpuStatus]) -> str:
     """'8 GPUs · 141.6 of 640 GiB'; of a machine that gives no readings, only how many."""
     lost = sum(gpu.lost_at is not None for gpu in gpus)
     there = [gpu for gpu in gpus if gpu.lost_at is None]
     name = (
         tr("{n} simulated GPUs", "{n} simulated GPU", len(gpus))
-        if any(gpu.is_simulated for gpu in gpus)
+        if any(gpu.simulated for gpu in gpus)
         else tr("{n} GPUs", "{n} GPU", len(gpus))
     )
     if lost:
         name = f"{name}, {tr('{n} lost', '{n} lost', lost)}"
     if there and all(gpu.is_stale for gpu in there):
         return f"{name} · {tr('readings are old')}"
-    used = [None if gpu.is_stale else gpu.used_bytes for gpu in there]
+    used = [None if gpu.is_stale else gpu.last_used_bytes for gpu in there]
     known = [num_bytes for num_bytes in used if num_bytes is not None]
     if not known:
         return name

@@ -20,8 +20,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
 from rankdeck.cli.words import UNKNOWN, empty_table, one_line, size_in_words
-from rankdeck.telemetry.listing import GpuProcess, GpuStatus, gpu_of
-from rankdeck.telemetry.readings import AnyLine, NoticeLine
+from rankdeck.telemetry.gpu_status import GpuStatus
+from rankdeck.telemetry.readings import AnyLine, NoticeLine, ProcessUse
 from rankdeck.telemetry.registry import DeviceRegistry
 
 _WORDS = {"unsupported": UNKNOWN, "error": "error", "stale": "stale"}
@@ -48,10 +48,9 @@ def devices_table(gpus: Sequence[GpuStatus]) -> Table:
     table.add_column("on it")
     table.add_column("uuid", overflow="ellipsis", no_wrap=True)
     for place, gpu in enumerate(gpus):
-        is_lost = gpu.state == "lost"
-        last = [UNKNOWN if is_lost else _holders(gpu), one_line(gpu.uuid)]
+        last = [UNKNOWN if gpu.is_lost else _holders(gpu), one_line(gpu.uuid)]
         cells = [*_cells(gpu), *(found[place] for found in rest.values()), *last]
-        table.add_row(*cells, style="dim" if is_lost else "")
+        table.add_row(*cells, style="dim" if gpu.is_lost else "")
     return table
 
 
@@ -66,10 +65,10 @@ def processes_table(gpus: Sequence[GpuStatus]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("command", overflow="ellipsis", no_wrap=True)
     for gpu in gpus:
-        for one in (process for process in gpu.processes if not process.foreign):
+        for one in (process for process in gpu.processes or () if not process.foreign):
             sizes = [size_in_words(one.used_bytes), size_in_words(one.host_bytes)]
             words = one_line(one.command or one.name or UNKNOWN)
-            table.add_row(_place(gpu), str(one.pid), one_line(one.user or UNKNOWN), one.kind, *sizes, words)
+            table.add_row(_place(gpu), str(one.pid), one_line(one.user or UNKNOWN), one.type, *sizes, words)
     return table
 
 
@@ -79,7 +78,7 @@ def _place(gpu: GpuStatus) -> str:
 
 def _cells(gpu: GpuStatus) -> list[Text | str]:
     name = one_line(gpu.name)
-    if gpu.state == "lost":
+    if gpu.is_lost:
         since = "" if gpu.lost_at is None else time.strftime(" since %H:%M:%S", time.localtime(gpu.lost_at))
         return [_place(gpu), name, Text(f"lost{since}", style="bold red"), *[UNKNOWN] * 6]
     return [
@@ -117,7 +116,7 @@ def _traffic(gpu: GpuStatus) -> str:
 
 def _state(gpu: GpuStatus) -> Text:
     """What one has to know of it: why it does not answer, why it is slow, what of it is broken."""
-    if gpu.state == "lost":
+    if gpu.is_lost:
         return Text(one_line(gpu.why or ""), style="red")
     broken = [
         "" if not gpu.ecc_errors else f"{gpu.ecc_errors} memory errors",
@@ -146,21 +145,21 @@ def _holders(gpu: GpuStatus) -> str:
     """'run gpt-ddp: python 3.0 GiB; other, outside this namespace: 2.0 GiB'."""
     if "processes" in gpu.states:
         return _WORDS.get(gpu.states["processes"], UNKNOWN)
-    own = [process for process in gpu.processes if not process.foreign]
+    own = [process for process in gpu.processes or () if not process.foreign]
     words = [
         f"{one_line(process.name or process.pid)} {size_in_words(process.used_bytes)}" for process in own
     ]
-    foreign = [process for process in gpu.processes if process.foreign]
+    foreign = [process for process in gpu.processes or () if process.foreign]
     if foreign:
         words.append(f"other, outside this namespace: {_total(foreign)}")
     if gpu.run is not None:
-        words.insert(0, f"run {gpu.run.rstrip('/').rpartition('/')[2]}")
+        words.insert(0, f"run {gpu.run_name}")
     if gpu.hidden_bytes is not None:
         words.append(f"not told by whom: {format_bytes(gpu.hidden_bytes)}")
     return ", ".join(words) or ("free" if not gpu.mig else "split")
 
 
-def _total(processes: Sequence[GpuProcess]) -> str:
+def _total(processes: Sequence[ProcessUse]) -> str:
     """The bytes of all; at least so many where some are not told."""
     known = [process.used_bytes for process in processes if process.used_bytes is not None]
     if not known:
@@ -200,7 +199,7 @@ class LiveDevices:
         if now_s - self._drawn_s < REDRAW_S:
             return
         self._drawn_s = now_s
-        gpus = [gpu_of(device, self._registry, now_s) for device in self._registry.devices]
+        gpus = self._registry.gpus(now_s)
         if not self._is_terminal:
             self._console.print(devices_table(gpus))
             return

@@ -20,7 +20,8 @@ from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.candidates import Target, TargetDevice, usable_bytes
 from rankdeck.remote.hosts import Hosts
 from rankdeck.remote.ssh import is_here
-from rankdeck.telemetry.listing import GpuStatus, list_gpus
+from rankdeck.telemetry.gpu_status import GpuStatus, read_rows
+from rankdeck.telemetry.listing import list_gpus
 
 
 def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
@@ -88,13 +89,13 @@ def _part(config: RunConfig, host: str, use: str, found: list[GpuStatus] | Machi
     selection = parse_devices(use)
     gpus = found if isinstance(found, list) else []
     if selection.kind == "auto":
-        free = [gpu for gpu in gpus if gpu.availability(gpu.run).is_for_auto]
+        free = [gpu for gpu in gpus if gpu.is_for_auto]
         return _own(free) if free else _rehearsal(config, 2)
     if isinstance(found, MachineError):
         raise found
     try:
         # What CUDA shows is said by the environment there, and by none here.
-        usable = [gpu for gpu in gpus if gpu.availability().is_for_all]
+        usable = [gpu for gpu in gpus if gpu.is_for_all]
         return _own(usable if usable and not selection.gpus else selected_gpus(gpus, selection.gpus))
     except DeviceError as error:
         words = phrase("{host}: {reason}", host=host, reason=error.message)
@@ -154,7 +155,7 @@ def _told(host: str, code: int | None, out: bytes) -> list[GpuStatus] | MachineE
     try:
         told = json_of(out)
         if code == 0:
-            return msgspec.convert(told, list[GpuStatus])
+            return read_rows(told)
         problem = msgspec.convert(told, _Refused).problems[0]
     except (ValueError, IndexError, msgspec.ValidationError):
         why = phrase("it did not tell its devices")

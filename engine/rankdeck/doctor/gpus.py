@@ -21,7 +21,9 @@ from rankdeck.base.phrases import COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes, format_duration
 from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row
 from rankdeck.rundir import RunDir
-from rankdeck.telemetry.listing import GpuProcess, GpuStatus, Listing, ask_once
+from rankdeck.telemetry.gpu_status import GpuStatus
+from rankdeck.telemetry.listing import Listing, ask_once
+from rankdeck.telemetry.readings import ProcessUse
 
 _PCI = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
@@ -96,7 +98,7 @@ def _word(file: Path) -> str:
 
 
 def _gpus(listing: Listing) -> CheckLine:
-    lost = [gpu for gpu in listing.gpus if gpu.state != "ok"]
+    lost = [gpu for gpu in listing.gpus if gpu.is_lost]
     evidence: list[str] = [
         phrase(
             "GPU {index}: {name}, {used} of {total} used",
@@ -135,8 +137,8 @@ def _holders(gpus: Sequence[GpuStatus]) -> CheckLine:
     """Whoever computes on a GPU and is no living run of ours."""
     told, commands = [], []
     for gpu in gpus:
-        for process in gpu.processes:
-            if process.kind != "compute" or _is_of_living_run(process):
+        for process in gpu.compute_processes:
+            if _is_of_living_run(process):
                 continue
             told.append(_holder(gpu, process))
             if not process.foreign and _leftover_of(process.pid) is not None:
@@ -163,7 +165,7 @@ def _holders(gpus: Sequence[GpuStatus]) -> CheckLine:
     return row("vram", Verdict.LOOK, finding, *told, fix=fix, command="; ".join(commands) or None)
 
 
-def _holder(gpu: GpuStatus, process: GpuProcess) -> str:
+def _holder(gpu: GpuStatus, process: ProcessUse) -> str:
     facts = {"index": gpu.index, "pid": process.pid, "size": _bytes(process.used_bytes)}
     if process.foreign:
         return phrase("GPU {index}: {size} held by {pid}, outside this container (NVML)", **facts)
@@ -196,7 +198,7 @@ def _leftover_of(pid: int) -> str | None:
     return None if run is None or run.is_alive() else run.name
 
 
-def _is_of_living_run(process: GpuProcess) -> bool:
+def _is_of_living_run(process: ProcessUse) -> bool:
     run = None if process.foreign else _run_of(process.pid)
     return run is not None and run.is_alive()
 
@@ -231,7 +233,7 @@ def _order(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> CheckLi
 
 
 def _peers(listing: Listing) -> CheckLine:
-    whole = [gpu for gpu in listing.gpus if gpu.parent is None and gpu.state == "ok"]
+    whole = [gpu for gpu in listing.gpus if gpu.parent is None and not gpu.is_lost]
     if len(whole) < 2:
         return not_tried(["peers"], phrase("It takes two GPUs: not tried."))[0]
     if listing.simulated:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankdeck.base.errors import MachineError
-from rankdeck.base.files import lease_holder
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.phrases import ALL_OF, listed, marked, phrase
 from rankdeck.base.units import format_bytes
@@ -169,7 +168,7 @@ def look_at_nccl(python: Path) -> Iterator[CheckLine]:
     except MachineError as error:
         yield from not_tried(["nccl"], phrase("There is no driver that answers: not tried."), error.message)
         return
-    free = [gpu for gpu in gpus if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
+    free = [gpu for gpu in gpus if gpu.is_for_auto]
     if len(free) < 2:
         why = phrase("It takes two GPUs that nobody uses: not tried.")
         evidence = phrase("GPUs that are free: {free} of {count} (NVML)", free=len(free), count=len(gpus))

@@ -26,7 +26,6 @@ import psutil
 from rankdeck import rundir
 from rankdeck.base import installed
 from rankdeck.base.errors import MachineError
-from rankdeck.base.files import lease_holder
 from rankdeck.telemetry.listing import ask_once
 
 STAYS_S = 40.0
@@ -104,7 +103,7 @@ def _facts() -> dict[str, Any]:
         listing = ask_once()
     except MachineError:
         return {**facts, "driver": None, "gpus": 0, "free_gpus": 0}
-    free = [gpu for gpu in listing.gpus if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
+    free = [gpu for gpu in listing.gpus if gpu.is_for_auto]
     return {**facts, "driver": listing.driver, "gpus": len(listing.gpus), "free_gpus": len(free)}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,9 +24,9 @@ from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.events import DeviceInfo
-from rankdeck.telemetry.availability import GpuRefusal
-from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
+from rankdeck.events import DeviceInfo, ProcessUse
+from rankdeck.telemetry.gpu_status import GpuRefusal, GpuStatus
+from rankdeck.telemetry.listing import list_gpus
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _EXPECT_LESS = marked("Expect less memory and less speed, or choose another GPU.")
@@ -110,7 +110,7 @@ def _visible_to_script(num_ranks: int, environment: Mapping[str, str]) -> Chosen
     try:
         visible = visible_gpus(list_gpus(), environment)
         # One that CUDA cannot be told of may be used all the same: by its number.
-        gpus = [gpu for gpu in visible if replace(gpu.availability(), is_twin=False).is_for_all]
+        gpus = [gpu for gpu in visible if not (gpu.simulated or gpu.is_lost or gpu.mig or gpu.parent)]
     except MachineError:
         gpus = []
     except DeviceError as error:
@@ -168,8 +168,7 @@ def _gpus(gpus: Sequence[GpuStatus]) -> ChosenDevices:
 
 
 def _add(choice: ChosenDevices, place: int, gpu: GpuStatus) -> None:
-    computing = (process for process in gpu.processes if process.kind == "compute")
-    choice.warnings.extend(_used_warning(gpu, process) for process in computing)
+    choice.warnings.extend(_used_warning(gpu, process) for process in gpu.compute_processes)
     if gpu.hidden_bytes is not None:
         choice.warnings.append(_hidden_warning(gpu, gpu.hidden_bytes))
     choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
@@ -183,7 +182,7 @@ def free_gpus() -> list[GpuStatus]:
     except MachineError:
         return []
     there = visible_gpus(gpus, os.environ)
-    return [gpu for gpu in there if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
+    return [gpu for gpu in there if gpu.is_for_auto and not lease_holder(gpu.uuid)]
 
 
 def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
@@ -236,7 +235,7 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
             ),
             advice=phrase("Unset it, or name GPUs: --devices gpu:0."),
         )
-    usable = [gpu for gpu in visible if gpu.availability().is_for_all]
+    usable = [gpu for gpu in visible if gpu.is_for_all]
     if not usable:
         _refuse_unusable(visible[0], gpus)
     return usable
@@ -249,7 +248,7 @@ def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     """Raises: DeviceError for a GPU that no rank could use."""
-    refusal = gpu.availability().refusal
+    refusal = gpu.refusal
     if refusal is GpuRefusal.SIMULATED:
         message = phrase("These GPUs are simulated (RANKDECK_NVML): nothing can run on them.")
         advice = phrase("Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML.")
@@ -275,7 +274,7 @@ def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     raise DeviceError(message, code="device-unusable", advice=advice)
 
 
-def _used_warning(gpu: GpuStatus, process: GpuProcess) -> Problem:
+def _used_warning(gpu: GpuStatus, process: ProcessUse) -> Problem:
     size = None if process.used_bytes is None else format_bytes(process.used_bytes)
     message = phrase(
         _ALSO_USED[bool(process.name), size is not None],

@@ -6,11 +6,14 @@ leaves a number on screen that looks new. A device that vanished stays, marked a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from rankdeck.base.phrases import marked
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import (
     METRICS,
     AnyLine,
@@ -90,6 +93,46 @@ class DeviceRegistry:
     def processes(self, uuid: str) -> DeviceProcesses:
         """Who was on the device when that was last asked; not known before the first answer."""
         return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
+
+    def gpus(self, now_s: float, *, keeps: bool = False) -> list[GpuStatus]:
+        """Every device as it is known now. `keeps`: what one slow listing read is not called stale."""
+        instances: Counter[str] = Counter()
+        found = []
+        for device in self.devices:
+            instance = None
+            if device.parent is not None:
+                instance = instances[device.parent]
+                instances[device.parent] += 1
+            found.append(self._gpu(device, instance, now_s, keeps=keeps and device.lost_at is None))
+        return found
+
+    def _gpu(self, device: Device, instance: int | None, now_s: float, *, keeps: bool) -> GpuStatus:
+        values: dict[str, Any] = {}
+        states: dict[str, str] = {}
+        ages = []
+        for name, metric in METRICS.items():
+            reading = self.reading(device.uuid, name, now_s)
+            if reading.value is not None:
+                ages.append(reading.age_s)
+            if reading.state == "value" or (keeps and reading.state == "stale"):
+                values[name] = reading.value
+                continue
+            if not (metric.on_request and reading.detail == NOT_READ):
+                states[name] = reading.state
+            if name == "used_bytes" and reading.state == "stale":
+                values["stale_used_bytes"] = reading.value
+        on_it = self.processes(device.uuid)
+        if on_it.processes is None:
+            states["processes"] = on_it.state
+        return GpuStatus(
+            **msgspec.structs.asdict(device),
+            **values,
+            states=states,
+            processes=on_it.processes or () if device.uuid in self._processes else None,
+            run=on_it.run,
+            instance=instance,
+            age_s=max(ages, default=None),
+        )
 
     def _add(self, uuid: str, readings: dict[str, Reading], now_s: float) -> None:
         known = self._readings.setdefault(uuid, {})

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.config.devices import parse_devices
 from rankdeck_app.state.engine_process import Engine
-from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus
+from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus, busy_words
 from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.state.suggestion import default_devices
 from tests.helpers import device_lines
@@ -72,19 +72,13 @@ def test_who_uses_a_gpu_is_said_in_words(gpus: Gpus) -> None:
     gpus.take(device_lines.processes({"GPU-0002": [ProcessUse(10, "Xorg", 19 * GIB, "graphics")]}))
     gpus.look()
     other, mine, desktop = gpus.devices
-    assert other.busy_words() == "python 3 GiB, outside this namespace" and not other.availability.is_free
-    assert (
-        mine.busy_words() == ""
-        and mine.run_name() == "20260101-000000-mine-00aa"
-        and not mine.availability.is_free
-    )
-    assert desktop.availability.is_free, "a desktop is in nobody's way"
+    assert busy_words(other) == "python 3 GiB, outside this namespace" and not other.is_free
+    assert busy_words(mine) == "" and mine.run_name == "20260101-000000-mine-00aa" and not mine.is_free
+    assert desktop.is_free, "a desktop is in nobody's way"
     gpus.take(device_lines.processes({"GPU-0002": []}))
     gpus.look()
     hidden = gpus.devices[2]
-    assert hidden.busy_words() == "unnamed 19 GiB" and not hidden.availability.is_free, (
-        "nobody is named, somebody is there"
-    )
+    assert busy_words(hidden) == "unnamed 19 GiB" and not hidden.is_free, "nobody is named, somebody is there"
 
 
 def test_what_is_old_is_called_old_by_its_age_alone(gpus: Gpus) -> None:
@@ -93,7 +87,7 @@ def test_what_is_old_is_called_old_by_its_age_alone(gpus: Gpus) -> None:
     rows = [device_lines.DeviceReadings("GPU-0000", {"used_bytes": Reading(GIB, age_s=9.0)})]
     gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
     gpus.look()
-    assert gpus.devices[0].is_stale and gpus.devices[0].used_bytes == GIB
+    assert gpus.devices[0].is_stale and gpus.devices[0].last_used_bytes == GIB
     assert gpus.devices[0].utilisation == 0.91, "the other readings are new"
 
 
@@ -127,6 +121,4 @@ def test_parts_of_a_split_gpu_have_names_of_their_own(gpus: Gpus) -> None:
     gpus.take(device_lines.devices(device_lines.gpu(0), split, *parts))
     gpus.look()
     assert [gpu.label for gpu in gpus.devices] == ["GPU 0", "GPU 1", "GPU 1.0", "GPU 1.1"]
-    assert [gpu.label for gpu in gpus.whole] == ["GPU 0", "GPU 1"] and not gpus.devices[
-        1
-    ].availability.is_usable
+    assert [gpu.label for gpu in gpus.whole] == ["GPU 0", "GPU 1"] and not gpus.devices[1].is_usable

@@ -6,24 +6,28 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rankdeck.base.errors import DeviceError, MachineError
 from rankdeck.base.files import lease_holder, lease_path
+from rankdeck.events import ProcessUse
 from rankdeck.launch.choose import ChosenDevices, choose_devices, devices_of_script
-from rankdeck.telemetry.listing import GpuProcess, GpuStatus
+from rankdeck.telemetry.gpu_status import GpuStatus
 from tests.helpers.launching import small_config
 from tests.helpers.scripts import script_config
 
 GIB = 2**30
 
 
-def gpu(index: int, *processes: GpuProcess) -> GpuStatus:
-    return GpuStatus(index, f"GPU-0000000{index}", "H100", 80 * GIB, 0, processes=list(processes))
+def gpu(index: int, *processes: ProcessUse) -> GpuStatus:
+    uuid, total_bytes = f"GPU-0000000{index}", 80 * GIB
+    return GpuStatus(
+        index=index, uuid=uuid, name="H100", total_bytes=total_bytes, used_bytes=0, processes=processes
+    )
 
 
 @pytest.fixture
@@ -91,8 +95,8 @@ def test_a_leased_gpu_is_refused_and_left_out_by_auto(tmp_path: Path, gpus: list
 
 
 def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpus: list[GpuStatus]) -> None:
-    gpus[0] = gpu(0, GpuProcess(4711, "python", 3 * GIB))
-    gpus[2] = gpu(2, GpuProcess(4712, "Xorg", GIB, kind="graphics"))
+    gpus[0] = gpu(0, ProcessUse(4711, "python", 3 * GIB))
+    gpus[2] = gpu(2, ProcessUse(4712, "Xorg", GIB, type="graphics"))
     choice = choose_devices(small_config(tmp_path, {"devices": {"use": "gpu:0,2"}}))
     (warning,) = choice.warnings
     assert warning.severity == "warning"
@@ -104,7 +108,7 @@ def test_memory_that_nobody_named_holds_is_a_warning_and_left_out_by_auto(
     tmp_path: Path, gpus: list[GpuStatus]
 ) -> None:
     gpus[0] = replace(gpu(0), used_bytes=6 * GIB)
-    gpus[1] = replace(gpu(1, GpuProcess(1, "Xorg", 2 * GIB, kind="graphics")), used_bytes=2 * GIB)
+    gpus[1] = replace(gpu(1, ProcessUse(1, "Xorg", 2 * GIB, type="graphics")), used_bytes=2 * GIB)
     (warning,) = choose_devices(small_config(tmp_path, {"devices": {"use": "gpu:0,1"}})).warnings
     assert "6.0 GiB of GPU 0" in warning.message and "container" in warning.message
     assert chosen(tmp_path, "auto") == ["GPU-00000001", "GPU-00000002"]
@@ -144,7 +148,7 @@ def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(
 
 
 def test_a_lost_gpu_is_refused_and_left_out(tmp_path: Path, gpus: list[GpuStatus]) -> None:
-    gpus[1] = replace(gpu(1), state="lost", used_bytes=None)
+    gpus[1] = replace(gpu(1), lost_at=1.0, used_bytes=None)
     with pytest.raises(DeviceError, match="is lost: the driver"):
         chosen(tmp_path, "gpu:0,1")
     assert chosen(tmp_path, "gpu:all") == ["GPU-00000000", "GPU-00000002"]

@@ -16,9 +16,10 @@ from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.series import Series
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.language import tr
-from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.state.gpus import Gpus, clock_time
 from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
 from rankdeck_app.views.devices.rows import HOT_C, errors_of, series_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
@@ -36,7 +37,7 @@ _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 def stats(gpus: Gpus) -> tuple[Stat, ...]:
     there = [gpu for gpu in gpus.whole if gpu.lost_at is None and not gpu.is_stale]
-    used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
+    used = [gpu.last_used_bytes for gpu in there if gpu.last_used_bytes is not None]
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
     divisor, unit = byte_unit(max([*totals, *used], default=1))
     vram = f"{sum(used) / divisor:.1f}" if used else UNKNOWN
@@ -93,7 +94,7 @@ def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:
     )
 
 
-def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
+def _bar(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None) -> DeviceBar:
     if gpu.lost_at is not None:
         return DeviceBar(
             gpu.label, None, missing=tr("lost"), note=tr("lost at {time}", time=clock_time(gpu.lost_at))
@@ -104,7 +105,7 @@ def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
     for holder in holders(gpus, gpu, memory).holders:
         if holder.kind in _LABELS:
             held[holder.kind] += holder.num_bytes or 0
-    return DeviceBar(gpu.label, gpu.used_bytes, held, note, is_old=gpu.is_stale)
+    return DeviceBar(gpu.label, gpu.last_used_bytes, held, note, is_old=gpu.is_stale)
 
 
 def bars_subtitle(figure: BarsFigure) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> 
 def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
     yield ("device", "uuid", "used_bytes", "total_bytes")
     for gpu in gpus.devices:
-        yield (gpu.label, gpu.uuid, gpu.used_bytes, gpu.total_bytes)
+        yield (gpu.label, gpu.uuid, gpu.last_used_bytes, gpu.total_bytes)
 
 
 def history_rows(gpus: Gpus, *metrics: str) -> Iterator[Row | ManyRows]:

@@ -11,15 +11,15 @@ from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory, ProcessUse
 from rankdeck.run.breakdown import break_down
-from rankdeck.telemetry.readings import Device
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck_app.language import tr
-from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.state.gpus import Gpus, clock_time
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
 
 OUTSIDE = marked("other, outside this namespace")
-MemoryOf = Callable[[GpuState], DeviceMemory | None]
+MemoryOf = Callable[[GpuStatus], DeviceMemory | None]
 """What the run that holds a device reports of its memory, where that run is open."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_WORDS = {
@@ -31,17 +31,16 @@ _SEGMENT_WORDS = {
 }
 
 
-def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> HoldersFigure:
+def holders(gpus: Gpus, gpu: GpuStatus, memory: DeviceMemory | None = None) -> HoldersFigure:
     """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so.
 
     `memory` is what torch reports of the run that holds the device: then its part is shown by kind.
     """
-    device = gpus.registry.device(gpu.uuid)
-    if gpu.lost_at is not None or device is None:
-        facts = [(tr("lost at"), clock_time(gpu.lost_at or 0.0)), ("UUID", gpu.uuid)]
+    if gpu.lost_at is not None:
+        facts = [(tr("lost at"), clock_time(gpu.lost_at)), ("UUID", gpu.uuid)]
         return HoldersFigure((), None, facts)
-    if memory is not None and gpu.used_bytes is not None:
-        return HoldersFigure(tuple(_by_kind(gpu, device, memory)), gpu.total_bytes, _facts(gpus, gpu))
+    if memory is not None and gpu.last_used_bytes is not None:
+        return HoldersFigure(tuple(_by_kind(gpu, memory)), gpu.total_bytes, _facts(gpus, gpu))
     kind = "run" if gpu.run is not None else "others"
     listed = [
         Holder(kind, item.name or "?", item.used_bytes, _note(item))
@@ -54,21 +53,21 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
         count = tr("{n} processes", "{n} process", len(foreign))
         listed.append(Holder("outside", tr(OUTSIDE), sum(known) if known else None, count))
     listed.sort(key=lambda holder: -(holder.num_bytes or 0))
-    listed += _rest(gpu, device, sum(holder.num_bytes or 0 for holder in listed))
+    listed += _rest(gpu, sum(holder.num_bytes or 0 for holder in listed))
     return HoldersFigure(tuple(listed), gpu.total_bytes, _facts(gpus, gpu))
 
 
-def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Holder]:
+def _by_kind(gpu: GpuStatus, memory: DeviceMemory) -> Iterator[Holder]:
     """A run's GPU: its tensors by kind, what torch keeps unused, the CUDA context, and the rest."""
-    assert gpu.used_bytes is not None
+    assert gpu.last_used_bytes is not None
     own = None
-    if gpu.processes is not None:
+    if "processes" not in gpu.states:
         own = [
             item if item.foreign or item.type != "compute" else msgspec.structs.replace(item, rank=0)
-            for item in gpu.processes
+            for item in gpu.processes or ()
         ]
     segments = break_down(
-        gpu.used_bytes, memory, own, total_bytes=gpu.total_bytes, driver_bytes=device.driver_bytes
+        gpu.last_used_bytes, memory, own, total_bytes=gpu.total_bytes, driver_bytes=gpu.driver_bytes
     )
     words = KIND_LABELS | _SEGMENT_WORDS
     for name in dict.fromkeys([*KIND_LABELS, *segments]):
@@ -87,31 +86,31 @@ def _note(item: ProcessUse) -> str:
     return ", ".join(filter(None, (pid, item.user, runs, on_host)))
 
 
-def _rest(gpu: GpuState, device: Device, attributed_bytes: int) -> list[Holder]:
+def _rest(gpu: GpuStatus, attributed_bytes: int) -> list[Holder]:
     """What is in use and nobody's, what the driver keeps, and what is free."""
-    if gpu.used_bytes is None:
+    if gpu.last_used_bytes is None:
         return []
     rest = []
-    if gpu.used_bytes > attributed_bytes:
+    if gpu.last_used_bytes > attributed_bytes:
         untold, by_nobody = tr("in use, not told by whom"), tr("in use; processes are not told")
-        name = by_nobody if gpu.processes is None else untold
-        rest.append(Holder("unclaimed", name, gpu.used_bytes - attributed_bytes))
-    if device.driver_bytes:
-        rest.append(Holder("driver", tr(_SEGMENT_WORDS["driver"]), device.driver_bytes))
+        name = by_nobody if "processes" in gpu.states else untold
+        rest.append(Holder("unclaimed", name, gpu.last_used_bytes - attributed_bytes))
+    if gpu.driver_bytes:
+        rest.append(Holder("driver", tr(_SEGMENT_WORDS["driver"]), gpu.driver_bytes))
     if gpu.total_bytes is not None:
-        used = max(gpu.used_bytes, attributed_bytes) + (device.driver_bytes or 0)
+        used = max(gpu.last_used_bytes, attributed_bytes) + (gpu.driver_bytes or 0)
         rest.append(Holder("free", tr("free"), max(0, gpu.total_bytes - used)))
     return rest
 
 
-def _facts(gpus: Gpus, gpu: GpuState) -> Sequence[tuple[str, str]]:
+def _facts(gpus: Gpus, gpu: GpuStatus) -> Sequence[tuple[str, str]]:
     facts = [(tr("peak since the start"), peak_words(gpus, gpu))]
     if gpu.run is not None:
-        facts.append((tr("run"), gpu.run_name()))
+        facts.append((tr("run"), gpu.run_name))
     parts = [other.label for other in gpus.devices if other.parent == gpu.uuid]
     if parts:
         facts.append((tr("split into"), ", ".join(parts)))
-    elif gpu.is_split:
+    elif gpu.mig:
         facts.append((tr("split into"), tr("no instance yet")))
     facts.append(("UUID", gpu.uuid))
     if gpus.driver:
@@ -119,12 +118,12 @@ def _facts(gpus: Gpus, gpu: GpuState) -> Sequence[tuple[str, str]]:
     return facts
 
 
-def peak_words(gpus: Gpus, gpu: GpuState) -> str:
+def peak_words(gpus: Gpus, gpu: GpuStatus) -> str:
     peak = gpus.registry.peak_bytes.get(gpu.uuid)
     return UNKNOWN if peak is None else format_bytes(peak)
 
 
-def holder_rows(gpus: Gpus, gpu: GpuState | None, memory_of: MemoryOf) -> Iterator[Sequence[object]]:
+def holder_rows(gpus: Gpus, gpu: GpuStatus | None, memory_of: MemoryOf) -> Iterator[Sequence[object]]:
     yield ("holder", "note", "bytes")
     for holder in holders(gpus, gpu, memory_of(gpu)).holders if gpu is not None else ():
         yield (holder.name, holder.note, holder.num_bytes)

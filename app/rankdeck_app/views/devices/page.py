@@ -18,11 +18,12 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 
 from rankdeck.base.phrases import marked
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.language import tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
-from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.state.gpus import Gpus, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.devices import gpu_figures, memory_holders, rows
 from rankdeck_app.views.devices.rows import (
@@ -131,7 +132,7 @@ class DevicesPage(Page):
     # What is shown
 
     @property
-    def chosen(self) -> GpuState | None:
+    def chosen(self) -> GpuStatus | None:
         """The device that is shown in full, or None for all of them."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
 
@@ -265,11 +266,9 @@ _ONE = ("tracks", "holders", "table")
 _MARKED = (marked("lost"), marked("back"), marked("slow"), marked("restarted"), marked("silent"))
 
 
-def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
+def tracks(gpus: Gpus, gpu: GpuStatus, span_s: float) -> TracksFigure:
     """Every metric of one device, with its limits and what happened to it."""
     now_s = gpus.now_s
-    device = gpus.registry.device(gpu.uuid)
-    power_limit = (device.power_limit_w if device is not None else None) or 0.0
     total = float(gpu.total_bytes or 0)
     peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
     vram_limits = [TrackLimit(total), TrackLimit(peak, is_hard=False)]
@@ -277,7 +276,7 @@ def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
     tracks = [
         _track(gpus, gpu, tr("VRAM"), "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
         _track(gpus, gpu, tr("Busy, memory busy"), "utilisation", 1.0, second="memory_utilisation"),
-        _track(gpus, gpu, tr("Power"), "power_w", power_top, limits=[TrackLimit(power_limit)]),
+        _track(gpus, gpu, tr("Power"), "power_w", power_top, limits=[TrackLimit(gpu.power_limit_w or 0.0)]),
         _track(
             gpus, gpu, tr("Temperature"), "temperature_c", SCALE_C, limits=[TrackLimit(HOT_C, is_hard=False)]
         ),
@@ -289,14 +288,14 @@ def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
     return TracksFigure(tracks, (now_s - span_s, now_s), gpu.lost_at is not None)
 
 
-def _clock_top(gpus: Gpus, gpu: GpuState) -> float:
+def _clock_top(gpus: Gpus, gpu: GpuStatus) -> float:
     values = [gpus.reading(gpu.uuid, metric).value or 0 for metric in ("sm_clock_mhz", "memory_clock_mhz")]
     return 1.1 * max(1.0, *(float(value) for value in values))
 
 
 def _track(
     gpus: Gpus,
-    gpu: GpuState,
+    gpu: GpuStatus,
     title: str,
     metric: str,
     top: float,
@@ -323,20 +322,20 @@ def _track(
     )
 
 
-def _throttle_track(gpus: Gpus, gpu: GpuState) -> Track:
+def _throttle_track(gpus: Gpus, gpu: GpuStatus) -> Track:
     text, tone = throttled_by(gpus, gpu.uuid)
     curve = None if gpus.history is None else gpus.history.throttled(gpu.uuid)
     return Track(tr("Throttled by"), text, curve, 1.0, METRICS["throttle"].stale_after_s, tone=tone)
 
 
-def _error_track(gpus: Gpus, gpu: GpuState, marks: Sequence[TrackMark]) -> Track:
+def _error_track(gpus: Gpus, gpu: GpuStatus, marks: Sequence[TrackMark]) -> Track:
     text, tone = errors_of(gpus, gpu)
     top = max(1.0, 1.1 * float(gpus.reading(gpu.uuid, "ecc_errors").value or 0))
     curve, hold_s = series_of(gpus, gpu.uuid, "ecc_errors"), METRICS["ecc_errors"].stale_after_s
     return Track(tr("ECC errors, XID events"), text, curve, top, hold_s, marks=marks, tone=tone)
 
 
-def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
+def _marks(gpus: Gpus, gpu: GpuStatus) -> list[TrackMark]:
     since = time.time() - gpus.now_s
     return [
         TrackMark(notice.t - since, tr(notice.code) if notice.xid is None else f"XID {notice.xid}")

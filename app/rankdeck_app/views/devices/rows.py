@@ -8,10 +8,11 @@ from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.series import Series
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import METRICS, STATE_WORDS, Reading, throttle_words
 from rankdeck.telemetry.registry import NOT_READ
 from rankdeck_app.language import tr
-from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.state.gpus import Gpus, busy_words, clock_time, run_label
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.metric_table import MetricCell, MetricColumn, MetricRow, TableFigure
 
@@ -50,12 +51,12 @@ def table(gpus: Gpus, span_s: float) -> TableFigure:
 
 def top_of(gpus: Gpus, metric: str) -> float:
     """One scale for all devices: the highest limit, or the highest value of now."""
-    limits = [device.power_limit_w or 0.0 for device in gpus.registry.devices] if metric == "power_w" else []
+    limits = [gpu.power_limit_w or 0.0 for gpu in gpus.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
     return max([1.0, *limits, *(1.1 * value for value in values)])
 
 
-def _row(gpus: Gpus, gpu: GpuState, tops: dict[str, float], is_lead: bool) -> MetricRow:
+def _row(gpus: Gpus, gpu: GpuStatus, tops: dict[str, float], is_lead: bool) -> MetricRow:
     capacity = float(gpu.total_bytes or gpus.registry.peak_bytes.get(gpu.uuid) or 1)
     cells = (
         _cell(gpus, gpu, "used_bytes", capacity, is_lead),
@@ -76,12 +77,12 @@ def _row(gpus: Gpus, gpu: GpuState, tops: dict[str, float], is_lead: bool) -> Me
     return MetricRow(gpu.uuid, gpu.label, cells, note, is_part, is_lost, is_lead)
 
 
-def _at_least(gpus: Gpus, gpu: GpuState, metric: str, limit: float) -> bool:
+def _at_least(gpus: Gpus, gpu: GpuStatus, metric: str, limit: float) -> bool:
     reading = gpus.reading(gpu.uuid, metric)
     return reading.state == "value" and (reading.value or 0) >= limit
 
 
-def _cell(gpus: Gpus, gpu: GpuState, metric: str, top: float = 0.0, is_hot: bool = False) -> MetricCell:
+def _cell(gpus: Gpus, gpu: GpuStatus, metric: str, top: float = 0.0, is_hot: bool = False) -> MetricCell:
     reading = gpus.reading(gpu.uuid, metric)
     text, tone = reading_words(metric, reading)
     meaning = tr(METRICS[metric].meaning)
@@ -141,7 +142,7 @@ def throttled_by(gpus: Gpus, uuid: str) -> tuple[str, str]:
     return words or tr("none"), "hot" if words and reading.state == "value" else "muted"
 
 
-def errors_of(gpus: Gpus, gpu: GpuState) -> tuple[str, str]:
+def errors_of(gpus: Gpus, gpu: GpuStatus) -> tuple[str, str]:
     """(XID errors since the start and uncorrected memory errors, tone)."""
     xids = [
         notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
@@ -155,11 +156,11 @@ def errors_of(gpus: Gpus, gpu: GpuState) -> tuple[str, str]:
     return (tr("none"), "muted") if reading.value is not None else reading_words("ecc_errors", reading)
 
 
-def held_by(gpu: GpuState) -> tuple[str, str]:
+def held_by(gpu: GpuStatus) -> tuple[str, str]:
     """(who holds memory of it, tone)."""
     if gpu.run is not None:
-        return tr("run {name}", name=gpu.run_label()), ""
-    if gpu.processes is None:
+        return tr("run {name}", name=run_label(gpu)), ""
+    if "processes" in gpu.states:
         return tr("n/a"), "muted"
-    words = gpu.busy_words()
+    words = busy_words(gpu)
     return (words, "") if words else (tr("nobody"), "muted")

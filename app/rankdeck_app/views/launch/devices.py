@@ -19,9 +19,10 @@ from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck_app.language import tr
 from rankdeck_app.state.device_choice import DeviceChoice
-from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus, GpuState, clock_time
+from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus, busy_words, clock_time
 from rankdeck_app.state.script_draft import NONE_CHOSEN
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import GAP_OF_READINGS, DeviceFigure, DeviceGrid
@@ -121,19 +122,19 @@ class HostDevices(QWidget):
         if selection is None:
             return "gpu" if str(self._choice.use).startswith("gpu") else "cpu"
         if selection.kind == "auto":
-            return "gpu" if any(gpu.availability.is_for_auto for gpu in self._gpus.devices) else "cpu"
+            return "gpu" if any(gpu.is_for_auto for gpu in self._gpus.devices) else "cpu"
         return selection.kind
 
-    def _choosable(self) -> list[GpuState]:
+    def _choosable(self) -> list[GpuStatus]:
         """GPUs as a whole; of MIG instances a run can use only one, so nobody means all of them."""
         gpus = self._gpus.whole
-        return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.is_split or gpu.is_twin)]
+        return [gpu for gpu in gpus if not (gpu.lost_at is not None or gpu.mig or gpu.is_twin)]
 
-    def _is_chosen(self, gpu: GpuState, selection: DeviceSelection | None) -> bool:
+    def _is_chosen(self, gpu: GpuStatus, selection: DeviceSelection | None) -> bool:
         if selection is None:
             return False
         if selection.kind == "auto":
-            return gpu.availability.is_for_auto
+            return gpu.is_for_auto
         if not selection.gpus:
             return gpu in self._choosable()
         return gpu.uuid in selection.gpus or (gpu.parent is None and str(gpu.index) in selection.gpus)
@@ -166,12 +167,12 @@ class HostDevices(QWidget):
             wanted = [gpu for gpu in gpus if gpu in kept or gpu is gpus[at]]
         self._choose(wanted)
 
-    def _choose(self, gpus: Sequence[GpuState]) -> None:
+    def _choose(self, gpus: Sequence[GpuStatus]) -> None:
         names = [str(gpu.index) if gpu.parent is None else gpu.uuid for gpu in gpus]
         self._write(f"gpu:{','.join(names)}" if names else NONE_CHOSEN)
 
     def _choose_free(self) -> None:
-        self._choose([gpu for gpu in self._choosable() if gpu.availability.is_free])
+        self._choose([gpu for gpu in self._choosable() if gpu.is_free])
 
     # Drawing it
 
@@ -242,16 +243,16 @@ class HostDevices(QWidget):
         else:
             self.summary.setText("" if self._gpus.known else tr("looking…"))
 
-    def _gpu_figure(self, gpu: GpuState, leads: bool) -> DeviceFigure:
+    def _gpu_figure(self, gpu: GpuStatus, leads: bool) -> DeviceFigure:
         usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else _UNUSED
         run_used, run_share, run_leads = usage
-        used = gpu.used_bytes if gpu.used_bytes is not None else run_used
+        used = gpu.last_used_bytes if gpu.last_used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
         state, note, gone = "", "", ""
         if gpu.lost_at is not None:
             state, gone = "lost", tr("lost {time}", time=clock_time(gpu.lost_at))
             used = share = None
-        elif gpu.is_split:
+        elif gpu.mig:
             state, note = "off", "MIG"
         elif gpu.is_twin:
             state, note = "off", "UUID?"
@@ -260,7 +261,7 @@ class HostDevices(QWidget):
         return DeviceFigure(
             gpu.label, gpu.label.removeprefix("GPU "), used, share, leads or run_leads, note,
             tooltip="\n".join(gpu_lines(gpu)), readings="" if gone else _readings(gpu),
-            busy="" if gone else gpu.busy_words(),
+            busy="" if gone else busy_words(gpu),
             gone=gone, state=state,
         )  # fmt: skip
 
@@ -285,7 +286,7 @@ class HostDevices(QWidget):
         return DeviceFigure(name, str(index), used, share, lead, "", tooltip)
 
 
-def _readings(gpu: GpuState, busy: str = "{share:.0%}") -> str:
+def _readings(gpu: GpuStatus, busy: str = "{share:.0%}") -> str:
     """'91%  64°C  512 W': what is known of it now."""
     parts = [
         "" if gpu.utilisation is None else tr(busy, share=gpu.utilisation),
@@ -295,27 +296,27 @@ def _readings(gpu: GpuState, busy: str = "{share:.0%}") -> str:
     return GAP_OF_READINGS.join(filter(None, parts))
 
 
-def gpu_lines(gpu: GpuState) -> list[str]:
+def gpu_lines(gpu: GpuStatus) -> list[str]:
     """The tooltip: all that the card has no room for."""
-    name = tr("{gpu} (simulated)", gpu=gpu.name) if gpu.is_simulated else gpu.name
+    name = tr("{gpu} (simulated)", gpu=gpu.name) if gpu.simulated else gpu.name
     lines = [f"{gpu.label}: {name}", gpu.uuid]
     if gpu.lost_at is not None:
         return [*lines, tr("Lost at {time}: it answers no more", time=clock_time(gpu.lost_at))]
     if gpu.total_bytes:
-        used = tr("unknown") if gpu.used_bytes is None else format_bytes(gpu.used_bytes)
+        used = tr("unknown") if gpu.last_used_bytes is None else format_bytes(gpu.last_used_bytes)
         lines.append(tr("{used} of {total} in use", used=used, total=format_bytes(gpu.total_bytes)))
     if gpu.is_stale:
         lines.append(tr("The driver does not answer at the moment: these figures are old"))
     if readings := _readings(gpu, marked("{share:.0%} busy")):
         lines.append(readings)
-    if gpu.is_split:
+    if gpu.mig:
         lines.append(tr("Split into MIG instances: choose one of them"))
     if gpu.is_twin:
         lines.append(tr("The driver tells no UUID that is its own alone: no run can take it"))
     if gpu.run is not None:
-        lines.append(tr("Held by the run {run}", run=gpu.run_name()))
-    elif gpu.busy_words():
-        lines.append(tr("Used by {who}", who=gpu.busy_words()))
+        lines.append(tr("Held by the run {run}", run=gpu.run_name))
+    elif busy_words(gpu):
+        lines.append(tr("Used by {who}", who=busy_words(gpu)))
     return lines
 
 
