@@ -267,7 +267,7 @@ class HostClocks:
     def __init__(self, run: str, ask: Callable[[str, Word], None]) -> None:
         self._file, self._ask = Path(run, "clocks.jsonl"), ask
         self._clocks: dict[str, Clock] = {}
-        self._asked: dict[str, tuple[float, float]] = {}
+        self._asked: dict[str, float] = {}
         self._next_s = 0.0
         self._attempt = 0
         self._ranks: Mapping[str, range] = {}
@@ -288,16 +288,16 @@ class HostClocks:
             self._next_s = now_s + ASK_S
         for name in names if is_time else new:
             self._clocks.setdefault(name, Clock())
-            self._asked[name] = time.monotonic(), time.time()
-            self._ask(name, {"word": CLOCK, "asked": self._asked[name][0]})
+            self._asked[name] = time.monotonic()
+            self._ask(name, {"word": CLOCK, "asked": self._asked[name]})
 
     def take(self, name: str, word: Word) -> None:
         """An answer; one to another question than the last is none."""
-        asked_s, sent = self._asked.pop(name, (math.nan, 0.0))
+        asked_s = self._asked.pop(name, math.nan)
         there = word.get("now")
         if word.get("asked") != asked_s or not isinstance(there, float) or not 0 <= there < 1e11:
             return
-        self._clocks[name].add(sent, there, sent + time.monotonic() - asked_s)
+        self._clocks[name].answered(asked_s, there)
         self._tell(name, there)
 
     def _tell(self, name: str, since: float) -> None:

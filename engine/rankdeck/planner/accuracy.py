@@ -52,7 +52,7 @@ def predict(run: RunDir) -> PlanLine | None:
     config = to_predict(run)
     if config is None:
         return read_prediction(run)
-    infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment()["devices"]]
+    infos = run.devices()
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
     (line,) = plan_lines_of(config, [candidate], target_of_run(infos))
     files.write_own(file, plan_lines.encode(line))

@@ -26,7 +26,6 @@ from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig, load
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
 from rankdeck.config.gpu_models import MAX_PLANNED
-from rankdeck.events import DeviceInfo
 from rankdeck.planner.accuracy import target_of_run
 from rankdeck.planner.advice import advise, changes_for, least_batch
 from rankdeck.planner.candidates import Candidate, Target, candidates_for
@@ -241,7 +240,7 @@ def way_lines(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLin
         yield from kept
         return
     config = load(run.config_to_go_on_with)
-    infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment().get("devices", [])]
+    infos = run.devices()
     if not infos:
         return
     target = target_of_run(infos)

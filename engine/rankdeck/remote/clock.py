@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 WINDOW_S = 30.0
@@ -14,6 +15,11 @@ class Clock:
         self.offset_s: float | None = None
         self.within_s = 0.0
         self._seen: deque[tuple[float, float, float]] = deque(maxlen=120)
+
+    def answered(self, asked_s: float, there: float) -> None:
+        """The time of that clock has come just now; it was asked for at `asked_s` (CLOCK_MONOTONIC)."""
+        back = time.time()
+        self.add(back - (time.monotonic() - asked_s), there, back)
 
     def add(self, sent: float, there: float, back: float) -> None:
         """`sent` and `back` by this clock, `there` by that one, in between (Unix seconds)."""

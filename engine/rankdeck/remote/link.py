@@ -151,12 +151,10 @@ class Link:
         elif not self._is_up:
             raise wire.WireError("it did not say who it is")
         elif isinstance(message, wire.Pong):
-            now_s = time.monotonic()
-            if not self._began_s <= message.sent <= now_s:
+            if not self._began_s <= message.sent <= time.monotonic():
                 raise wire.WireError("an answer to a question that was not asked")
             self._answered_s = max(self._answered_s, message.sent)
-            back = time.time()
-            self.clock.add(back - (now_s - message.sent), message.now, back)
+            self.clock.answered(message.sent, message.now)
         else:
             self._on_message(message, body)
 

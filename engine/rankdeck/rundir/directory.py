@@ -221,6 +221,10 @@ class RunDir:
             told["started"] = self.here(started)
         return told
 
+    def devices(self) -> list[events.DeviceInfo]:
+        """Those that the latest attempt was started on, of this host. Raises: msgspec.ValidationError."""
+        return msgspec.convert(self.environment().get("devices", []), list[events.DeviceInfo])
+
     def file_of(self, stem: str, suffix: str, attempt: int | None = None) -> Path:
         """What the latest attempt, or this one, was started with: a file that a resumed attempt brought
         along, else the run's first one."""

@@ -11,8 +11,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.files import wait_for_folder
@@ -43,7 +41,7 @@ class RunSink:
     def __init__(self, run: Path, attempt: int, pids: Sequence[int], first: int = 0) -> None:
         wait_for_folder(run)
         directory = RunDir(run)
-        devices = msgspec.convert(directory.environment().get("devices", []), list[events.DeviceInfo])
+        devices = directory.devices()
         self._index = {device.uuid or virtual_uuid(device.index): first + device.index for device in devices}
         self._names = {first + device.index: device.name for device in devices}
         self.uuids = list(self._index)
