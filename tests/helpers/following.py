@@ -69,7 +69,7 @@ class Following:
         """Until so many bytes are used on the device, or it has been read at all."""
 
         def holds(registry: DeviceRegistry) -> bool:
-            used = registry.value(uuid, "used_bytes", time.monotonic())
+            used = {gpu.uuid: gpu.used_bytes for gpu in registry.gpus(time.monotonic())}.get(uuid)
             return used is not None if num_bytes is None else used == num_bytes
 
         self.wait(holds, f"{num_bytes or 'any'} bytes on {uuid}")

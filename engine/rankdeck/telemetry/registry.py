@@ -30,7 +30,6 @@ from rankdeck.telemetry.readings import (
 NOT_READ = marked("not read yet")
 _NEVER = Reading(state="error", detail=NOT_READ)
 _MAX_NOTICES = 100
-LOST = "the GPU is lost"
 
 
 class DeviceRegistry:
@@ -45,6 +44,7 @@ class DeviceRegistry:
         self.listed: DevicesLine | None = None
         self.notices: list[NoticeLine] = []
         self.peak_bytes: dict[str, int] = {}
+        self._lost: set[str] = set()
         self._readings: dict[str, dict[str, tuple[Reading, float]]] = {}
         self._processes: dict[str, DeviceProcesses] = {}
 
@@ -69,26 +69,15 @@ class DeviceRegistry:
             device.uuid in self._processes or device.lost_at is not None for device in self.devices
         )
 
-    def device(self, uuid: str) -> Device | None:
-        return next((device for device in self.devices if device.uuid == uuid), None)
-
     def reading(self, uuid: str, metric: str, now_s: float) -> Reading:
         """The metric as it is known now, with its age; never a value that only looks new."""
         reading, taken_s = self._readings.get(uuid, {}).get(metric, (_NEVER, now_s))
         if reading is _NEVER:
             return reading
         age_s = max(0.0, now_s - taken_s)
-        state = reading.state
-        device = self.device(uuid)
-        is_old = age_s > METRICS[metric].stale_after_s or (device is not None and device.lost_at is not None)
-        if state == "value" and is_old:
-            state = "stale"
+        is_old = age_s > METRICS[metric].stale_after_s or uuid in self._lost
+        state = "stale" if reading.state == "value" and is_old else reading.state
         return msgspec.structs.replace(reading, state=state, age_s=age_s)
-
-    def value(self, uuid: str, metric: str, now_s: float) -> float | int | None:
-        """The metric's value while it is true, else None."""
-        reading = self.reading(uuid, metric, now_s)
-        return reading.value if reading.state == "value" else None
 
     def processes(self, uuid: str) -> DeviceProcesses:
         """Who was on the device when that was last asked; not known before the first answer."""
@@ -169,17 +158,19 @@ class DeviceRegistry:
             and not (device.uuid == nameless(device.index) and device.index in reasons)
         ]
         self.listed = line
-        self.devices = in_order([*devices, *gone])
+        self._keep([*devices, *gone])
 
     def _mark(self, uuid: str, lost_at: float | None) -> None:
-        self.devices = [
-            msgspec.structs.replace(device, lost_at=lost_at)
-            if uuid in (device.uuid, device.parent)
-            else device
-            for device in self.devices
-        ]
+        self._keep(
+            [
+                msgspec.structs.replace(device, lost_at=lost_at)
+                if uuid in (device.uuid, device.parent)
+                else device
+                for device in self.devices
+            ]
+        )
 
-
-def in_order(devices: Sequence[Device]) -> list[Device]:
-    """nvidia-smi's order, MIG instances after the GPU that they are parts of."""
-    return sorted(devices, key=lambda device: (device.index, device.parent is not None))
+    def _keep(self, devices: Sequence[Device]) -> None:
+        """In nvidia-smi's order, MIG instances after the GPU that they are parts of."""
+        self.devices = sorted(devices, key=lambda device: (device.index, device.parent is not None))
+        self._lost = {device.uuid for device in devices if device.lost_at is not None}

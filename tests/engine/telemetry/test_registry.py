@@ -68,7 +68,10 @@ def test_a_reading_turns_stale_by_itself_and_keeps_its_last_value() -> None:
     assert (fresh.value, fresh.state, fresh.age_s) == (5, "value", 0.75)
     old = registry.reading("GPU-0", "used_bytes", 103.0)
     assert (old.value, old.state, old.age_s) == (5, "stale", 3.5)
-    assert registry.value("GPU-0", "used_bytes", 103.0) is None
+    (told,) = registry.gpus(103.0)
+    assert (told.used_bytes, told.last_used_bytes, told.states["used_bytes"]) == (None, 5, "stale")
+    (kept,) = registry.gpus(103.0, keeps=True)
+    assert kept.used_bytes == 5 and "used_bytes" not in kept.states
 
 
 def test_what_was_never_read_is_no_number() -> None:
@@ -96,7 +99,7 @@ def test_a_lost_gpu_has_no_true_reading_and_its_instances_are_lost_with_it() -> 
     assert [device.lost_at for device in registry.devices] == [2.0, 2.0, None]
     assert registry.reading("GPU-0", "used_bytes", 100.0).state == "stale"
     registry.feed(NoticeLine(t=3.0, code="back", message="GPU 0 is back.", uuid="GPU-0"), 100.0)
-    assert registry.value("GPU-0", "used_bytes", 100.0) == 5
+    assert registry.gpus(100.0)[0].used_bytes == 5
 
 
 def test_an_undone_mig_split_is_not_a_lost_gpu() -> None:
