@@ -136,7 +136,7 @@ class Gpus(QObject):
         whole = self.whole
         together: dict[object, set[int]] = {}
         for place, gpu in enumerate(whole):
-            if gpu.lost_at is not None or gpu.is_stale or gpu.last_used_bytes is None:
+            if gpu.used_bytes is None:
                 continue
             pids: list[object] = [item.pid for item in others(gpu) if not item.foreign]
             for key in pids if gpu.run is None else [gpu.run]:

@@ -26,7 +26,7 @@ def status_text(gpus: Sequence[GpuStatus]) -> str:
         name = f"{name}, {tr('{n} lost', '{n} lost', lost)}"
     if there and all(gpu.is_stale for gpu in there):
         return f"{name} · {tr('readings are old')}"
-    used = [None if gpu.is_stale else gpu.last_used_bytes for gpu in there]
+    used = [gpu.used_bytes for gpu in there]
     known = [num_bytes for num_bytes in used if num_bytes is not None]
     if not known:
         return name

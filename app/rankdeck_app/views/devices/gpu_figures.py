@@ -37,7 +37,7 @@ _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 def stats(gpus: Gpus) -> tuple[Stat, ...]:
     there = [gpu for gpu in gpus.whole if gpu.lost_at is None and not gpu.is_stale]
-    used = [gpu.last_used_bytes for gpu in there if gpu.last_used_bytes is not None]
+    used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
     divisor, unit = byte_unit(max([*totals, *used], default=1))
     vram = f"{sum(used) / divisor:.1f}" if used else UNKNOWN

@@ -58,11 +58,12 @@ def top_of(gpus: Gpus, metric: str) -> float:
 
 def _row(gpus: Gpus, gpu: GpuStatus, tops: dict[str, float], is_lead: bool) -> MetricRow:
     capacity = float(gpu.total_bytes or gpus.registry.peak_bytes.get(gpu.uuid) or 1)
+    is_hot = gpu.temperature_c is not None and gpu.temperature_c >= HOT_C
     cells = (
         _cell(gpus, gpu, "used_bytes", capacity, is_lead),
         _cell(gpus, gpu, "utilisation", 1.0),
         _cell(gpus, gpu, "power_w", tops["power_w"]),
-        _cell(gpus, gpu, "temperature_c", SCALE_C, _at_least(gpus, gpu, "temperature_c", HOT_C)),
+        _cell(gpus, gpu, "temperature_c", SCALE_C, is_hot),
         _cell(gpus, gpu, "sm_clock_mhz", tops["sm_clock_mhz"], throttled_by(gpus, gpu.uuid)[1] == "hot"),
         _cell(gpus, gpu, "memory_clock_mhz"),
         _cell(gpus, gpu, "fan"),
@@ -75,11 +76,6 @@ def _row(gpus: Gpus, gpu: GpuStatus, tops: dict[str, float], is_lead: bool) -> M
         note = tr("lost at {time}: it answers no more", time=clock_time(gpu.lost_at))
     is_part, is_lost = gpu.parent is not None, gpu.lost_at is not None
     return MetricRow(gpu.uuid, gpu.label, cells, note, is_part, is_lost, is_lead)
-
-
-def _at_least(gpus: Gpus, gpu: GpuStatus, metric: str, limit: float) -> bool:
-    reading = gpus.reading(gpu.uuid, metric)
-    return reading.state == "value" and (reading.value or 0) >= limit
 
 
 def _cell(gpus: Gpus, gpu: GpuStatus, metric: str, top: float = 0.0, is_hot: bool = False) -> MetricCell:
