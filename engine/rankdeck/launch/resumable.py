@@ -30,7 +30,7 @@ def check_over(run: RunDir) -> None:
 def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -> None:
     """Raises: NotResumableError: it is not. What several hosts have of its checkpoints, they find out."""
     check_over(run)
-    _check_ways_out(run)
+    _check_foreign_entries(run)
     if of_hosts:
         return
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
@@ -61,10 +61,10 @@ def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -
         )
 
 
-def _check_ways_out(run: RunDir) -> None:
+def _check_foreign_entries(run: RunDir) -> None:
     """Raises: NotResumableError where writing into the run would reach files elsewhere."""
     try:
-        found = rundir.way_out(run.path)
+        found = rundir.foreign_entry(run.path)
     except OSError as error:
         raise NotResumableError(
             phrase("{path} cannot be read: {why}.", path=error.filename or run.path, why=error.strerror),

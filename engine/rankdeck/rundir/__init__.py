@@ -15,6 +15,7 @@ from rankdeck.rundir.listing import (
     enter_in_index,
     find_race,
     find_run,
+    foreign_entry,
     is_entry,
     is_race,
     is_run,
@@ -23,7 +24,6 @@ from rankdeck.rundir.listing import (
     list_runs,
     put_request,
     runs_folder,
-    way_out,
 )
 from rankdeck.rundir.reading import CLOCKS, Clocks, Cursor, EventReader, LineCounts
 from rankdeck.rundir.unbegun import removed_unless_begun
@@ -55,6 +55,7 @@ __all__ = [
     "find_race",
     "find_run",
     "first_events",
+    "foreign_entry",
     "is_entry",
     "is_race",
     "is_run",
@@ -67,6 +68,5 @@ __all__ = [
     "removed_unless_begun",
     "runs_folder",
     "slug",
-    "way_out",
     "write_labels",
 ]

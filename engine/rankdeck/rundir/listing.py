@@ -264,7 +264,7 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
 # it must reach nothing else.
 
 
-def way_out(run: Path) -> tuple[Path, Phrase] | None:
+def foreign_entry(run: Path) -> tuple[Path, Phrase] | None:
     """A file or folder in it that a write would follow to another place, and what it is.
 
     The run's own folder may be a link. Weights may have other names: they are replaced, never written into.
@@ -274,7 +274,7 @@ def way_out(run: Path) -> tuple[Path, Phrase] | None:
     """
     for folder, folders, names in os.walk(run, onerror=_refuse):
         for path in (Path(folder, name) for name in sorted(folders + names)):
-            if (kind := _kind_of_way_out(path)) is not None:
+            if (kind := _kind_of_foreign(path)) is not None:
                 return path, kind
     return None
 
@@ -288,7 +288,7 @@ def put_request(folder: Path, *names: str) -> None:
     places = [folder.joinpath(*names[: count + 1]) for count in range(len(names))]
     try:
         for path in places:
-            if os.path.lexists(path) and (kind := _kind_of_way_out(path)) is not None:
+            if os.path.lexists(path) and (kind := _kind_of_foreign(path)) is not None:
                 raise _leads_elsewhere(path, kind)
         for path in places[:-1]:
             path.mkdir(exist_ok=True)
@@ -315,7 +315,7 @@ def _leads_elsewhere(path: Path, kind: Phrase) -> ConfigError:
     )
 
 
-def _kind_of_way_out(path: Path) -> Phrase | None:
+def _kind_of_foreign(path: Path) -> Phrase | None:
     told = path.lstat()
     if stat.S_ISLNK(told.st_mode):
         return phrase("a link to {target}", target=path.readlink())
