@@ -19,14 +19,12 @@ from rankdeck_app.ahead import import_ahead
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.chart_commands import ChartCommands, Exports
 from rankdeck_app.controllers.comparisons import Comparisons
-from rankdeck_app.controllers.cures import Cures
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
-from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.device_watch import DeviceWatch, DoctorTab
+from rankdeck_app.controllers.fixes import Fixes
 from rankdeck_app.controllers.launching import Launching
-from rankdeck_app.controllers.memory_whys import MemoryWhys
-from rankdeck_app.controllers.places import Places
+from rankdeck_app.controllers.places import Places, Standstills
 from rankdeck_app.controllers.race_tabs import RaceTabs
-from rankdeck_app.controllers.remedies import DoctorTab, Remedies, Standstills
 from rankdeck_app.controllers.run_acts import COMPARE
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_lists import RunLists
@@ -96,17 +94,14 @@ class App:
         self.exports = Exports(window, self.session, self.tabs.reveal)
         self.comparisons = Comparisons(window, self.session, self.tabs, self.exports, self.launching)
         self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
-        self.cures = Cures(window, self.session, self.tabs, self.launching, self.comparisons)
-        self.whys = MemoryWhys(window, self.session, self.tabs, self.cures, self.comparisons)
         self.doctor = DoctorTab(window, self.session, self.launching)
         self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
         self.standstills = Standstills(window, self.session, self.tabs, self.places.open)
-        self.remedies = Remedies(
-            window, self.session, self.tabs, self.alerts, self.watch, self.doctor, self.cures, self.whys,
-            self.standstills, self.actions.show_config,
+        self.fixes = Fixes(
+            window, self.session, self.tabs, self.launching, self.comparisons, self.alerts, self.watch,
+            self.doctor, self.standstills, self.places.open, self.actions.show_config,
         )  # fmt: skip
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
-        self.whys.open_code = self.places.open
         self.charts = ChartCommands(window, self.exports)
         self.times = TimeTravel(window, self.tabs)
         self._greeted = False
@@ -133,7 +128,7 @@ class App:
         self._register_pages()
         self._register_views()
         found = (
-            self.lists, self.places, self.races, self.comparisons, self.cures, self.whys, self.charts,
+            self.lists, self.places, self.races, self.comparisons, self.fixes, self.charts,
             self.times, self.doctor, self.standstills,
         )  # fmt: skip
         rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
@@ -186,7 +181,7 @@ class App:
             session.presets, session.plan, keys,
         )  # fmt: skip
         view.footer.estimate.opened.connect(self.actions.show_plan)
-        view.footer.cure_taken.connect(session.draft.mend)
+        view.footer.fix_taken.connect(session.draft.apply_fix)
         view.footer.asked_where.connect(self._show_blocker)
         view.launch_requested.connect(self.actions.launch)
         view.preset_picked.connect(self.actions.use_preset)
@@ -224,7 +219,7 @@ class App:
         return view
 
     def _show_blocker(self, problem: Problem) -> None:
-        """Where what stands in the way can be mended: its field, else its line."""
+        """Where what stands in the way can be fixed: its field, else its line."""
         from rankdeck_app.views.launch.side_bar import LaunchView
 
         view = self.window.show_activity("launch")
@@ -245,11 +240,11 @@ class App:
         view = ProblemsView(
             self.window.theme,
             self.session.problems,
-            self.remedies.of,
+            self.fixes.actions_of,
             self.places.open,
-            self.cures.look_at,
+            self.fixes.look_at,
         )
-        self.cures.changed.connect(view.refresh)
+        self.fixes.changed.connect(view.refresh)
         return view
 
     def _output_view(self) -> QWidget:

@@ -278,7 +278,7 @@ def test_a_rank_that_raises_is_a_problem_with_its_rank_and_its_output(app: App, 
     (entry, *_) = app.session.problems.entries
     assert "the well is dry" in entry.problem.message + " ".join(entry.problem.last_lines)
     assert app.window.status.item("errors").text() != "0"
-    labels = [label for label, _ in app.remedies.of(entry)]
+    labels = [label for label, _ in app.fixes.actions_of(entry)]
     assert labels == ["Show Output", "Open Its Folder"]
-    app.remedies.of(entry)[0][1]()
+    app.fixes.actions_of(entry)[0][1]()
     wait_for(lambda: "the well is dry" in output_text(app), 10, "the rank's own words")

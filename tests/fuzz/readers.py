@@ -12,7 +12,8 @@ from rankdeck import rundir
 from rankdeck.base.errors import RankdeckError
 from rankdeck.checkpoint_files import list_checkpoints, newest_whole
 from rankdeck.diagnose.exceptions import read_last_lines
-from rankdeck.diagnose.why import why_of
+from rankdeck.diagnose.fixes import kept_lines, planned_fixes
+from rankdeck.diagnose.out_of_memory import ran_out_of
 from rankdeck.run import export
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.past import stretches
@@ -23,7 +24,6 @@ from rankdeck.run.row import read_info, row_of
 from rankdeck.run.row_figures import figures_of
 from rankdeck.run.row_index import RunRows
 from rankdeck.run.summarising import summarise
-from rankdeck.run.ways_out import kept_lines, ways_out
 from rankdeck.rundir import EventReader, RaceDir, RunDir
 from tests.helpers.cli import rankdeck_here
 
@@ -35,7 +35,7 @@ def _fold(run: RunDir) -> None:
     read_fold(run, attempt=0, rows_held=5)
     _look_at(fold)
     figures_of(fold)
-    why_of(run, fold)
+    ran_out_of(run, fold)
     json.dumps(summarise(run, fold).facts(), allow_nan=False)
     json.dumps(summarise(run, attempt=0).facts(), allow_nan=False)
 
@@ -93,8 +93,8 @@ def _race(run: RunDir) -> None:
 
 def _predictions(run: RunDir) -> None:
     read_prediction(run)
-    for way in ways_out(kept_lines(run) or ()):
-        assert way.words and way.headroom is not None
+    for fix in planned_fixes(kept_lines(run) or ()):
+        assert fix.text and fix.headroom
 
 
 def _rest(run: RunDir) -> None:

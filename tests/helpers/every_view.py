@@ -30,10 +30,10 @@ from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
+from rankdeck.diagnose.fixes import fixes_file
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.race import RUNNING
-from rankdeck.run.ways_out import ways_file
 from rankdeck_app.composition import App
 from rankdeck_app.shell.status_bar import StatusItem
 from rankdeck_app.state.problem_list import LAUNCH
@@ -104,7 +104,7 @@ class EveryView:
             line = PlanLine(strategy=strategy, options={}, label=strategy, verdict=FITS, devices=[device])
             line.configured = strategy == "dp"
             lines.append(plan_lines.encode(line))
-        ways_file(run.dir).write_bytes(b"".join(lines))
+        fixes_file(run.dir).write_bytes(b"".join(lines))
 
     @property
     def page_ids(self) -> list[str]:
@@ -180,11 +180,11 @@ class EveryView:
         page = app.window.editor.open(f"why:{run.path}")
         assert isinstance(page, MemoryWhyPage)
 
-        def has_ways() -> bool:
+        def has_fixes() -> bool:
             page.memory_why.look()
-            return bool(page.ways.buttons)
+            return bool(page.fixes.buttons)
 
-        wait_for(has_ways, 30, "the planner's answer")
+        wait_for(has_fixes, 30, "the planner's answer")
         yield "why", page
         app.window.editor.close_page(page.page_id)
 

@@ -146,7 +146,7 @@ def _acts(app: Any, workspace: Path, runs: list[Path]) -> Iterator[tuple[str, Ca
     yield "enter an interpreter", lambda: app.picker._enter(str(workspace / "no-python"))
     yield "keep it as an entry", lambda: app.scripts.save_entry("mine")
     yield "forget the entry", lambda: app.scripts.remove_entry("mine")
-    yield "look why memory ran out", lambda: app.whys.open(starved)
+    yield "look why memory ran out", lambda: app.fixes.explain(starved)
     yield "save that", lambda: app.comparisons.save_report(starved, workspace / "why.html")
     yield "open code", lambda: app.places.open(workspace / "a.toml", 2)
     yield "rename", lambda: app.lists.keeping.rename(other, "another name")

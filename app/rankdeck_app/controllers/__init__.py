@@ -1,1 +1,1 @@
-"""What acts for the person: launching, tabs of runs, alerts, remedies; between state and views."""
+"""What acts for the person: launching, tabs of runs, alerts, fixes; between state and views."""

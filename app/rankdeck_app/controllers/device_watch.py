@@ -1,4 +1,5 @@
-"""What the frame shows of the machine's GPUs: status bar, problems, toasts, and the tab with everything.
+"""What the frame shows of the machine's GPUs: status bar, problems, toasts, and the tab with everything; and
+the doctor's tab.
 
 Readings come from state/gpus.py. A problem is what a person has to know: a GPU is lost, the driver reported
 an error, or what reads the GPUs ended. It goes when it is over, or is dismissed.
@@ -11,14 +12,18 @@ from functools import partial
 from PySide6.QtCore import QObject
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
 from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import NoticeLine
+from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.doctor import Doctor
 from rankdeck_app.state.problem_list import DEVICES
 from rankdeck_app.widgets.gpu_words import status_text
 
@@ -140,3 +145,49 @@ class DeviceWatch(QObject):
             command="devices.show",
             tone="error" if any(gpu.lost_at is not None for gpu in gpus) else "normal",
         )
+
+
+# The Doctor's tab: opened from the palette, Help, the Devices tab or a problem. Asking for it begins a look
+# where none has come to its end; a tab that is only restored begins none.
+#
+# A look is nobody's but the page's: it ends with it. A launch ends it too, for its two ranks hold GPUs for
+# some seconds which the run may want.
+
+DOCTOR_ID = "doctor:"
+
+
+class DoctorTab(QObject):
+    def __init__(self, window: MainWindow, session: Session, launching: Launching) -> None:
+        super().__init__(window)
+        self._window, self._launching = window, launching
+        self._num_pages = 0
+        self.doctor = Doctor(session.engine, session.workspace, self)
+        window.editor.register_page_kind("doctor", lambda _id: self._make_page(), tr("Doctor"))
+        launching.changed.connect(self._make_way)
+        window.closing.connect(self.doctor.stop)
+
+    def rows(self) -> list[Command]:
+        return [
+            Command("doctor.show", phrase("Help: Look This Machine Over"), self.show, menu="Help/3_machine")
+        ]
+
+    def show(self) -> None:
+        self._window.editor.open(DOCTOR_ID)
+        if self.doctor.done is None:
+            self.doctor.look()
+
+    def _make_page(self) -> Page:
+        from rankdeck_app.views.doctor_page import DoctorPage
+
+        self._num_pages += 1
+        return DoctorPage(self._window.theme, self.doctor, self._left)
+
+    def _left(self) -> None:
+        """A page that is moved is there twice for a moment."""
+        self._num_pages -= 1
+        if not self._num_pages:
+            self.doctor.stop()
+
+    def _make_way(self) -> None:
+        if self._launching.num_pending:
+            self.doctor.stop(tr("It was stopped for a launch."))

@@ -30,9 +30,9 @@ from rankdeck_app.state.engine_process import NOT_SHOWN, Launch
 from rankdeck_app.state.plan_words import strategy_name
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.script_draft import NONE_CHOSEN
-from rankdeck_app.state.suggestion import Suggestion
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.starting import PAGE_KIND, StartingPage
+from rankdeck_app.views.welcome import Suggestion
 
 _RESUME = "resume"
 

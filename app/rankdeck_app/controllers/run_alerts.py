@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QTimer
 
 from rankdeck.base.errors import Problem
-from rankdeck.config.cures import EVENLY
 from rankdeck.diagnose.findings import RULES, Findings, SeenRun
 from rankdeck.diagnose.findings.machine import CODE, ImbalanceAlert
+from rankdeck.diagnose.fixes import EVENLY
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr

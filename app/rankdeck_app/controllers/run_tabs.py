@@ -18,7 +18,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_loss
-from rankdeck.config.cures import is_out_of_memory
+from rankdeck.diagnose.fixes import is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
@@ -171,7 +171,7 @@ class RunTabs(QObject):
                 "activeRunStandsStill": run is not None and run.standstill is not None,
                 "activeRunResumable": run is not None and run.is_resumable,
                 "activeRunAgain": run is not None and run.is_over,
-                "activeRunCure": run is not None and run.is_over and bool(run.cure),
+                "activeRunCure": run is not None and run.is_over and bool(run.fix_changes),
                 "activeRunOutOfMemory": run is not None and any(map(is_out_of_memory, run.problems)),
             }
         )

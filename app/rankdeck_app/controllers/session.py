@@ -18,11 +18,11 @@ from rankdeck.config.catalog import StrategyCard
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
-from rankdeck_app.state.cured_plans import CuredPlans
-from rankdeck_app.state.device_choice import DeviceChoice
+from rankdeck_app.state.device_choice import DeviceChoice, default_devices
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.engine_process import Engine
+from rankdeck_app.state.fixes import FixPlans
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.hosts import GpusOfHosts
 from rankdeck_app.state.kept_file import CardLayouts
@@ -34,7 +34,6 @@ from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.script_draft import NO_GPUS, ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.state.step_movement import StepMovement
-from rankdeck_app.state.suggestion import default_devices
 from rankdeck_app.state.toml_writing import Place
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
@@ -88,7 +87,7 @@ class Session:
         self.elsewhere = DraftPlan(self.draft, planner, parent)
         self.raced = DraftRace(self.draft, self.runs, parent)
         self.predictions = Predictions(planner, self.plan, parent, disk=disk)
-        self.cured_plans = CuredPlans(planner, parent)
+        self.fix_plans = FixPlans(planner, parent)
         self.planner = planner
         self._steps: dict[str, StepMovement] = {}
         if not self.draft.is_restored:
@@ -126,7 +125,7 @@ class Session:
     def close(self) -> None:
         for step in self._steps.values():
             step.close()
-        for part in (self.plan, self.elsewhere, self.raced, self.predictions, self.cured_plans):
+        for part in (self.plan, self.elsewhere, self.raced, self.predictions, self.fix_plans):
             part.close()
         self.draft.close()
         self.layouts.close()

@@ -16,10 +16,11 @@ from rankdeck.telemetry.gpu_status import GpuRefusal, GpuStatus
 from rankdeck_app.language import tr
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.script_draft import ScriptDraft
+from rankdeck_app.state.script_draft import NONE_CHOSEN, ScriptDraft
 
 PLACE = ("devices", "use")
 HOSTS = ("hosts", "use")
+REHEARSAL = "cpu:4"
 
 
 def place_of(host: str) -> tuple[str, ...]:
@@ -71,6 +72,20 @@ class DeviceChoice(QObject):
             # What all have is said once.
             is_of_all = bool(self.host) and use == self._draft.value(PLACE)
             self._draft.set_value(place_of(self.host), None if is_of_all else use)
+
+
+def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
+    """What a configuration that names no devices runs on, when it is opened in the app: GPUs where there are
+    any. Where `auto` would take none of them, those that nobody uses are chosen, and the form says why they
+    cannot be used.
+    """
+    if any(gpu.is_for_auto for gpu in gpus):
+        return "auto"
+    there = [gpu for gpu in gpus if gpu.parent is None and gpu.lost_at is None]
+    if there:
+        free = [str(gpu.index) for gpu in there if gpu.is_free]
+        return f"gpu:{','.join(free)}" if free else NONE_CHOSEN
+    return "cpu:1" if strategy == "single" else REHEARSAL
 
 
 # Whether the GPUs that are asked for are there, said before anything starts: what the engine refuses.

@@ -161,9 +161,9 @@ class Draft(QObject):
             write_value(document, place, value)
         self._set_document(document, is_typed=is_typed)
 
-    def mend(self, cure: Mapping[str, Any]) -> None:
-        """Do what a problem's cure says."""
-        settings = {tuple(dotted.split(".")): value for dotted, value in cure.items()}
+    def apply_fix(self, changes: Mapping[str, Any]) -> None:
+        """Make the changes that fix a problem."""
+        settings = {tuple(dotted.split(".")): value for dotted, value in changes.items()}
         for place in [place for place in settings if place[-1] == "use" and place[:-1] in CARDS]:
             self.choose(place[:-1], settings.pop(place))
         if settings:

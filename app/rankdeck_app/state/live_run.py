@@ -23,8 +23,8 @@ from rankdeck.run.fold import Fold
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.problems import reading_problems
 from rankdeck.rundir import End, RunDir
-from rankdeck_app.state.cured_plan import CuredPlan
 from rankdeck_app.state.heard import OLD_S, Heard
+from rankdeck_app.state.plan_words import FixPlan
 from rankdeck_app.state.run_answers import RunAnswers, rows_of
 from rankdeck_app.state.run_tail import Passed, RunTail
 from rankdeck_app.state.time_machine import TimeMachine
@@ -52,7 +52,7 @@ class LiveRun(QObject, RunAnswers):
         self.outcome: str | None = None
         self.end: End | None = None
         self.prediction: PlanLine | None = None
-        self.cured: CuredPlan | None = None
+        self.fix_plan: FixPlan | None = None
         self.devices: list[DeviceFigures] = []
         self.rows: list[DeviceFigures] = []
         self._num_raised = 0
@@ -87,10 +87,10 @@ class LiveRun(QObject, RunAnswers):
         self.prediction = line
         self.changed.emit(Changed.MEMORY | Changed.STATE)
 
-    def show_cured(self, cured: CuredPlan | None) -> None:
-        """What a cure would make of its memory stands beside what is measured, until None takes it away."""
-        if cured != self.cured:
-            self.cured = cured
+    def show_fix_plan(self, plan: FixPlan | None) -> None:
+        """Show what a fix would make of its memory beside what is measured, until None takes it away."""
+        if plan != self.fix_plan:
+            self.fix_plan = plan
             self.changed.emit(Changed.MEMORY)
 
     def expect_stop(self) -> None:

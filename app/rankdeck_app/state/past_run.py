@@ -23,7 +23,7 @@ class PastRun(RunAnswers):
         self._live, self._moment = live, moment
         self.run, self.fold = live.run, fold
         self.config, self.script = live.config, live.script
-        self.cured = None
+        self.fix_plan = None
         self.devices = [device for device in fold.devices.values() if device.info is not None]
         self.rows = rows_of(self.devices)
         announced = [one for one in fold.attempts.values() if one.started is not None]

@@ -31,8 +31,8 @@ from rankdeck_app.state.toml_writing import Place
 
 QUIET_MS = 400
 _ALL = "all"
-# What the planner has advice for, when it is the configuration's own.
-_ADVISED = (TIGHT, DOES_NOT_FIT)
+# What the planner has fixes for, when it is the configuration's own.
+_FIXABLE = (TIGHT, DOES_NOT_FIT)
 # Neither changes what a step holds.
 _IRRELEVANT = {"": ("name", "strategy", "launch"), "train": ("steps", "seed", "evaluate_every", "verify")}
 
@@ -58,7 +58,7 @@ class DraftPlan(Asker):
         self.devices: str | None = None
         """None plans for the draft's own; else as in `--devices`: GPUs that one does not have."""
         self.rows: list[PlanRow] = []
-        self.advice: list[PlanLine] = []
+        self.fixes: list[PlanLine] = []
         self._failure = ""
         self._wants_chosen = self._wants_all = False
         self._has_all = False
@@ -83,7 +83,7 @@ class DraftPlan(Asker):
 
     @property
     def lines(self) -> list[PlanLine]:
-        """The answers there are, in the order of the rows; without advice."""
+        """The answers there are, in the order of the rows; without fixes."""
         return [row.line for row in self.rows if row.line is not None]
 
     @property
@@ -241,7 +241,7 @@ class DraftPlan(Asker):
         self._question = self.question
         self._has_all = False
         self._answered.clear()
-        self._failure, self.advice = "", []
+        self._failure, self.fixes = "", []
         known = [(row.strategy, row.label) for row in self.rows if not row.failure]
         self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
 
@@ -256,7 +256,7 @@ class DraftPlan(Asker):
         if self._process is not None or _choice(config) in self._answered:
             return False
         chosen = self.chosen
-        return chosen is None or (self._wants_all and chosen.verdict in _ADVISED)
+        return chosen is None or (self._wants_all and chosen.verdict in _FIXABLE)
 
     def _ask(self) -> None:
         self._quiet.stop()
@@ -270,8 +270,8 @@ class DraftPlan(Asker):
         self._failure = ""
         self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
         self._answered.add(_choice(config))
-        kept = (line for line in self.advice if line.saves_bytes is not None)
-        self.advice = [line for line in kept if line.strategy != config.strategy.use]
+        kept = (line for line in self.fixes if line.saves_bytes is not None)
+        self.fixes = [line for line in kept if line.strategy != config.strategy.use]
         process = self.planner.ask(config, self._asked, self.devices, self)
         process.line_came.connect(self._take)
         process.ended.connect(self._ended)
@@ -282,11 +282,11 @@ class DraftPlan(Asker):
         if self.sender() is not self._process:
             return
         if line.changes:
-            self.advice.append(line)
+            self.fixes.append(line)
         else:
             self._place(line)
-            is_advised = self._wants_all and line.verdict in _ADVISED
-            if line.configured and self._asked != _ALL and not is_advised:
+            is_fixable = self._wants_all and line.verdict in _FIXABLE
+            if line.configured and self._asked != _ALL and not is_fixable:
                 self._drop_process()  # the rest was not asked for
         self.changed.emit()
 

@@ -252,7 +252,7 @@ class Planner:
             has_ranks=has_ranks,
         )
 
-    def ways_out(self, run: Path, parent: QObject) -> PlanProcess:
+    def fixes(self, run: Path, parent: QObject) -> PlanProcess:
         """What would need less than a run that ran out of memory; the engine keeps it in its directory. As
         `predict`, for a run whose code is trusted: see look_at_trust."""
         return self._of_run(["why", str(run), "--trust", "--json"], parent)

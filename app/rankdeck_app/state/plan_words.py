@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 
 from rankdeck.base.errors import DeviceError
@@ -161,3 +162,31 @@ def _instead(line: PlanLine, recommended: PlanLine | None) -> str:
     if recommended is None or recommended.label == line.label:
         return ""
     return f"{strategy_name(recommended)}: {peak_text(recommended)}"
+
+
+@dataclass(frozen=True)
+class FixPlan:
+    """What a fix would make of a run's memory. `text` names the fix. `line` is the prediction, None until
+    that is known; `why_not` says why it never will be."""
+
+    text: str
+    line: PlanLine | None = None
+    why_not: str = ""
+
+    def in_words(self, fullest_bytes: int) -> tuple[str, ...]:
+        """For the chart that shows it, in ever fewer words."""
+        if self.why_not:
+            why_not = tr("with {fix}: {why_not}", fix=self.text, why_not=self.why_not)
+            return why_not, tr("with {fix}: not known", fix=self.text)
+        if self.line is None:
+            return tr("with {fix}: being planned…", fix=self.text), tr("being planned…")
+        size = format_bytes(fullest_bytes or (self.line.fullest.total_bytes if self.line.fullest else 0))
+        short = tr("with {fix}: {size}, predicted", fix=self.text, size=size)
+        return self._whole(size), short, tr("{size}, predicted", size=size)
+
+    def _whole(self, size: str) -> str:
+        if self.line is None or not self.line.is_bound:
+            return tr("with {fix}: {size} on the fullest device, predicted", fix=self.text, size=size)
+        if self.line.bound == MOST:
+            return tr("with {fix}: at most {size} on the fullest device, predicted", fix=self.text, size=size)
+        return tr("with {fix}: at least {size} on the fullest device, predicted", fix=self.text, size=size)

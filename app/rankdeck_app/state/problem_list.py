@@ -5,7 +5,7 @@ Each owner replaces its own entries; views show them all, the newest owner first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,6 @@ DRAFT = "draft"
 SCRIPT = "script"
 LAUNCH = "launch"
 DEVICES = "devices"
-Remedy = tuple[str, Callable[[], object]]
-"""What a button of a problem says and does."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from rankdeck.run.spells import Spell, lasted_s
 from rankdeck.run.standstill import Standstill, is_of_standstill
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.language import in_words, spoken, tr
-from rankdeck_app.state.cured_plan import CuredPlan
+from rankdeck_app.state.plan_words import FixPlan
 
 MOST_ROWS = 32
 
@@ -46,7 +46,7 @@ class RunAnswers:
     outcome: str | None
     end: End | None
     prediction: PlanLine | None
-    cured: CuredPlan | None
+    fix_plan: FixPlan | None
     devices: list[DeviceFigures]
     rows: list[DeviceFigures]
     """Those of `devices` that have a row in every chart (`rows_of`)."""
@@ -107,9 +107,9 @@ class RunAnswers:
         """
         return self._planned_bytes(self.prediction, device, as_read=as_read)
 
-    def cured_bytes_of(self, device: DeviceFigures) -> int | None:
-        """What is planned for the cure on show, of what `total_bytes_of` tells."""
-        return self._planned_bytes(None if self.cured is None else self.cured.line, device)
+    def fix_bytes_of(self, device: DeviceFigures) -> int | None:
+        """What is planned for the fix on show, of what `total_bytes_of` tells."""
+        return self._planned_bytes(None if self.fix_plan is None else self.fix_plan.line, device)
 
     def _planned_bytes(
         self, line: PlanLine | None, device: DeviceFigures, *, as_read: bool = False
@@ -184,8 +184,8 @@ class RunAnswers:
         return found if still is None else [*found, still]
 
     @property
-    def cure(self) -> Mapping[str, Any]:
-        """What would mend what a configured run ended with: that of the first error that has one."""
+    def fix_changes(self) -> Mapping[str, Any]:
+        """The changes that fix a configured run: those of the first error that has any."""
         errors = (problem for problem in self.fold.problems if problem.severity == "error")
         return {} if self.config is None else next((one.cure for one in errors if one.cure), {})
 

@@ -1,7 +1,7 @@
 """What moves in one step of a strategy with the reader's own model, batch and devices: the draft with that
 strategy put in, asked of the planner.
 
-    draft changed -> old process ended -> a moment of quiet -> the draft with this strategy, mended where it
+    draft changed -> old process ended -> a moment of quiet -> the draft with this strategy, fixed where it
     cannot run -> one line of the planner -> a timeline
 
 What had to be changed for it to run is said (`notes`), and nothing of it is written into the draft. Read
@@ -38,7 +38,7 @@ MOVING_SHARE = 0.3
 ELSEWHERE = ("cpu:4", "cpu:2")
 """The first that the draft does not have, where a step cannot be drawn for its own."""
 _OWN = "own"
-_MOST_CURES = 4
+_MOST_FIXES = 4
 _AND = marked("{before} and {one}")
 
 Options = dict[str, Any]
@@ -46,7 +46,7 @@ Options = dict[str, Any]
 
 @dataclass
 class Drawable:
-    """A configuration that can run; None where `problem` has no cure. `notes`: what was changed, and why."""
+    """A configuration that can run; None where `problem` has no fix. `notes`: what was changed, and why."""
 
     config: RunConfig | None = None
     problem: Problem | None = None
@@ -240,13 +240,13 @@ def variants_of(card: StrategyCard, options: Mapping[str, Any], num_devices: int
 
 
 def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], devices: str | None) -> Drawable:
-    """The draft with this strategy, and where it cannot run, with what the problems' own cures change."""
+    """The draft with this strategy, and where it cannot run, with the changes that fix the problems."""
     tables = copy.deepcopy(draft.tables)
     tables["strategy"] = {"use": card.name, **options}
     if devices is not None:
         tables["devices"] = {"use": devices}
     drawable = Drawable()
-    for _ in range(_MOST_CURES):
+    for _ in range(_MOST_FIXES):
         try:
             drawable.config = from_dict(tables, folder=draft.folder, stem=draft.stem, resolve=Path.absolute)
         except ConfigError as error:
@@ -265,13 +265,15 @@ def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], device
 
 
 def _as_if(problem: Problem) -> str:
-    """A problem, and with which cure the step is drawn all the same."""
-    cure = problem.cure
+    """A problem, and with which fix the step is drawn all the same."""
+    changes = problem.cure
     set_to = [
-        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in cure.items() if value is not None
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in changes.items()
+        if value is not None
     ]
     settings = spoken(listed(set_to, _AND))
-    left_out = spoken(listed((key for key, value in cure.items() if value is None), _AND))
+    left_out = spoken(listed((key for key, value in changes.items() if value is None), _AND))
     if not left_out:
         return tr("{problem} Drawn as if you set {settings}.", problem=problem.message, settings=settings)
     if not settings:

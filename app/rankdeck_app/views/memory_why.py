@@ -14,13 +14,13 @@ from PySide6.QtWidgets import QBoxLayout, QGridLayout, QPushButton, QWidget
 
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes
-from rankdeck.diagnose.why import HeldPart, Way, Why
-from rankdeck.run.out_of_memory import short_moments
+from rankdeck.diagnose.fixes import Fix
+from rankdeck.diagnose.out_of_memory import HeldPart, RanOut
 from rankdeck.run.plan_lines import PREDICTED
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.memory_why import MemoryWhy
+from rankdeck_app.state.fixes import MemoryWhy
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.controls import ElidedLabel
@@ -34,11 +34,11 @@ _OWN_ALONE = (
     marked("without activations"),
 )
 _NOBODY = marked("nobody told")
-_FRAME, _LINE, _WAY = 100, 18, 32
-"""In pixels: of a card all but its lines, a line, and the row of a way out."""
+_FRAME, _LINE, _FIX = 100, 18, 32
+"""In pixels: of a card all but its lines, a line, and the row of a fix."""
 
 Acts = Mapping[str, Callable[..., Any]]
-"""label (of a cure), take (a cure), open_code (a line of a file), save (the page) and closed."""
+"""label (of changes), take (changes), open_code (a line of a file), save (the page) and closed."""
 
 
 class MemoryWhyPage(Page):
@@ -66,14 +66,14 @@ class MemoryWhyPage(Page):
         self.modules.setAccessibleName(tr("What stood on the device, by module"))
         self.kinds_card = ChartCard(tr("By kind"), theme, self.kinds, self._csv_of_kinds)
         self.modules_card = ChartCard(tr("By module"), theme, self.modules, self._csv_of_modules)
-        self.ways = WayList(acts)
-        self._ways_card = ChartCard(tr("Ways out"), theme, self.ways)
-        self._ways_card.set_source(tr(PREDICTED))
+        self.fixes = FixList(acts)
+        self._fixes_card = ChartCard(tr("Ways out"), theme, self.fixes)
+        self._fixes_card.set_source(tr(PREDICTED))
         head = row((self.headline, 1), self.save_button, spacing=12, align=TOP)
         self._cards = row((self.kinds_card, 1), (self.modules_card, 1), spacing=10)
         column(
             head, self.tipped, row(self.link, (self.code, 1), spacing=12, align=MIDDLE), (self._cards, 100),
-            self._ways_card, None, on=self, margins=(16, 14, 16, 12), spacing=8,
+            self._fixes_card, None, on=self, margins=(16, 14, 16, 12), spacing=8,
         )  # fmt: skip
         self.setFocusProxy(self.save_button)
         memory_why.changed.connect(self.refresh)
@@ -97,8 +97,8 @@ class MemoryWhyPage(Page):
 
     def refresh(self) -> None:
         """Show what is known by now."""
-        why = self.memory_why.why
-        if why is None:
+        ran_out = self.memory_why.ran_out
+        if ran_out is None:
             if self.memory_why.run.outcome is not None:
                 self.headline.setText(tr("This run did not run out of memory."))
             self.link.hide()
@@ -106,24 +106,26 @@ class MemoryWhyPage(Page):
         title = f"{tr('Why')} · {self.memory_why.run.title}"
         if title != self.title:
             self.set_title(title)
-        self.headline.setText(spoken(why.headline))
-        self.tipped.setText(spoken(why.tipped))
-        self._show_code(why)
-        self.kinds.set_figure(_holders(why.kinds))
-        on_device = tr("By kind on {device}", device=spoken(why.device)) if why.device else tr("By kind")
+        self.headline.setText(spoken(ran_out.headline))
+        self.tipped.setText(spoken(ran_out.tipped))
+        self._show_code(ran_out)
+        self.kinds.set_figure(_holders(ran_out.kinds))
+        on_device = (
+            tr("By kind on {device}", device=spoken(ran_out.device)) if ran_out.device else tr("By kind")
+        )
         self.kinds_card.set_title(on_device)
-        self.kinds_card.set_subtitle(*map(spoken, (why.moment, *short_moments(why.ran))))
-        self.kinds_card.set_source(tr(why.source) if why.kinds else "")
-        self.modules.set_figure(_holders(why.modules, "run"))
-        self.modules_card.set_subtitle(*map(tr, _OWN_ALONE if why.modules else (_NOBODY,)))
+        self.kinds_card.set_subtitle(*map(spoken, (ran_out.moment, *ran_out.short_moments)))
+        self.kinds_card.set_source(tr(ran_out.source) if ran_out.kinds else "")
+        self.modules.set_figure(_holders(ran_out.modules, "run"))
+        self.modules_card.set_subtitle(*map(tr, _OWN_ALONE if ran_out.modules else (_NOBODY,)))
         for card in (self.kinds_card, self.modules_card):
-            card.setMaximumHeight(_FRAME + _LINE * max(3, len(why.kinds), len(why.modules)))
-        words = self.memory_why.state or ("" if why.ways else tr(why.no_ways))
-        self.ways.show_ways(why.ways, words)
-        self._ways_card.setFixedHeight(self._ways_card.natural_height)
+            card.setMaximumHeight(_FRAME + _LINE * max(3, len(ran_out.kinds), len(ran_out.modules)))
+        words = self.memory_why.state or ("" if ran_out.fixes else tr(ran_out.no_fixes))
+        self.fixes.show_fixes(ran_out.fixes, words)
+        self._fixes_card.setFixedHeight(self._fixes_card.natural_height)
 
-    def _show_code(self, why: Why) -> None:
-        code = why.code
+    def _show_code(self, ran_out: RanOut) -> None:
+        code = ran_out.code
         self.link.setVisible(code is not None)
         self.code.setVisible(code is not None)
         if code is not None:
@@ -133,20 +135,20 @@ class MemoryWhyPage(Page):
             self.code.setText(code.text)
 
     def _open_code(self) -> None:
-        why = self.memory_why.why
-        if why is not None and why.code is not None:
-            self._acts["open_code"](Path(why.code.file), why.code.line, spoken(why.tipped))
+        ran_out = self.memory_why.ran_out
+        if ran_out is not None and ran_out.code is not None:
+            self._acts["open_code"](Path(ran_out.code.file), ran_out.code.line, spoken(ran_out.tipped))
 
     def _csv_of_kinds(self) -> Iterator[Sequence[object]]:
         yield ("kind", "bytes")
-        why = self.memory_why.why
-        for part in () if why is None else why.kinds:
+        ran_out = self.memory_why.ran_out
+        for part in () if ran_out is None else ran_out.kinds:
             yield (part.name, part.num_bytes)
 
     def _csv_of_modules(self) -> Iterator[Sequence[object]]:
         yield ("module", "bytes", "of which")
-        why = self.memory_why.why
-        for part in () if why is None else why.modules:
+        ran_out = self.memory_why.ran_out
+        for part in () if ran_out is None else ran_out.modules:
             yield (part.name, part.num_bytes, part.more)
 
 
@@ -166,13 +168,13 @@ def _holders(parts: Sequence[HeldPart], kind: str = "") -> HoldersFigure:
     return HoldersFigure(holders, total or None, facts)
 
 
-class WayList(QWidget):
-    """A way out per row: what, the predicted headroom, whether it fits, and the button that takes it."""
+class FixList(QWidget):
+    """A fix per row: what, the predicted headroom, whether it fits, and the button that makes it."""
 
     def __init__(self, acts: Acts) -> None:
         super().__init__()
         self._acts = acts
-        self._ways: list[tuple[Way, str]] = []
+        self._fixes: list[tuple[Fix, str]] = []
         self.buttons: list[QPushButton] = []
         self.words = text_label(tone="dim")
         self._grid = QGridLayout()
@@ -182,29 +184,29 @@ class WayList(QWidget):
         self._grid.setColumnStretch(1, 1)
         column(self._grid, self.words, on=self, margins=(4, 0, 4, 2), spacing=6)
 
-    def show_ways(self, ways: Sequence[Way], words: str) -> None:
+    def show_fixes(self, fixes: Sequence[Fix], words: str) -> None:
         """Rows stay while they say the same: one of their buttons may have the keyboard."""
         self.words.setText(words)
         self.words.setVisible(bool(words))
-        labelled = [(way, str(self._acts["label"](way.cure))) for way in ways]
-        if labelled == self._ways:
+        labelled = [(fix, str(self._acts["label"](fix.changes))) for fix in fixes]
+        if labelled == self._fixes:
             return
-        self._ways = labelled
+        self._fixes = labelled
         clear(self._grid)
         self.buttons = []
-        for at, (way, label) in enumerate(labelled):
-            self._add(at, way, label)
+        for at, (fix, label) in enumerate(labelled):
+            self._add(at, fix, label)
 
     def sizeHint(self) -> QSize:
         words = self.words.sizeHint().height() + 6 if self.words.text() else 0
-        return QSize(400, _WAY * len(self._ways) + words + 2)
+        return QSize(400, _FIX * len(self._fixes) + words + 2)
 
-    def _add(self, at: int, way: Way, label: str) -> None:
+    def _add(self, at: int, fix: Fix, label: str) -> None:
         def take() -> None:
-            self._acts["take"](way.cure)
+            self._acts["take"](fix.changes)
 
-        figure = ", ".join(filter(None, (spoken(way.headroom), way.verdict and tr(way.verdict))))
-        name, told = ElidedLabel(spoken(way.words)), text_label(figure, wrap=False)
+        figure = ", ".join(filter(None, (spoken(fix.headroom), fix.verdict and tr(fix.verdict))))
+        name, told = ElidedLabel(spoken(fix.text)), text_label(figure, wrap=False)
         button = push_button(label, tr("{act}: predicted {figure}", act=label, figure=figure), take)
         button.setAccessibleName(tr("{act}: {figure}, predicted", act=label, figure=figure))
         self.buttons.append(button)

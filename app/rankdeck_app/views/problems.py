@@ -1,4 +1,4 @@
-"""Problems: a cause, whose it is, what was seen, the next step, and a button that does it where there is one.
+"""Problems: a cause, whose it is, what was seen, a fix, and a button that makes it where there is one.
 
 Of an exception the person's own line comes first, as a link to the file; what others' frames say is folded.
 """
@@ -21,7 +21,8 @@ from rankdeck.base.phrases import marked
 from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
 from rankdeck.run.standstill import is_of_standstill
 from rankdeck_app.language import tr
-from rankdeck_app.state.problem_list import ListedProblem, ProblemList, Remedy
+from rankdeck_app.shell.toasts import Action
+from rankdeck_app.state.problem_list import ListedProblem, ProblemList
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.layouts import (
@@ -42,7 +43,7 @@ MAX_EVIDENCE = 5
 _PLACE = re.compile(r" \((?P<file>/[^()]+), [^()\d]*(?P<line>\d+)\)\.?$")
 """In whatever language: what stands before the number means "line"."""
 
-FindRemedies = Callable[[ListedProblem], list[Remedy]]
+FindActions = Callable[[ListedProblem], list[Action]]
 OpenCode = Callable[[Path, int, str], object]
 LookAt = Callable[[ListedProblem | None], object]
 
@@ -77,13 +78,13 @@ class ProblemRow(QWidget):
     looked_at = Signal(bool)
 
     def __init__(
-        self, theme: Theme, entry: ListedProblem, remedies: list[Remedy], open_code: OpenCode | None = None
+        self, theme: Theme, entry: ListedProblem, actions: list[Action], open_code: OpenCode | None = None
     ) -> None:
         super().__init__()
         self.setObjectName("problemRow")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.entry = entry
-        self.remedies = [label for label, _ in remedies]
+        self.labels = [label for label, _ in actions]
         problem, self.code = entry.problem, code_of(entry.problem)
         message = said_of(problem)
         self.links: list[QPushButton] = []
@@ -99,7 +100,7 @@ class ProblemRow(QWidget):
         if problem.last_lines:
             self._add_lines(theme, fold(problem.last_lines), words.addWidget)
         words.addWidget(_wrapped(whose(entry), "small"))
-        self.buttons = [push_button(label, "", act) for label, act in remedies]
+        self.buttons = [push_button(label, "", act) for label, act in actions]
         if self.buttons:
             place = QWidget()
             flow = FlowLayout(place)
@@ -237,7 +238,7 @@ def _is_in_advice(path: str, advice: str | None) -> bool:
 
 
 class ProblemsView(QWidget):
-    """Follows a ProblemList; `find_remedies` says what can be done about an entry from here, `open_code`
+    """Follows a ProblemList; `find_actions` says what can be done about an entry from here, `open_code`
     shows a line of a file, `look_at` is told of the entry that somebody looks at, or of none.
     """
 
@@ -245,7 +246,7 @@ class ProblemsView(QWidget):
         self,
         theme: Theme,
         problems: ProblemList,
-        find_remedies: FindRemedies,
+        find_actions: FindActions,
         open_code: OpenCode | None = None,
         look_at: LookAt | None = None,
     ) -> None:
@@ -253,7 +254,7 @@ class ProblemsView(QWidget):
         self._theme = theme
         self._problems = problems
         self._look_at = look_at
-        self._find_remedies = find_remedies
+        self._find_actions = find_actions
         self._open_code = open_code
         self.rows: list[ProblemRow] = []
         self.empty = text_label(tr("No problems."), "dim", wrap=False)
@@ -279,13 +280,13 @@ class ProblemsView(QWidget):
         entries = self._problems.entries
         self._column.removeWidget(self.others)
         for at, entry in enumerate(entries[:MAX_ROWS]):
-            remedies = self._find_remedies(entry)
-            labels = [label for label, _ in remedies]
-            same = next((one for one in before if one.shows(entry) and one.remedies == labels), None)
+            actions = self._find_actions(entry)
+            labels = [label for label, _ in actions]
+            same = next((one for one in before if one.shows(entry) and one.labels == labels), None)
             if same is not None:
                 before.remove(same)
                 same.say(entry)
-            made = same or self._make_row(entry, remedies)
+            made = same or self._make_row(entry, actions)
             if self._column.indexOf(made) != at:
                 self._column.insertWidget(at, made)
                 made.show()
@@ -310,7 +311,7 @@ class ProblemsView(QWidget):
         return self._problems.is_of_another_run(shown.entry)
 
     def _focus_nearest(self, place: int) -> None:
-        """The keyboard stays in the list when the row that has it goes: what was done there mended it."""
+        """The keyboard stays in the list when the row that has it goes: what was done there fixed it."""
         buttons = self.rows[min(place, len(self.rows) - 1)].buttons if self.rows else []
         (buttons[0] if buttons else self._scroll).setFocus(Qt.FocusReason.OtherFocusReason)
 
@@ -323,8 +324,8 @@ class ProblemsView(QWidget):
         QCoreApplication.sendEvent(self._scroll, QEvent(QEvent.Type.LayoutRequest))
         self._column.activate()
 
-    def _make_row(self, entry: ListedProblem, remedies: list[Remedy]) -> ProblemRow:
-        made = ProblemRow(self._theme, entry, remedies, self._open_code)
+    def _make_row(self, entry: ListedProblem, actions: list[Action]) -> ProblemRow:
+        made = ProblemRow(self._theme, entry, actions, self._open_code)
         if self._look_at is not None:
             made.looked_at.connect(partial(self._tell, entry))
         return made

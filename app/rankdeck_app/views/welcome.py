@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QLabel, QPushButt
 
 from rankdeck.config.presets import PresetCard
 from rankdeck.run.row import RunInfo
+from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
+from rankdeck_app.state.device_choice import REHEARSAL
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.runs import Runs
-from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel, FewLines
 from rankdeck_app.widgets.layouts import (
@@ -42,6 +44,38 @@ _MOST_LINES = 3
 HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
 
 HintText = Callable[[str], tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A preset, the devices for it, and one sentence for the welcome page."""
+
+    preset: PresetCard
+    devices: str
+    text: str
+
+
+def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuStatus]) -> Suggestion | None:
+    """gpt-dp: on the free GPUs where there are two or more, else in rehearsal on four virtual devices. None
+    when the presets are not there.
+    """
+    preset = next((card for card in presets if card.name == "gpt-dp"), None)
+    if preset is None:
+        return None
+    free = [gpu for gpu in gpus if gpu.is_for_auto]
+    if len(free) > 1:
+        devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
+        text = tr(
+            "{preset} on {num_gpus} GPUs: watch GPU 0 lead while the others idle.",
+            preset=tr(preset.title),
+            num_gpus=len(free),
+        )
+        return Suggestion(preset, devices, text)
+    text = tr(
+        "{preset} in rehearsal on 4 virtual devices: real training on the CPU; watch device 0 lead.",
+        preset=tr(preset.title),
+    )
+    return Suggestion(preset, REHEARSAL, text)
 
 
 class WelcomePage(Page):

@@ -162,7 +162,7 @@ def hosts_row() -> FormRow:
 
 
 def problems_by_field(draft: Draft) -> dict[Place, Problem]:
-    """The first problem of each field that there is for it; the others can only be mended in the text."""
+    """The first problem of each field that there is for it; the others can only be fixed in the text."""
     if not draft.problems:
         return {}
     places = [row.place for rows in all_rows(draft).values() for row in rows]

@@ -1,7 +1,7 @@
 """The words of an allocation that failed -> figures: how much was asked for, of which device, what was left.
 
 torch says it in prose, which has changed (2.0, 2.1 to 2.3, 2.4 and later differ), and differs between CUDA,
-ROCm and the CPU. What a message does not say is None. Read run/out_of_memory.py next.
+ROCm and the CPU. What a message does not say is None. Read diagnose/out_of_memory.py next.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `host` is where the rank is, in a run of several hosts; readers know it, not who writes.
     `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1;
     `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
-    `cure` is what would mend a configuration, where that is known: dotted keys and their values, None to
-    leave a key out; `advice` says the same in words.
+    `cure` are the changes of a configuration that fix it, where they are known: dotted keys and their values,
+    None to leave a key out; `advice` says the same in words.
     `evidence` is what a rule saw that names the cause.
     `templates` and `arguments` are by "message", "advice" and "evidence.0", where these were made of a
     phrase: the sentence with `{name}` in it, and what is filled in. What a phrase among these was made of is
@@ -235,11 +235,13 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def cure_in_words(cure: Mapping[str, Any]) -> str:
+def fix_in_words(changes: Mapping[str, Any]) -> str:
     """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
-    set_to = {key: json.dumps(value, ensure_ascii=False) for key, value in cure.items() if value is not None}
+    set_to = {
+        key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
+    }
     settings = listed([f"{key} = {value}" for key, value in set_to.items()], ALL_OF)
-    options = listed([key for key, value in cure.items() if value is None], ALL_OF)
+    options = listed([key for key, value in changes.items() if value is None], ALL_OF)
     if settings and options:
         return phrase("Set {settings} and leave {options} out", settings=settings, options=options)
     if settings:

@@ -94,15 +94,15 @@ def report(
     from rankdeck.cli.why import lines_of
     from rankdeck.compare.figures import read
     from rankdeck.compare.page import write_report
-    from rankdeck.diagnose.why import why_of
+    from rankdeck.diagnose.out_of_memory import ran_out_of
 
     at, page = _find(name), _checked(page, as_json)
     found = read(at)
-    why = why_of(at.run, found.fold)
-    if why is not None:
-        why = why.with_ways(lines_of(at.run, is_planned=plan, trust=trust), at.run)
+    ran = ran_out_of(at.run, found.fold)
+    if ran is not None:
+        ran = ran.with_fixes(lines_of(at.run, is_planned=plan, trust=trust), at.run)
     with written(page) as file:
-        write_report(file, found, by.value, why)
+        write_report(file, found, by.value, ran)
     console.err().print(f"{name_of(page)} holds the report of {at.run.name}.", soft_wrap=True)
     if as_json:
         console.as_json({"run": at.run.name, "file": str(page)})

@@ -127,7 +127,7 @@ def predicted_lines(
     timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own, and where nothing fits what would."""
-    from rankdeck.planner.candidates import candidates_for
+    from rankdeck.planner.candidates import candidates_for, largest_batch
 
     # What is mistyped is refused here, before seconds of importing torch.
     rows = candidates_for(config, strategy, target.num_devices)
@@ -142,8 +142,7 @@ def predicted_lines(
     preload()
     from rankdeck import rundir
     from rankdeck.planner.accuracy import measured_scale
-    from rankdeck.planner.advice import advise, largest_batch
-    from rankdeck.planner.fixes import fixes
+    from rankdeck.planner.fixes import combined_fixes, single_fixes
     from rankdeck.planner.pool import look_at_samples, plan_lines_of
 
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
@@ -171,11 +170,11 @@ def predicted_lines(
         own = line if line.configured else own
         yield line
     if own is not None and advice:
-        for line in advise(own, by_label[own.label], config, target, ask):
+        for line in single_fixes(own, by_label[own.label], config, target, ask):
             lines.append(line)
             yield line
     if advice:
-        yield from fixes(lines, config, target, ask_on)
+        yield from combined_fixes(lines, config, target, ask_on)
 
 
 def _accuracy(*, trust: bool, as_json: bool) -> int:

@@ -72,7 +72,7 @@ def show(
 ) -> int:
     """Show what a run did and what it cost on every device, beside what was predicted; or how a race went."""
     from rankdeck.cli.summary import print_report
-    from rankdeck.diagnose.why import findings_of
+    from rankdeck.diagnose.findings import findings_of
     from rankdeck.run.fold import read_fold
     from rankdeck.run.summarising import summarise
 

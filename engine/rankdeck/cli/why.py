@@ -20,7 +20,7 @@ from rankdeck.doctor.offering import with_offer
 from rankdeck.run.bounds import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from rankdeck.diagnose.why import Why
+    from rankdeck.diagnose.out_of_memory import RanOut
     from rankdeck.run.plan_lines import PlanLine
     from rankdeck.rundir import RunDir
 
@@ -43,13 +43,14 @@ def why(
     """
     from rankdeck.compare.figures import read
     from rankdeck.compare.naming import RunAt
-    from rankdeck.diagnose.why import problems_and_findings, why_of
+    from rankdeck.diagnose.findings import problems_and_findings
+    from rankdeck.diagnose.out_of_memory import ran_out_of
     from rankdeck.run import plan_lines
 
     run = find_run(name)
     fold = read(RunAt(run.path)).fold
-    told = why_of(run, fold)
-    if told is None:
+    ran = ran_out_of(run, fold)
+    if ran is None:
         found = problems_and_findings(run, fold)
         if as_json:
             console.problems_json(found)
@@ -57,7 +58,7 @@ def why(
             _print_found(run, found)
         return 0
     if not as_json:
-        _print(told)
+        _print(ran)
     lines = []
     for line in lines_of(run, timeout, trust=trust):
         lines.append(line)
@@ -65,7 +66,7 @@ def why(
             sys.stdout.buffer.write(plan_lines.encode(line))
             sys.stdout.buffer.flush()
     if not as_json:
-        _print_ways(told.with_ways(lines, run))
+        _print_fixes(ran.with_fixes(lines, run))
     return 0
 
 
@@ -75,8 +76,8 @@ def lines_of(
     """What the planner says would need less, kept or `is_planned` now; nothing of a person's own script: it
     cannot be planned, nor of a run whose code may not be executed."""
     from rankdeck.config import load
+    from rankdeck.diagnose.fixes import kept_lines
     from rankdeck.run.problems import script_of
-    from rankdeck.run.ways_out import kept_lines
 
     kept = kept_lines(run)
     if kept is None and is_planned and script_of(run) is None:
@@ -85,16 +86,16 @@ def lines_of(
         from rankdeck.planner.preload import preload
 
         preload()
-        from rankdeck.planner.fixes import way_lines
+        from rankdeck.planner.fixes import fixes_of_run
 
-        yield from way_lines(run, timeout_s)
+        yield from fixes_of_run(run, timeout_s)
     yield from kept or ()
 
 
 def _print_found(run: RunDir, found: list[Problem]) -> None:
-    """Each with what was seen, what to do next, and the command that does it."""
+    """Each with what was seen, its fix, and the command that makes it."""
+    from rankdeck.diagnose.fixes import command_of
     from rankdeck.diagnose.own_code import brief
-    from rankdeck.diagnose.why import command_of
 
     out = console.out()
     if not found:
@@ -113,26 +114,27 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
     out.print(phrase("Files are named from {folder}", folder=run.path), style="dim", soft_wrap=True)
 
 
-def _print(told: Why) -> None:
+def _print(ran: RanOut) -> None:
     out = console.out()
-    out.print(told.headline, style="bold red", soft_wrap=True)
-    for words in filter(None, (told.tipped, told.line)):
+    out.print(ran.headline, style="bold red", soft_wrap=True)
+    for words in filter(None, (ran.tipped, ran.line)):
         out.print(words, soft_wrap=True)
-    out.print(f"\non {told.device or 'the device'}: {told.moment}", style="dim", soft_wrap=True)
-    for part in told.kinds:
+    out.print(f"\non {ran.device or 'the device'}: {ran.moment}", style="dim", soft_wrap=True)
+    for part in ran.kinds:
         out.print(f"  {part.name:<28} {part.size:>10}", soft_wrap=True)
-    if told.modules:
+    modules = ran.modules[:_MOST_MODULES]
+    if modules:
         out.print("\nby module, when it failed", style="dim")
-    for part in told.modules[:_MOST_MODULES]:
+    for part in modules:
         out.print(f"  {part.name:<28} {part.size:>10}  {part.more}", soft_wrap=True)
 
 
-def _print_ways(told: Why) -> None:
+def _print_fixes(ran: RanOut) -> None:
     out = console.out()
     out.print("\nways out, predicted", style="dim")
-    for way in told.ways:
-        verdict = f", {way.verdict}" if way.verdict else ""
-        out.print(f"  {way.words}: {way.headroom}{verdict}", soft_wrap=True)
-        out.print(f"    {shlex.join(way.command)}", style="dim", soft_wrap=True)
-    if not told.ways:
-        out.print(f"  {told.no_ways}", soft_wrap=True)
+    for fix in ran.fixes:
+        verdict = f", {fix.verdict}" if fix.verdict else ""
+        out.print(f"  {fix.text}: {fix.headroom}{verdict}", soft_wrap=True)
+        out.print(f"    {fix.command_line}", style="dim", soft_wrap=True)
+    if not ran.fixes:
+        out.print(f"  {ran.no_fixes}", soft_wrap=True)

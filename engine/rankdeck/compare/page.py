@@ -27,6 +27,7 @@ from rankdeck.compare.differences import Difference
 from rankdeck.compare.figures import ComparedRun, ReadRun
 from rankdeck.compare.reported import ERROR_SIGN, reported
 from rankdeck.compare.table import Comparison, compare, letter_of
+from rankdeck.diagnose.out_of_memory import RanOut
 from rankdeck.run.fold import Fold
 from rankdeck.run.series import Floats
 from rankdeck.run.summarising import problems_of
@@ -271,21 +272,21 @@ def _place(by: str, at: float, end: float) -> str:
 _REPORT_TEMPLATE = "report.html.j2"
 
 
-def write_report(file: Path, run: ReadRun, by: str, why: object = None) -> None:
-    """Replace the file, whole or not at all. `why` is why it ran out of memory (diagnose/why.py), if it did.
+def write_report(file: Path, run: ReadRun, by: str, ran_out: RanOut | None = None) -> None:
+    """Replace the file, whole or not at all. `ran_out` says why it ran out of memory, if it did.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    write(file, report_of(run, by, why))
+    write(file, report_of(run, by, ran_out))
 
 
-def report_of(run: ReadRun, by: str, why: object = None) -> str:
+def report_of(run: ReadRun, by: str, ran_out: RanOut | None = None) -> str:
     """The whole page. `by` is the axis of the losses that is on top when it is opened."""
     comparison = compare([run.figures])
     return render(
         _REPORT_TEMPLATE,
-        {**_report_facts(run, comparison), "why": why, **losses([run.fold], by, has_letters=False)},
+        {**_report_facts(run, comparison), "ran_out": ran_out, **losses([run.fold], by, has_letters=False)},
     )
 
 
@@ -298,7 +299,7 @@ def _report_facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
         "is_bad": figures.outcome in ("failed", "lost"),
         "path": str(figures.at),
         "problems": [_in_words(problem) for problem in _problems(run)],
-        "suggestions": told.next_steps,
+        "fixes": told.fixes,
         "memory": told.devices,
         "memory_bars": [
             group._replace(bars=[bar._replace(letter="") for bar in group.bars])

@@ -1,11 +1,10 @@
-"""What a run came to, in words: memory beside its prediction, time by phase, figures, what to try next.
+"""What a run came to, in words: memory beside its prediction, time by phase, figures, and fixes.
 
 One source for two presentations: the page of `rankdeck report` and the summary above a dashboard.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from rankdeck.compare import words
 from rankdeck.compare.background import config_file_of
 from rankdeck.compare.figures import ComparedRun
 from rankdeck.compare.table import compare
+from rankdeck.diagnose.fixes import Fix
 from rankdeck.run.anatomy import SIMULATED_TIME, totals_s
 from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import imbalance_of
@@ -74,7 +74,7 @@ class Reported(NamedTuple):
     is_predicted: bool
     memory_source: str | None
     phases: PhaseTable | None
-    next_steps: list[NextStep]
+    fixes: list[Fix]
 
 
 def reported(run: ComparedRun, fold: Fold) -> Reported:
@@ -86,7 +86,7 @@ def reported(run: ComparedRun, fold: Fold) -> Reported:
         any(device.predicted_bytes is not None for device in run.devices),
         run.memory_words or None,
         _phases(run, fold),
-        suggestions(run),
+        fixes(run),
     )
 
 
@@ -127,7 +127,7 @@ def _phases(run: ComparedRun, fold: Fold) -> PhaseTable | None:
     )
 
 
-# What to try next after a run: each follows from a figure that the run measured, and says which.
+# Fixes after a run: each follows from a figure that the run measured, and says which.
 
 _LARGE_BUBBLE, _LONG_WAIT, _WORSE = 0.15, 0.15, 1.02
 # outcome -> before the first step, and after one
@@ -138,69 +138,62 @@ _ENDED = {
 }
 
 
-class NextStep(NamedTuple):
-    """What to do, why, and a command that does it, where one does."""
-
-    what: str
-    why: str
-    command: str = ""
-
-
-def suggestions(run: ComparedRun) -> list[NextStep]:
+def fixes(run: ComparedRun) -> list[Fix]:
     """The most telling first; none where nothing stands out."""
     return [*_imbalance(run), *_bubble(run), *_loader(run), *_held_out(run), *_going_on(run)]
 
 
-def _again(run: ComparedRun, *changes: str) -> str:
-    return shlex.join(["rankdeck", "train", str(config_file_of(run.at)), *changes])
+def _again(run: ComparedRun, *options: str) -> list[str]:
+    return ["rankdeck", "train", str(config_file_of(run.at)), *options]
 
 
-def _imbalance(run: ComparedRun) -> Iterator[NextStep]:
+def _imbalance(run: ComparedRun) -> Iterator[Fix]:
     found = imbalance_of({place: device.num_bytes for place, device in enumerate(run.devices)})
     if found is None or not found.is_notable or run.strategy not in ("dp", "DataParallel"):
         return
     label, excess = run.devices[found.device].label, format_bytes(found.excess_bytes)
     why = phrase("{device} holds {excess} more than the others.", device=label, excess=excess)
     what = phrase("Train under DistributedDataParallel: every device holds the same.")
-    yield NextStep(what, why, _again(run, "--strategy", "ddp") if run.strategy == "dp" else "")
+    command = _again(run, "--strategy", "ddp") if run.strategy == "dp" else []
+    yield Fix(what, why, command=command)
 
 
-def _bubble(run: ComparedRun) -> Iterator[NextStep]:
+def _bubble(run: ComparedRun) -> Iterator[Fix]:
     bubble, theory = run.value("bubble"), run.value("bubble_theory")
     if bubble is None or bubble < _LARGE_BUBBLE:
         return
     if theory is not None and bubble > 1.5 * theory:
-        yield NextStep(
+        yield Fix(
             phrase("Balance the stages by measured time."),
             phrase(
                 "Devices wait {bubble:.0%} of a step; the schedule alone makes it {theory:.0%}.",
                 bubble=bubble,
                 theory=theory,
             ),
-            _again(run, "--set", "strategy.balance=time"),
+            command=_again(run, "--set", "strategy.balance=time"),
         )
     else:
-        yield NextStep(
+        yield Fix(
             phrase("Cut the batch into more microbatches, or take an interleaved or zero-bubble schedule."),
             phrase("Devices wait {bubble:.0%} of a step.", bubble=bubble),
         )
 
 
-def _loader(run: ComparedRun) -> Iterator[NextStep]:
+def _loader(run: ComparedRun) -> Iterator[Fix]:
     wait = run.value("wait")
     if wait is not None and wait >= _LONG_WAIT:
-        yield NextStep(
+        yield Fix(
             phrase("Give the DataLoader more workers."),
             phrase("{wait:.0%} of a step is waiting for data.", wait=wait),
         )
 
 
-def _held_out(run: ComparedRun) -> Iterator[NextStep]:
+def _held_out(run: ComparedRun) -> Iterator[Fix]:
     last, best = run.figures.get("held_out"), run.figures.get("best_held_out")
     if last is None or best is None or best.step is None or last.value < _WORSE * best.value:
         return
     step = format_count(best.step)
-    yield NextStep(
+    yield Fix(
         phrase("Train {step} steps, or regularise more.", step=step),
         phrase(
             "The held-out loss was {best:.4f} at step {step} and rose to {last:.4f}.",
@@ -211,22 +204,22 @@ def _held_out(run: ComparedRun) -> Iterator[NextStep]:
     )
 
 
-def _going_on(run: ComparedRun) -> Iterator[NextStep]:
+def _going_on(run: ComparedRun) -> Iterator[Fix]:
     name = run.at.path.name
     if run.at.attempt is not None or is_entry(run.at.path):
         return
     if run.outcome in RESUMABLE:
         if not list_checkpoints(run.at.run.checkpoints_folder):
             return
-        yield NextStep(
+        yield Fix(
             phrase("Go on from its newest checkpoint."),
             _ended(run),
-            shlex.join(["rankdeck", "resume", name]),
+            command=["rankdeck", "resume", name],
         )
     elif files.is_regular(run.at.run.weights):
         command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
         what, why = phrase("Take its weights along."), phrase("They were saved at its end.")
-        yield NextStep(what, why, shlex.join(command))
+        yield Fix(what, why, command=command)
 
 
 def _ended(run: ComparedRun) -> str:

@@ -31,7 +31,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One row. `strategies` empty: of all; `place` is the dotted path that is blamed. `cure` mends it (see
+    """One row. `strategies` empty: of all; `place` is the dotted path that is blamed. `cure` fixes it (see
     Problem); `instead` says it in words, and what else would do.
     """
 

@@ -28,7 +28,7 @@ from rankdeck.telemetry.listing import list_gpus
 IMPORTS_WITHIN_S, MEETS_WITHIN_S = 60.0, 15.0
 LIMIT_S = 2 * (IMPORTS_WITHIN_S + MEETS_WITHIN_S) + 10
 _PROBE = Path(__file__).with_name("probe_meeting.py")
-_CURES = {"gloo": ("GLOO_SOCKET_IFNAME", "lo"), "nccl": ("NCCL_P2P_DISABLE", "1")}
+_FIXES = {"gloo": ("GLOO_SOCKET_IFNAME", "lo"), "nccl": ("NCCL_P2P_DISABLE", "1")}
 """By backend: the variable, and the value of it, that helps most often."""
 _ADVICE = {
     "gloo": marked("gloo takes the interface that the hostname resolves to; loopback does for one host."),
@@ -192,7 +192,7 @@ def _looked(backend: str, python: Path, environment: Mapping[str, str], where: s
                 phrase("See Python and torch."),
             )
             return row(backend, Verdict.NOT_TRIED, finding, *evidence, fix=fix)
-        variable, value = _CURES[backend]
+        variable, value = _FIXES[backend]
         again = meet(python, backend, {**environment, variable: value})
     except OSError as error:
         return not_tried([backend], phrase("{python} cannot be started.", python=python), str(error))[0]

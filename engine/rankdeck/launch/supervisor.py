@@ -31,9 +31,9 @@ from rankdeck.base.heartbeat import STACKS, die_with_parent
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
-from rankdeck.config.cures import with_cure
 from rankdeck.diagnose.cause import Cause
 from rankdeck.diagnose.failure_rules import COMMUNICATION
+from rankdeck.diagnose.fixes import with_fix
 from rankdeck.launch import rank_start, supervising
 from rankdeck.launch.children import GRACE_S, Child, end_ranks
 from rankdeck.launch.host_watch import HeadWatch, MemberWatch
@@ -221,11 +221,11 @@ class Supervisor(supervising.Supervising):
         rank.release(environment, self._watch.log(number, "out"), self._watch.log(number, "err"))
 
     def raise_problem(self, problem: Problem) -> None:
-        """With what would mend the configuration, where that is known. That others are gone is no cause where
+        """With what would fix the configuration, where that is known. That others are gone is no cause where
         these are on other hosts: what became of them is told there."""
         if problem.code == COMMUNICATION and not self._layout.is_alone:
             problem = problem.but(severity="warning")
-        super().raise_problem(with_cure(problem, self._config))
+        super().raise_problem(with_fix(problem, self._config))
 
     def cause(self, oom_kills: int, disk: str) -> Cause:
         found = super().cause(oom_kills, disk)

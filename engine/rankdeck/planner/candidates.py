@@ -7,7 +7,8 @@ The configuration's own strategy comes first, as it is; they are planned by effo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from rankdeck.base.units import format_setting
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.gpu_models import GpuModel, Rates
+from rankdeck.run.plan_lines import FITS, TIGHT, PlanLine
 
 Options = dict[str, Any]
 ALL, OWN = "all", "own"
+MAX_BATCH = 2**20
+_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -195,3 +199,40 @@ class Target:
 
     def _use(self, count: int) -> str:
         return "gpu:" + ",".join(map(str, range(count))) if self.like_cuda else f"cpu:{count}"
+
+
+# The largest batch that fits
+
+Planner = Callable[[Sequence[Candidate]], Iterator[PlanLine]]
+
+
+def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: Planner) -> int | None:
+    """The largest train.global_batch of which every device has room; None where not even the least has.
+
+    Doubling, then halving between the last that fits and the first that does not; sizes are multiples of what
+    devices, parts and microbatches cut the batch into.
+    """
+    unit = least_batch(candidate.config(base, target), target.num_devices)
+
+    def fits(count: int) -> bool:
+        # Each size leaves another last step to an epoch, which needs no more than a whole one.
+        changed = {**candidate.changes, "train.global_batch": count * unit, "data.last": "drop"}
+        (line,) = plan([Candidate(candidate.strategy, candidate.options, changed)])
+        return line.verdict in (FITS, TIGHT)
+
+    low, high = 0, 1
+    while high * unit <= MAX_BATCH and fits(high):
+        low, high = high, 2 * high
+    for _ in range(_ROUNDS):
+        if high - low <= 1:
+            break
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * unit or None
+
+
+def least_batch(config: RunConfig, num_devices: int) -> int:
+    """The least batch: every device, part and microbatch gets one sample."""
+    options = config.strategy.options
+    shards, stages = config.strategy_card.batch_cut(options, num_devices)
+    return math.prod((config.train.accumulate, shards, num_microbatches(options, stages)))

@@ -1,44 +1,53 @@
-"""What lets a model train where nothing that was planned fits: several changes at once, or more devices.
+"""Fixes of a plan that does not fit: what to change, and what the planner predicts then.
 
-    on these devices     own strategy, fsdp and the one that needs the least, with all that saves memory; of
-                         the best the fewest changes that are enough
-    on more of them      sharded weights on twice as many, and twice as many again
-    nowhere              by how much the least of all these is too large
+    one change             the configuration with one thing different, where it does not fit or barely
+    several together       where nothing that was planned fits: own strategy, fsdp and the one that needs the
+                           least, with all that saves memory; of the best the fewest changes that are enough
+    more devices           then sharded weights on twice as many, and twice as many again
+    nothing                by how much the least of all these is too large
 
-Each is planned like any candidate. All of them leave the global batch as it is. Where weights, gradients and
-optimizer state alone are too large, no change of a strategy's is tried. Read advice.py before.
+Each is planned like any candidate, so the bytes beside it are the planner's own; all of them leave the global
+batch as it is. Another strategy or mesh is a fix as well: the other lines of a plan show that. Read
+candidates.py and pool.py before.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+import torch
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig, load
+from rankdeck.config.catalog import OPTIMIZERS
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
 from rankdeck.config.gpu_models import MAX_PLANNED
+from rankdeck.diagnose.fixes import fixes_file, kept_lines
 from rankdeck.planner.accuracy import target_of_run
-from rankdeck.planner.advice import advise, changes_for, least_batch
-from rankdeck.planner.candidates import Candidate, Target, candidates_for
+from rankdeck.planner.candidates import Candidate, Planner, Target, candidates_for, least_batch
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
 from rankdeck.run import plan_lines
 from rankdeck.run.bounds import ROW_TIMEOUT_S
-from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT, PlanLine, PlannedDevice
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine, PlannedDevice
 from rankdeck.run.plan_marks import trains_otherwise
-from rankdeck.run.ways_out import kept_lines, ways_file
 from rankdeck.rundir import RunDir
 
 PlannerOn = Callable[[Target, Sequence[Candidate]], Iterator[PlanLine]]
 
+_SAVES = {
+    FITS: marked("{setting} saves {size} on the fullest device: it fits then."),
+    TIGHT: marked("{setting} saves {size} on the fullest device: it is tight then."),
+    DOES_NOT_FIT: marked("{setting} saves {size} on the fullest device: not enough alone."),
+}
 _LAST = ("train.precision",)
 """Changes that round otherwise come after those that compute the same."""
 _MOST_TENSOR = 8
@@ -62,7 +71,81 @@ _NOT_HERE = marked(
 )
 
 
-def fixes(
+# One change
+
+
+def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
+    """What could be changed about a configuration's memory, one thing each."""
+    train = config.train
+    changes: list[dict[str, Any]] = []
+    if not train.activation_checkpointing:
+        changes.append({"train.activation_checkpointing": True})
+    if target.like_cuda and train.precision == "fp32":
+        changes.append({"train.precision": "bf16"})
+    changes += _steps_without_copies(config, target)
+    less = config.strategy_card.planning.less_memory(config.strategy.options)
+    if less:
+        changes.append({f"strategy.{name}": value for name, value in less.items()})
+    if train.global_batch // train.accumulate > least_batch(config, target.num_devices):
+        changes.append({"train.accumulate": 2 * train.accumulate})
+    return changes
+
+
+def _steps_without_copies(config: RunConfig, target: Target) -> Iterator[dict[str, Any]]:
+    """Other ways for an optimizer of torch's to step that would take lists of tensors, which it copies."""
+    chosen = config.train.optimizer
+    foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
+    takes_lists = target.like_cuda and not fused if foreach is None else foreach
+    known = _options_of(chosen.use) if takes_lists else ()
+    if "foreach" in known:
+        yield {"train.optimizer.foreach": False}
+    if "fused" in known and foreach is None and target.like_cuda:
+        yield {"train.optimizer.fused": True}
+
+
+def _options_of(optimizer: str) -> Collection[str]:
+    """The options of an optimizer of torch's; none of others."""
+    if optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer].options.model_fields
+    module, _, name = optimizer.rpartition(":")
+    found = getattr(torch.optim, name, None) if module == "torch.optim" else None
+    return () if found is None else inspect.signature(found).parameters
+
+
+def single_fixes(
+    line: PlanLine,
+    candidate: Candidate,
+    base: RunConfig,
+    target: Target,
+    plan: Planner,
+    *,
+    always: bool = False,
+) -> Iterator[PlanLine]:
+    """Fixes of a line that does not fit, or barely, or `always`; only those that save something."""
+    if line.verdict not in (FITS, TIGHT, DOES_NOT_FIT) or (line.verdict == FITS and not always):
+        return
+    config = candidate.config(base, target)
+    changed = [
+        Candidate(candidate.strategy, candidate.options, changes, candidate.configured)
+        for changes in changes_for(config, target)
+    ]
+    before = line.fullest
+    for line_after in plan(changed):
+        after = line_after.fullest
+        if line_after.verdict == CANNOT or before is None or after is None or line_after.is_bound:
+            continue
+        saved_bytes = before.total_bytes - after.total_bytes
+        if saved_bytes <= 0:
+            continue
+        what = ", ".join(itertools.starmap(format_setting, line_after.changes.items()))
+        said = phrase(_SAVES[line_after.verdict], setting=what, size=format_bytes(saved_bytes))
+        yield msgspec.structs.replace(line_after, saves_bytes=saved_bytes, advice=said)
+
+
+# Several together, or more devices
+
+
+def combined_fixes(
     lines: Sequence[PlanLine], base: RunConfig, target: Target, plan: PlannerOn, *, more_devices: bool = True
 ) -> Iterator[PlanLine]:
     """A line that says what fits, or that nothing does; none where a line fits, or where none has figures."""
@@ -223,13 +306,13 @@ def _said(line: PlanLine, words: str, num_bytes: int | None = None) -> PlanLine:
     return msgspec.structs.replace(line, advice=phrase(words, what=what, devices=line.target, size=size))
 
 
-# What would need less memory than a run that had no room: every strategy, and one thing changed at a time.
+# Fixes of a run that ran out of memory: every strategy, and one thing changed at a time.
 #
-# Planned once for each attempt, on the devices that it had, and kept in the run's directory. Which of the
-# lines are ways out, and in which order, says run/ways_out.py.
+# They are planned once for each attempt, on the devices that it had, and kept in the run's directory.
+# diagnose/fixes.py ranks the lines.
 
 
-def way_lines(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLine]:
+def fixes_of_run(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLine]:
     """The lines that are kept, or planned now, as they are known; none for a run that had no devices.
 
     Raises:
@@ -261,10 +344,10 @@ def way_lines(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLin
         yield line
     own = next((line for line in lines if line.configured), None)
     if own is not None:
-        for line in advise(own, by_label[own.label], config, target, ask, always=True):
+        for line in single_fixes(own, by_label[own.label], config, target, ask, always=True):
             lines.append(line)
             yield line
-    for line in fixes(lines, config, target, lambda _, rows: ask(rows), more_devices=False):
+    for line in combined_fixes(lines, config, target, lambda _, rows: ask(rows), more_devices=False):
         lines.append(line)
         yield line
-    files.write_own(ways_file(run), b"".join(map(plan_lines.encode, lines)))
+    files.write_own(fixes_file(run), b"".join(map(plan_lines.encode, lines)))

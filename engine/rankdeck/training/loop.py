@@ -21,10 +21,10 @@ from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.base.heartbeat import FIRST_STEP, SAVING, STEP
 from rankdeck.base.phrases import counted, marked, phrase
-from rankdeck.config.cures import with_cure
 from rankdeck.data.base import SampleSet
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import HeldoutBatches
+from rankdeck.diagnose.fixes import with_fix
 from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
@@ -278,7 +278,7 @@ class Trainer:
         return training_loader(self._workload, self.strategy.data_shard(), after_step, tell)
 
     def _tell(self, problem: Problem) -> None:
-        problem = with_cure(problem, self._workload.config)
+        problem = with_fix(problem, self._workload.config)
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _tell_of_loss(self) -> None:

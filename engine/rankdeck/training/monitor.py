@@ -20,7 +20,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
-from rankdeck.config.cures import with_cure
+from rankdeck.diagnose.fixes import with_fix
 from rankdeck.memory.batch_shapes import FollowedBatches, shape_of
 from rankdeck.memory.by_module import count_by_module, running_module
 from rankdeck.memory.entries import DeviceBytes
@@ -222,7 +222,7 @@ class StepMonitor:
             path="rehearsal.capacity",
         )
         if self._config is not None:
-            problem = with_cure(problem, self._config)
+            problem = with_fix(problem, self._config)
         self._writer.write(events.ProblemRaised(problem=problem))
 
     def _write_facts(self, step: int) -> None:

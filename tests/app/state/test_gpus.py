@@ -10,10 +10,10 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from rankdeck.config.devices import parse_devices
+from rankdeck_app.state.device_choice import default_devices
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import AUTO_VIRTUAL, Gpus, busy_words
 from rankdeck_app.state.script_draft import NONE_CHOSEN
-from rankdeck_app.state.suggestion import default_devices
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, ProcessUse, Reading, feed_machine
 

@@ -208,7 +208,7 @@ def test_problems_that_it_may_explain_offer_it(qtbot: QtBot, app: App, told: Tol
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     app.session.problems.set(DRAFT, "draft", [Problem("config", "train.steps must be a whole number.")])
-    assert "Look the Machine Over" not in view.rows[0].remedies
+    assert "Look the Machine Over" not in view.rows[0].labels
     app.session.problems.set(LAUNCH, "mine", [Problem(MachineError.code, "No port can be opened.")])
     (button,) = [one for one in view.rows[0].buttons if one.text() == "Look the Machine Over"]
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)

@@ -69,7 +69,7 @@ def lead(draft: Draft, view: LaunchView, wrong: Wrong) -> None:
     (problem,) = draft.problems
     view.show_state(problem, 0, None)
     said = view.footer.blocker
-    assert said.words.text() == problem.sentence and said.cure.isVisible() == wrong.has_cure, name
+    assert said.words.text() == problem.sentence and said.fix.isVisible() == wrong.has_fix, name
     has_field = view.reveal(problem)
     assert has_field or problem.line is not None, name
     assert has_field == (wrong.path not in IN_THE_TEXT), name
@@ -82,8 +82,8 @@ def lead(draft: Draft, view: LaunchView, wrong: Wrong) -> None:
         if isinstance(field, Field):
             assert field.is_marked and focused.property("invalid") == "true", name
             assert problem.message in focused.toolTip(), name
-    if wrong.has_cure:
-        draft.mend(problem.cure)
+    if wrong.has_fix:
+        draft.apply_fix(problem.cure)
         assert (wrong.code, wrong.path) not in [(left.code, left.path) for left in draft.problems], name
         assert draft.is_toml, name
 
@@ -111,7 +111,7 @@ def test_launching_a_wrong_configuration_goes_to_the_field_under_more(qtbot: QtB
     assert view.sections[3].open and view.model.more_button.isChecked()
     assert not opened.launching.num_pending
     assert "no moment has them all" in view.footer.blocker.words.text()
-    qtbot.mouseClick(view.footer.blocker.cure, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(view.footer.blocker.fix, Qt.MouseButton.LeftButton)
     assert opened.session.draft.value(("train", "clip_norm")) == 0 and opened.session.draft.config is not None
     assert not field.is_marked and not view.footer.blocker.isVisible()
 
@@ -163,9 +163,9 @@ def test_half_a_number_moves_nothing_but_the_mark_at_its_field(qtbot: QtBot, ope
     assert told == [1] and field.editor.text() == "1e-3x"  # type: ignore[attr-defined]
 
 
-def test_the_problems_panel_offers_the_cure(qtbot: QtBot, opened: App) -> None:
+def test_the_problems_panel_offers_the_fix(qtbot: QtBot, opened: App) -> None:
     (entry,) = opened.session.problems.entries
-    (label, mend), *_ = opened.remedies.of(entry)
+    (label, fix), *_ = opened.fixes.actions_of(entry)
     assert label == "Set train.clip_norm = 0"
-    mend()
+    fix()
     assert not opened.session.problems.entries

@@ -349,7 +349,7 @@ def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
 # The footer
 
 
-def test_the_footer_says_the_whole_of_what_is_wrong_and_offers_the_cure(
+def test_the_footer_says_the_whole_of_what_is_wrong_and_offers_the_fix(
     qtbot: QtBot, theme: Theme, draft: Draft
 ) -> None:
     pressed: list[int] = []
@@ -365,12 +365,12 @@ def test_the_footer_says_the_whole_of_what_is_wrong_and_offers_the_cure(
     assert words.isVisible() and words.text() == f"{message} Use 5." and not footer.estimate.isVisible()
     assert footer.button.toolTip() == f"{message} Use 5."
     assert words.height() > 3 * words.fontMetrics().lineSpacing()
-    assert footer.blocker.cure.text() == "Set steps = 5" and footer.blocker.where.text() == "Show the Field"
-    with qtbot.waitSignal(footer.cure_taken) as cured:
-        qtbot.mouseClick(footer.blocker.cure, Qt.MouseButton.LeftButton)
+    assert footer.blocker.fix.text() == "Set steps = 5" and footer.blocker.where.text() == "Show the Field"
+    with qtbot.waitSignal(footer.fix_taken) as fixed:
+        qtbot.mouseClick(footer.blocker.fix, Qt.MouseButton.LeftButton)
     with qtbot.waitSignal(footer.asked_where) as asked:
         qtbot.keyClick(footer.blocker.where, Qt.Key.Key_Space)
-    assert cured.args == [{"train.steps": 5}] and asked.args == [problem]
+    assert fixed.args == [{"train.steps": 5}] and asked.args == [problem]
     footer.show_state(None)
     assert not footer.blocker.isVisible() and footer.estimate.isVisible()
     qtbot.mouseClick(footer.button, Qt.MouseButton.LeftButton)

@@ -1,4 +1,4 @@
-"""Why out of memory, as a page: what stood there, what tipped it, and ways out with their buttons."""
+"""Why out of memory, as a page: what stood there, what tipped it, and fixes with their buttons."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
+from rankdeck.diagnose.fixes import fixes_file
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, PlanLine, PlannedDevice
-from rankdeck.run.ways_out import ways_file
 from rankdeck_app.composition import App
 from rankdeck_app.views.code_page import CodePage
 from rankdeck_app.views.dashboard.page import RunPage
@@ -56,7 +56,7 @@ def path(app: App, tmp_path: Path) -> Path:
     )  # fmt: skip
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
     lines = planned("ddp", 2 * GIB, DOES_NOT_FIT, own=True) + planned("fsdp", GIB // 2)
-    ways_file(written.dir).write_bytes(lines)
+    fixes_file(written.dir).write_bytes(lines)
     written.end("failed", 1)
     return written.path
 
@@ -66,14 +66,14 @@ def opened(qtbot: QtBot, app: App, path: Path) -> MemoryWhyPage:
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     qtbot.waitUntil(
-        lambda: bool(view.rows) and "Go On with train.accumulate = 2" in view.rows[0].remedies,
+        lambda: bool(view.rows) and "Go On with train.accumulate = 2" in view.rows[0].labels,
         timeout=WAIT_MS,
     )
     (button,) = [button for button in view.rows[0].buttons if button.text() == "Why Out of Memory"]
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     page = app.window.editor.active_page()
     assert isinstance(page, MemoryWhyPage)
-    qtbot.waitUntil(lambda: bool(page.ways.buttons), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(page.fixes.buttons), timeout=WAIT_MS)
     return page
 
 
@@ -86,8 +86,8 @@ def test_a_problem_opens_the_page_which_says_it_all_and_lets_go_of_the_run(
     assert [item.name for item in page.kinds.figure.holders] == ["activations", "parameters"]
     assert [item.name for item in page.modules.figure.holders] == ["blocks.1"]
     assert "step 2" in page.kinds_card.subtitle
-    assert [button.text() for button in page.ways.buttons] == ["Switch to FSDP"]
-    assert "512.0 MiB to spare, fits, predicted" in page.ways.buttons[0].accessibleName()
+    assert [button.text() for button in page.fixes.buttons] == ["Switch to FSDP"]
+    assert "512.0 MiB to spare, fits, predicted" in page.fixes.buttons[0].accessibleName()
     for theme, size in (("Dark Modern", (1440, 900)), ("Light Modern", (1280, 720))):
         app.window.theme.load(theme)
         app.window.resize(*size)

@@ -163,7 +163,7 @@ def test_columns_stand_side_by_side(width: int) -> None:
     assert edges == sorted(edges) and edges[-1] <= width
 
 
-def test_advice_says_its_bytes_and_its_button_changes_the_draft(
+def test_a_fix_says_its_bytes_and_its_button_changes_the_draft(
     qtbot: QtBot, world: PlanWorld, page: PlanPage
 ) -> None:
     changed = on_gpus(
@@ -171,8 +171,8 @@ def test_advice_says_its_bytes_and_its_button_changes_the_draft(
         advice="train.activation_checkpointing = true saves 14.0 GiB: it fits then.",
     )  # fmt: skip
     answered(qtbot, world, page, [on_gpus("ddp", 44, configured=True, verdict=DOES_NOT_FIT), changed])
-    assert len(page.advice.lines) == 1
-    (button,) = page.advice.findChildren(QPushButton)
+    assert len(page.fixes.lines) == 1
+    (button,) = page.fixes.findChildren(QPushButton)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert world.draft.value(("train", "activation_checkpointing")) is True
 
@@ -459,7 +459,7 @@ def test_what_the_plan_knows_to_be_impossible_is_not_launched_and_its_fix_is_off
     app.window.commands.run("run.launch")
     assert not app.launching.num_pending and app.launching.form_blocker() is None
     assert app.window.context.get("raceable"), "others can"
-    qtbot.mouseClick(said.cure, Qt.MouseButton.LeftButton)
+    qtbot.mouseClick(said.fix, Qt.MouseButton.LeftButton)
     assert session.draft.value(("data", "use")) == "text" and app.launching.blocker() is None
     assert view.footer.button.property("kind") == "primary"
 

@@ -280,7 +280,7 @@ def test_the_fix_of_a_run_that_was_refused_is_a_command(
     refused = Problem("differs-from-one-device", "The model mixes samples.", cure=cure)
     run.writer("supervisor").write(events.ProblemRaised(problem=refused))
     taken = list[object]()
-    monkeypatch.setattr(app.cures, "take", lambda *what: taken.append(what))
+    monkeypatch.setattr(app.fixes, "take", lambda *what: taken.append(what))
     open_run(app, run.path)
     commands = app.window.commands
     qtbot.waitUntil(lambda: bool(app.session.problems.entries))

@@ -44,12 +44,16 @@ def found(app: App) -> list[ListedProblem]:
     return [entry for entry in app.session.problems.entries if entry.problem.code == "workers-too-many"]
 
 
-def test_a_finding_is_listed_with_a_link_and_its_cure(qtbot: QtBot, app: App, crowded: WrittenRun) -> None:
+def labels(app: App) -> list[str]:
+    return [label for label, _ in app.fixes.actions_of(found(app)[0])]
+
+
+def test_a_finding_is_listed_with_a_link_and_its_fix(qtbot: QtBot, app: App, crowded: WrittenRun) -> None:
     up(crowded)
     open_run(app, crowded.path)
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
-    wait_for(lambda: found(app) and app.cures.of(found(app)[0]), 5, "the finding")
+    wait_for(lambda: found(app) and "Go On with data.workers = 4" in labels(app), 5, "the finding")
     (entry,) = found(app)
     assert entry.is_warning and entry.run == crowded.path
     assert "32 worker processes read data on 8 cores" in entry.problem.message

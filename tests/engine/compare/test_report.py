@@ -12,7 +12,7 @@ from rankdeck import events
 from rankdeck.compare.figures import DeviceShare, Figure, read
 from rankdeck.compare.naming import RunAt
 from rankdeck.compare.page import report_of, write_report
-from rankdeck.compare.reported import suggestions
+from rankdeck.compare.reported import fixes
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
@@ -121,9 +121,9 @@ def test_what_to_try_next_follows_from_a_figure(
         devices=tuple(DeviceShare(f"GPU {at}", size * GIB, {}) for at, size in enumerate(sizes)),
         **changes,  # type: ignore[arg-type]
     )
-    told = suggestions(run)
-    assert [said in one.what for one in told] == ([True] if said else [])
-    assert all("a run" not in one.command or "'" in one.command for one in told)
+    told = fixes(run)
+    assert [said in one.text for one in told] == ([True] if said else [])
+    assert all("a run" not in one.command_line or "'" in one.command_line for one in told)
 
 
 def test_a_script_that_was_stopped_has_nothing_to_continue_from(tmp_path: Path) -> None:
@@ -131,4 +131,4 @@ def test_a_script_that_was_stopped_has_nothing_to_continue_from(tmp_path: Path) 
     run.launch(1)
     run.step(0, 1, [3.0, 2.0])
     run.end("stopped")
-    assert suggestions(read(RunAt(run.path)).figures) == []
+    assert fixes(read(RunAt(run.path)).figures) == []

@@ -14,8 +14,7 @@ import pytest
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.phrases import phrase
-from rankdeck.diagnose.findings import RULES, Findings, SeenRun, findings
-from rankdeck.diagnose.why import problems_and_findings
+from rankdeck.diagnose.findings import RULES, Findings, SeenRun, findings, problems_and_findings
 from rankdeck.run.batch import Batch, batches
 from rankdeck.run.fold import Fold
 from rankdeck.run.step_blocks import StepBlock

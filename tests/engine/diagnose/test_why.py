@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.diagnose.fixes import fixes_file
 from rankdeck.events import MEASURED_IN_REHEARSAL
 from rankdeck.run import plan_lines
 from rankdeck.run.fold import read_fold
 from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, PlanLine, PlannedDevice
-from rankdeck.run.ways_out import ways_file
 from rankdeck.rundir import RunDir, default_runs_folder, list_runs
 from tests.helpers import hungry
 from tests.helpers.cli import Finished, rankdeck, rankdeck_here
@@ -45,7 +45,7 @@ def line(strategy: str, size: int, **more: object) -> PlanLine:
     )
 
 
-def test_a_run_that_ran_out_says_what_stood_what_tipped_it_and_the_ways_out(tmp_path: Path) -> None:
+def test_a_run_that_ran_out_says_what_stood_what_tipped_it_and_the_fixes(tmp_path: Path) -> None:
     run = ran_out(tmp_path, 2)  # the ledger follows the first three steps
     (event,) = read_fold(run).out_of_memory.values()
     assert event.allocation.asked_bytes == hungry.ASKED_BYTES and event.module == "2 (Hungry)"
@@ -55,7 +55,7 @@ def test_a_run_that_ran_out_says_what_stood_what_tipped_it_and_the_ways_out(tmp_
     assert held.live_by_kind is not None and held.live_by_kind["parameters"] == by_module == 4 * (
         64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
     )
-    ways_file(run).write_bytes(
+    fixes_file(run).write_bytes(
         b"".join(map(plan_lines.encode, [line("single", 3 * MIB, own=True), line("fsdp", MIB)]))
     )
     told = rankdeck_here("why", run.path, code=0).out
@@ -84,12 +84,12 @@ def test_of_a_run_that_had_room_nothing_is_said_of_memory(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_planner_finds_ways_out_once(tmp_path: Path) -> None:
+def test_the_planner_finds_fixes_once(tmp_path: Path) -> None:
     run = ran_out(tmp_path, 5)
     lines = rankdeck("why", run.path, "--json", code=0).lines
     own = next(one for one in lines if one["configured"] and not one["changes"])
     assert own["strategy"] == "single" and own["devices"][0]["total_bytes"] > 0
-    assert ways_file(run).is_file()
-    before = ways_file(run).stat().st_mtime_ns
+    assert fixes_file(run).is_file()
+    before = fixes_file(run).stat().st_mtime_ns
     assert rankdeck_here("why", run.path, "--json", code=0).lines == lines
-    assert ways_file(run).stat().st_mtime_ns == before
+    assert fixes_file(run).stat().st_mtime_ns == before

@@ -9,7 +9,7 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
-from rankdeck.planner.fixes import fixes
+from rankdeck.planner.fixes import combined_fixes
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.run.plan_lines import PlanLine, is_last_word
 
@@ -43,7 +43,7 @@ def last_lines(base: RunConfig, on: Target, lines: Sequence[PlanLine]) -> list[P
     def plan(other: Target, rows: Sequence[Candidate]) -> Iterator[PlanLine]:
         return plan_lines_of(base, rows, other)
 
-    return list(fixes(lines, base, on, plan))
+    return list(combined_fixes(lines, base, on, plan))
 
 
 def peak_bytes(base: RunConfig, on: Target, *rows: Candidate) -> int:

@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file
 
 from rankdeck.config import from_text
-from rankdeck.planner.advice import changes_for
 from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
+from rankdeck.planner.fixes import changes_for
 from tests.helpers.planning import measured
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference

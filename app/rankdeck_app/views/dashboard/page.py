@@ -11,9 +11,8 @@ from functools import partial
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.phrases import marked
-from rankdeck.config.cures import is_out_of_memory
+from rankdeck.diagnose.fixes import fix_name, is_out_of_memory
 from rankdeck.run.batch import Changed
-from rankdeck.run.ways_out import cure_name
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.run_answers import RunAnswers
@@ -105,8 +104,8 @@ class RunPage(RunTab):
         # A banner has room for three beside its words.
         if any(map(is_out_of_memory, self.run.problems)):
             return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
-        if cure := self.run.cure:
-            use = tr("Use {cure}", cure=spoken(cure_name(cure)))
+        if changes := self.run.fix_changes:
+            use = tr("Use {fix}", fix=spoken(fix_name(changes)))
             return [PageAction("lightbulb", use, "run.cure"), *actions[:-1]]
         return actions
 

@@ -101,8 +101,8 @@ def bars(run: RunAnswers) -> BarsFigure:
     labels = SCRIPT_KIND_LABELS if run.is_script else KIND_LABELS
     found = tuple(_bar(run, device) for device in run.rows)
     has_ghosts = any(bar.ghost_bytes is not None for bar in found)
-    cured = run.cured if has_ghosts else None
-    ghost = "" if cured is None else tr("with {cure}, predicted", cure=cured.words)
+    plan = run.fix_plan if has_ghosts else None
+    ghost = "" if plan is None else tr("with {fix}, predicted", fix=plan.text)
     return BarsFigure(found, run.imbalance, run.capacity_bytes, labels, ghost)
 
 
@@ -114,7 +114,7 @@ def _bar(run: RunAnswers, device: DeviceFigures) -> DeviceBar:
         note=tr("in use now"),
         is_old=device.host in run.silent_hosts,
         predicted_bytes=run.predicted_bytes_of(device),
-        ghost_bytes=run.cured_bytes_of(device),
+        ghost_bytes=run.fix_bytes_of(device),
         host=device.host,
     )
     if memory is None:
@@ -128,8 +128,8 @@ def _bar(run: RunAnswers, device: DeviceFigures) -> DeviceBar:
 
 def bars_subtitle(run: RunAnswers, figure: BarsFigure) -> tuple[str, ...]:
     """Which moment the bars show, of how much, and what was predicted; in ever fewer words."""
-    if run.cured is not None:
-        return run.cured.in_words(max((bar.ghost_bytes or 0 for bar in figure.bars), default=0))
+    if run.fix_plan is not None:
+        return run.fix_plan.in_words(max((bar.ghost_bytes or 0 for bar in figure.bars), default=0))
     if not figure.largest_bytes:
         return ("",)
     when, short = _moment(run)

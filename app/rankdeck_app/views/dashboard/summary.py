@@ -16,7 +16,8 @@ from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.phrases import marked
-from rankdeck.compare.reported import ERROR_SIGN, NextStep, PhaseTable, Reported
+from rankdeck.compare.reported import ERROR_SIGN, PhaseTable, Reported
+from rankdeck.diagnose.fixes import Fix
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
@@ -178,11 +179,11 @@ class SummaryPanel(QWidget):
             note = tr("step {step}, the last sampled", step=report.phases.step)
             note = " · ".join(filter(None, (note, tr(report.phases.note))))
             self._add(tr("Time by phase"), note, _table(head, rows, right=range(1, len(head))))
-        if report.next_steps:
-            steps = QWidget()
-            column(*map(_next_step, report.next_steps), on=steps, spacing=8)
-            steps.setFixedWidth(_NEXT_WIDTH)
-            self._add(tr("What to try next"), "", steps)
+        if report.fixes:
+            fixes = QWidget()
+            column(*map(_fix, report.fixes), on=fixes, spacing=8)
+            fixes.setFixedWidth(_NEXT_WIDTH)
+            self._add(tr("What to try next"), "", fixes)
 
     def _add(self, heading: str, note: str, body: QWidget) -> None:
         part, parts = QWidget(), [text_label(heading.upper(), "section", wrap=False), body]
@@ -262,18 +263,18 @@ def _cell(text: str, is_number: bool, is_dim: bool) -> QLabel:
     return label
 
 
-def _next_step(step: NextStep) -> QWidget:
+def _fix(fix: Fix) -> QWidget:
     """What, why, and its command to take along."""
     part = QWidget()
     what, why = (
-        text_label(spoken(step.what), selectable=True),
-        text_label(spoken(step.why), "small", selectable=True),
+        text_label(spoken(fix.text), selectable=True),
+        text_label(spoken(fix.why), "small", selectable=True),
     )
     parts: list[QWidget] = [what, why]
-    if step.command:
-        copy: Callable[[], object] = partial(QGuiApplication.clipboard().setText, step.command)
-        button = push_button(tr("Copy Its Command"), step.command, copy, kind="link")
-        button.setAccessibleName(tr("Copy {command}", command=step.command))
+    if fix.command_line:
+        copy: Callable[[], object] = partial(QGuiApplication.clipboard().setText, fix.command_line)
+        button = push_button(tr("Copy Its Command"), fix.command_line, copy, kind="link")
+        button.setAccessibleName(tr("Copy {command}", command=fix.command_line))
         parts.append(button)
     for label in (what, why):
         label.setFixedWidth(_NEXT_WIDTH)

@@ -119,7 +119,7 @@ class AllDevices(QWidget):
     # What is wrong
 
     def place_of(self, problem: Problem | None) -> QWidget | None:
-        """Where a problem can be mended here."""
+        """Where a problem can be fixed here."""
         path = "" if problem is None else problem.path or ""
         if path == ".".join(HOSTS):
             return self.form.fields[HOSTS].editor

@@ -14,7 +14,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck.base.errors import Problem, cure_in_words
+from rankdeck.base.errors import Problem, fix_in_words
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
@@ -97,11 +97,11 @@ class Estimate(FewLines):
 
 
 class LaunchFooter(QWidget):
-    """`show_state` is told what stands in the way, and what the launch is busy with. `cure_taken` and
+    """`show_state` is told what stands in the way, and what the launch is busy with. `fix_taken` and
     `asked_where` are the blocker's.
     """
 
-    cure_taken = Signal(object)
+    fix_taken = Signal(object)
     asked_where = Signal(object)
 
     def __init__(
@@ -115,7 +115,7 @@ class LaunchFooter(QWidget):
         self._script: str | None = None
         self.estimate = Estimate(theme)
         self.blocker = Blocker(theme)
-        self.blocker.cure_taken.connect(self.cure_taken)
+        self.blocker.fix_taken.connect(self.fix_taken)
         self.blocker.asked_where.connect(self.asked_where)
         self.button = push_button("", "", on_launch, kind="primary", height=30)
         self.button.setIconSize(QSize(14, 14))
@@ -133,7 +133,7 @@ class LaunchFooter(QWidget):
         where: str = "",
     ) -> None:
         """`problem` is why nothing can be launched now, before `num_more` others, and `where` says what shows
-        where it can be mended; `busy` counts launches that have just begun; `script` says what is started, if
+        where it can be fixed; `busy` counts launches that have just begun; `script` says what is started, if
         that is a script.
         """
         self._problem, self._script = problem, script
@@ -176,16 +176,16 @@ class LaunchFooter(QWidget):
             self.estimate.show_text(why)
 
 
-# Why nothing can be launched: the whole sentence, a button that mends it where the cure is known, and one
-# that goes to where it can be mended.
+# Why nothing can be launched: the whole sentence, a button that fixes it where that is known, and one
+# that goes to where it can be fixed.
 
 MOST_LINES = 8
 
 
 class Blocker(QWidget):
-    """`cure_taken` carries the cure, `asked_where` the problem."""
+    """`fix_taken` carries the changes, `asked_where` the problem."""
 
-    cure_taken = Signal(object)
+    fix_taken = Signal(object)
     asked_where = Signal(object)
 
     def __init__(self, theme: Theme) -> None:
@@ -193,11 +193,11 @@ class Blocker(QWidget):
         self._problem: Problem | None = None
         self.words = FewLines(MOST_LINES)
         set_look(self.words, tone="error")
-        self.cure = push_button(tr("Mend It"), "", lambda: self._tell(self.cure_taken), height=24)
+        self.fix = push_button(tr("Fix It"), "", lambda: self._tell(self.fix_taken), height=24)
         show = tr("Show It")
         self.where = push_button(show, "", lambda: self._tell(self.asked_where), kind="link", height=20)
         symbol = Symbol(theme, "error", "errorForeground", QSize(16, 16), 14)
-        buttons = column(self.cure, row(self.where, None), spacing=4)
+        buttons = column(self.fix, row(self.where, None), spacing=4)
         column(row(symbol, (self.words, 1), spacing=6, align=TOP), buttons, on=self, spacing=6)
 
     def show_problem(self, problem: Problem, num_more: int, where: str) -> None:
@@ -212,18 +212,18 @@ class Blocker(QWidget):
                 problem=text,
             )
         self.words.show_text(text)
-        self.cure.setVisible(bool(problem.cure))
-        self.cure.setText(spoken(cure_in_words(_short(problem.cure))))
-        cure = spoken(cure_in_words(problem.cure))
-        self.cure.setToolTip(tr("{cure} in the configuration", cure=cure))
+        self.fix.setVisible(bool(problem.cure))
+        self.fix.setText(spoken(fix_in_words(_short(problem.cure))))
+        fix = spoken(fix_in_words(problem.cure))
+        self.fix.setToolTip(tr("{fix} in the configuration", fix=fix))
         self.where.setText(where)
         self.where.setToolTip(problem.path or "")
 
     def _tell(self, signal: Any) -> None:
         if self._problem is not None:
-            signal.emit(self._problem.cure if signal is self.cure_taken else self._problem)
+            signal.emit(self._problem.cure if signal is self.fix_taken else self._problem)
 
 
-def _short(cure: Mapping[str, Any]) -> dict[str, Any]:
+def _short(changes: Mapping[str, Any]) -> dict[str, Any]:
     """With the last name of each key: 'clip_norm', and 'optimizer' for train.optimizer.use."""
-    return {key.removesuffix(".use").rpartition(".")[2]: value for key, value in cure.items()}
+    return {key.removesuffix(".use").rpartition(".")[2]: value for key, value in changes.items()}

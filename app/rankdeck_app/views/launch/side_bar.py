@@ -115,7 +115,7 @@ class LaunchView(SideBarView):
         QTimer.singleShot(0, self, self._show_choice)  # before the first layout nothing has its place
 
     def _find(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
-        """Where a problem can be mended here, and in which section; None where only the text can be."""
+        """Where a problem can be fixed here, and in which section; None where only the text can be."""
         of_devices, of_script, of_strategy, of_model = self.sections
         if (place := self.devices.place_of(problem)) is not None:
             return of_devices, place
@@ -240,7 +240,7 @@ class ModelSection(QWidget):
         return self._more
 
     def editor_of(self, problem: Problem) -> QWidget | None:
-        """Where a problem can be mended here, under "More" too; None where only the text can be."""
+        """Where a problem can be fixed here, under "More" too; None where only the text can be."""
         if (place := field_of(problem, self.front.fields)) is not None:
             return self.front.fields[place].editor
         if (place := field_of(problem, [row.place for row in self._rare_rows()])) is not None:

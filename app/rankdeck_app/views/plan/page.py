@@ -83,11 +83,11 @@ class PlanPage(Page):
         body = QWidget()
         column(self._names, (self.table, 1), self._legend, on=body, spacing=4)
         self._card = ChartCard(tr("VRAM by strategy"), theme, body, lambda: plan_figures.csv_rows(self.plan))
-        self.advice = AdviceList(theme, self._take)
-        self._advice_card = ChartCard(tr("What would help"), theme, self.advice)
-        for card in (self._card, self._advice_card):
+        self.fixes = PlannedFixList(theme, self._take)
+        self._fixes_card = ChartCard(tr("What would help"), theme, self.fixes)
+        for card in (self._card, self._fixes_card):
             card.set_source(tr(PREDICTED))
-        self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
+        self._fixes_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self.problem = text_label(tone="warning")
         self.reason = text_label(tone="dim")
         self.ask_button = push_button(tr("Plan Now"), tr("Ask what every strategy needs"), self.ask_again)
@@ -99,7 +99,7 @@ class PlanPage(Page):
             row(self.ask_button, (self.reason, 1), self.verify_button, spacing=8, align=MIDDLE),
             self._race_line(),
             (self._card, 1),
-            self._advice_card,
+            self._fixes_card,
         )
         column(*parts, on=self, margins=(16, 2, 16, 12), spacing=10)
         self.setFocusProxy(self.table)
@@ -257,10 +257,10 @@ class PlanPage(Page):
         self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.shows_capacity))
         self._legend.setVisible(bool(kinds))
         self._card.set_subtitle(*plan_figures.subtitle(plan))
-        advice = plan_figures.advice(plan)
-        self.advice.show_lines(advice)
-        self._advice_card.setVisible(bool(advice))
-        self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)
+        fixes = plan_figures.fixes(plan)
+        self.fixes.show_lines(fixes)
+        self._fixes_card.setVisible(bool(fixes))
+        self._fixes_card.setMaximumHeight(HEADER_HEIGHT + self.fixes.height() + 10)
         is_unasked = not (lines or plan.is_asking or plan.is_complete or plan.problem)
         unasked = tr("Nothing was asked yet: plans are made when they are asked for.")
         known = filter(None, (plan_figures.recommendation(plan), verified_sentence(plan)))
@@ -278,7 +278,7 @@ MOST_SHOWN = 4
 ROW_HEIGHT = 24
 
 
-class AdviceList(QWidget):
+class PlannedFixList(QWidget):
     """`on_take` is called with the line whose change is wanted."""
 
     def __init__(self, theme: Theme, on_take: Callable[[PlanLine], object]) -> None:

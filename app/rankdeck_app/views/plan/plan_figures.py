@@ -365,13 +365,13 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, i
     return [(kind, most[kind]) for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
 
 
-def advice(plan: DraftPlan) -> list[PlanLine]:
-    """A way to fit where nothing does, of whatever strategy, and advice about the chosen one, what saves most
+def fixes(plan: DraftPlan) -> list[PlanLine]:
+    """What fits where nothing does, of whatever strategy, and fixes of the chosen one, what saves most
     first."""
     strategy = None if plan.chosen is None else plan.chosen.strategy
-    ways = [line for line in plan.advice if line.saves_bytes is None]
-    lines = (line for line in plan.advice if line.saves_bytes is not None and line.strategy == strategy)
-    return ways + sorted(lines, key=lambda line: -(line.saves_bytes or 0))
+    combined = [line for line in plan.fixes if line.saves_bytes is None]
+    lines = (line for line in plan.fixes if line.saves_bytes is not None and line.strategy == strategy)
+    return combined + sorted(lines, key=lambda line: -(line.saves_bytes or 0))
 
 
 def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:

@@ -3,8 +3,8 @@
     fold (run/fold.py) -> SeenRun -> each rule of the table -> problems of severity "warning", cause first
 
 A rule is a row: a code, and a small function that looks at a `SeenRun` and gives one problem, with what was
-seen as evidence, a next step, and a cure where an option mends it; or None. Every threshold is a named
-constant with its reason. A rule is silent while too little is measured, and where the figure could be
+seen as evidence and a fix (in words, and as changes where an option does it); or None. Every threshold is a
+named constant with its reason. A rule is silent while too little is measured, and where the figure could be
 something else. What makes a run fail is not here: exceptions.py and cause.py say that.
 
 seen.py       what rules look at
@@ -22,16 +22,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.config.cures import cured
+from rankdeck.base.errors import Problem
 from rankdeck.diagnose.findings import learning, machine, pace, samples, waits
 from rankdeck.diagnose.findings.machine import CODE, ImbalanceAlert
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun
+from rankdeck.diagnose.fixes import can_take, config_of
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
+    from rankdeck.run.fold import Fold
+    from rankdeck.rundir import RunDir
 
-__all__ = ["RULES", "FindingRule", "Findings", "SeenRun", "findings"]
+__all__ = [
+    "RULES", "FindingRule", "Findings", "SeenRun", "findings", "findings_of", "problems_and_findings",
+]  # fmt: skip
 
 RULES: tuple[FindingRule, ...] = (
     *learning.RULES,
@@ -46,6 +50,22 @@ RULES: tuple[FindingRule, ...] = (
 consequence of."""
 RESTATED_S = 60.0
 """How long a finding of a run that is followed keeps its words: its figures change all the time."""
+_ORDER = {"error": 0, "warning": 1}
+"""By severity, where a problem stands; all else is behind."""
+
+
+def problems_and_findings(run: RunDir, fold: Fold) -> list[Problem]:
+    """What a run says of itself and what its figures say, errors first. `fold` has curves."""
+    from rankdeck.run.summarising import problems_of
+
+    outcome = run.outcome()
+    found = problems_of(run, fold, outcome) + findings_of(run, fold, is_over=outcome != "running")
+    return sorted(found, key=lambda problem: _ORDER.get(problem.severity, 2))
+
+
+def findings_of(run: RunDir, fold: Fold, *, is_over: bool) -> list[Problem]:
+    """What a run's figures say. `fold` has curves."""
+    return findings(SeenRun(fold, config_of(run), is_over=is_over))
 
 
 def findings(seen: SeenRun) -> list[Problem]:
@@ -67,7 +87,7 @@ class Findings:
         self._can_take: dict[str, bool] = {}
 
     def look(self, seen: SeenRun) -> list[Problem]:
-        """As it stands now. It costs less than a millisecond, but for a cure that it has not had before."""
+        """As it stands now. It costs less than a millisecond, but for a fix that it has not had before."""
         if seen.config is not self._config:
             self._config, self._can_take = seen.config, {}
         if seen.is_over != self._was_over:
@@ -83,17 +103,13 @@ class Findings:
                 codes.add(rule.code)
                 yield problem if self._takes(problem.cure) else problem.but(cure={})
 
-    def _takes(self, cure: Mapping[str, Any]) -> bool:
-        """Whether the configuration's own rules take a cure."""
-        if not cure or self._config is None:
-            return not cure
-        key = json.dumps(cure, sort_keys=True)
+    def _takes(self, changes: Mapping[str, Any]) -> bool:
+        """Whether the configuration's own rules accept the changes of a fix."""
+        if not changes or self._config is None:
+            return not changes
+        key = json.dumps(changes, sort_keys=True)
         if key not in self._can_take:
-            try:
-                cured(self._config, cure)
-                self._can_take[key] = True
-            except ConfigError:
-                self._can_take[key] = False
+            self._can_take[key] = can_take(self._config, changes)
         return self._can_take[key]
 
     def _steady(self, problem: Problem) -> tuple[Problem, float]:

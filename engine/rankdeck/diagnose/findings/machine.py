@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import counted, listed, marked, phrase
 from rankdeck.base.units import format_bytes
-from rankdeck.config.cures import EVENLY, STRATEGY
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding, percent
+from rankdeck.diagnose.fixes import EVENLY, STRATEGY
 from rankdeck.run.imbalance import Imbalance
 
 if TYPE_CHECKING:

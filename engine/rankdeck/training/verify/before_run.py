@@ -14,6 +14,7 @@ from rankdeck import events
 from rankdeck.base.errors import ModelError, Problem
 from rankdeck.base.phrases import marked, phrase, sentences
 from rankdeck.config import RunConfig
+from rankdeck.diagnose.fixes import Fix
 from rankdeck.training.sameness import batch_norms_differ, draws_differ
 from rankdeck.training.verify.causes import Cause, Discrepancy
 from rankdeck.training.verify.check import EqualityCheck, Result
@@ -94,11 +95,17 @@ _MESSAGES: dict[Cause, str] = {
         "out why; what differs most: {names}."
     ),
 }
-_WHOLE_BATCHES = marked('Use strategy.use = "model" or "tensor", which take whole batches.')
-_WHOLE_MODEL = marked('Use strategy.use = "ddp", where every rank runs the model as it is.')
-_ONE_DEVICE = marked('Use strategy.use = "single".')
-_FIND_OUT = marked('Set train.verify = "full" to find out why.')
-_FIXES: dict[Cause, str] = {
+_WHOLE_BATCHES = Fix(
+    marked('Use strategy.use = "model" or "tensor", which take whole batches.'),
+    changes={"strategy.use": "model"},
+)
+_WHOLE_MODEL = Fix(
+    marked('Use strategy.use = "ddp", where every rank runs the model as it is.'),
+    changes={"strategy.use": "ddp"},
+)
+_ONE_DEVICE = Fix(marked('Use strategy.use = "single".'), changes={"strategy.use": "single"})
+_FIND_OUT = Fix(marked('Set train.verify = "full" to find out why.'), changes={"train.verify": "full"})
+_FIXES: dict[Cause, Fix] = {
     "samples": _WHOLE_BATCHES,
     "loss": _WHOLE_BATCHES,
     "state": _WHOLE_BATCHES,
@@ -106,12 +113,6 @@ _FIXES: dict[Cause, str] = {
     "gradient": _WHOLE_MODEL,
     "optimizer": _WHOLE_MODEL,
     "unknown": _FIND_OUT,
-}
-_CURES = {
-    _WHOLE_BATCHES: {"strategy.use": "model"},
-    _WHOLE_MODEL: {"strategy.use": "ddp"},
-    _ONE_DEVICE: {"strategy.use": "single"},
-    _FIND_OUT: {"train.verify": "full"},
 }
 _OVERRIDE = marked('train.verify = "off" trains all the same.')
 
@@ -152,8 +153,8 @@ def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> Mo
     fix = _FIXES[finding.cause]
     if fix == _WHOLE_MODEL and config.strategy.use == "ddp":
         fix = _ONE_DEVICE
-    advice = sentences((phrase(fix), phrase(_OVERRIDE)))
-    return ModelError(message, code=REFUSED, path="strategy.use", advice=advice, cure=_CURES[fix])
+    advice = sentences((phrase(fix.text), phrase(_OVERRIDE)))
+    return ModelError(message, code=REFUSED, path="strategy.use", advice=advice, cure=fix.changes)
 
 
 def _listed(finding: Discrepancy) -> str:

@@ -1,4 +1,4 @@
-"""A cure that somebody looks at is planned once, on the run's own devices, and shown until nobody does."""
+"""A fix that is looked at is planned once, on the run's own devices, and shown until nobody looks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck.run.plan_lines import CANNOT
-from rankdeck_app.state.cured_plans import CuredPlans
+from rankdeck.run.plan_lines import CANNOT, LEAST
+from rankdeck_app.state.fixes import FixPlans
 from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.plan_words import FixPlan
 from tests.helpers.told_plan import PlanWorld, line
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -32,33 +33,54 @@ def run(qtbot: QtBot, tmp_path: Path) -> Iterator[LiveRun]:
 
 def test_a_look_plans_once_and_shows_until_nobody_looks(qtbot: QtBot, world: PlanWorld, run: LiveRun) -> None:
     world.tell([line("ddp", 5 * MIB, configured=True), line("ddp", 4 * MIB, label="ddp, other")])
-    plans = CuredPlans(world.planner)
+    plans = FixPlans(world.planner)
     plans.show(run, DDP)
     plans.hide()  # the pointer was on its way
-    assert run.cured is None and not world.asked
+    assert run.fix_plan is None and not world.asked
     plans.show(run, DDP)
-    qtbot.waitUntil(lambda: run.cured is not None and run.cured.line is not None, timeout=20_000)
-    assert [run.cured_bytes_of(device) for device in run.devices] == [5 * MIB, 5 * MIB]
+    qtbot.waitUntil(lambda: run.fix_plan is not None and run.fix_plan.line is not None, timeout=20_000)
+    assert [run.fix_bytes_of(device) for device in run.devices] == [5 * MIB, 5 * MIB]
     (asked,) = world.asked
     assert asked["arguments"][-2:] == ["--devices", "cpu:2"] and "ddp" in asked["arguments"]
     plans.hide()
-    assert run.cured is None
+    assert run.fix_plan is None
     plans.show(run, DDP)
-    qtbot.waitUntil(lambda: run.cured is not None and run.cured.line is not None, timeout=20_000)
+    qtbot.waitUntil(lambda: run.fix_plan is not None and run.fix_plan.line is not None, timeout=20_000)
     assert len(world.asked) == 1
     plans.close()
 
 
 def test_what_cannot_be_planned_says_why(qtbot: QtBot, world: PlanWorld, run: LiveRun) -> None:
     world.tell([line("ddp", configured=True, verdict=CANNOT, reason="It branches on a value.", devices=[])])
-    plans = CuredPlans(world.planner)
-    for cure, why in (
+    plans = FixPlans(world.planner)
+    for changes, why in (
         (DDP, "It branches on a value."),
         ({"train.global_batch": 3}, "train.global_batch = 3"),
         ({"model.use": "mine.py:model"}, "not trusted"),
     ):
-        plans.show(run, cure)
-        qtbot.waitUntil(lambda why=why: run.cured is not None and why in run.cured.why_not, timeout=20_000)
-        assert run.cured_bytes_of(run.devices[0]) is None
+        plans.show(run, changes)
+        qtbot.waitUntil(
+            lambda why=why: run.fix_plan is not None and why in run.fix_plan.why_not, timeout=20_000
+        )
+        assert run.fix_bytes_of(run.devices[0]) is None
         plans.hide()
     plans.close()
+
+
+def test_it_says_what_is_planned_and_that_it_is_predicted() -> None:
+    known = FixPlan("DDP", line("ddp", 31 * MIB))
+    assert known.in_words(30 * MIB) == (
+        "with DDP: 30.0 MiB on the fullest device, predicted",
+        "with DDP: 30.0 MiB, predicted",
+        "30.0 MiB, predicted",
+    )
+    # Of a bound no bar is drawn: the planner's own figure stands in.
+    bound = FixPlan("DDP", line("ddp", 31 * MIB, is_bound=True, bound=LEAST))
+    assert bound.in_words(0)[0].startswith("with DDP: at least 31.0 MiB")
+
+
+def test_what_is_not_known_is_said() -> None:
+    assert FixPlan("DDP").in_words(0)[0] == "with DDP: being planned…"
+    assert FixPlan("DDP", why_not="its code is not trusted").in_words(0) == (
+        "with DDP: its code is not trusted", "with DDP: not known",
+    )  # fmt: skip

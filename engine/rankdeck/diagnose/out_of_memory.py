@@ -1,0 +1,329 @@
+"""Why a run ran out of memory, from what it reported: what was on the device, and which allocation tipped it.
+
+A rank reports at its end what an allocation asked for, which module asked, and what the model's modules hold
+(events.OutOfMemory). Memory by kind is known for that moment where it was counted: always by a GPU's
+allocator, by the ledger of a rehearsal in steps that it followed. Else the last sampled step stands in, with
+its age. The terminal, the report's page and the app show the same `RanOut`. Fixes come from the planner
+(fixes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankdeck import events
+from rankdeck.base.allocations import Allocation, allocation_of
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import listed, marked, phrase
+from rankdeck.base.units import format_bytes, format_count
+from rankdeck.diagnose.fixes import Fix, config_of, is_out_of_memory, planned_fixes
+from rankdeck.diagnose.own_code import CodeLine, own_lines
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.rundir import RunDir
+
+if TYPE_CHECKING:
+    from rankdeck.run.devices import DeviceFigures
+    from rankdeck.run.fold import Fold
+
+MOST_MODULES = 24
+NO_PLAN = marked("Nothing was planned: a person's own script has no configuration that could be changed.")
+NOTHING_LESS = marked(
+    "Nothing that was planned needs less: use more devices, larger ones, or a smaller model."
+)
+_OVER_CAPACITY = "over-capacity"
+_KIND_WORDS = {"gathered": marked("gathered")}
+"""Of kinds that the window names otherwise elsewhere."""
+_HELD = (
+    ("in_use_bytes", marked("this process held {size}"), marked("This process held {size}")),
+    ("allocated_bytes", marked("torch's tensors of it {size}"), marked("Torch's tensors of it {size}")),
+    (
+        "unused_bytes",
+        marked("torch's allocator kept unused {size}"),
+        marked("Torch's allocator kept unused {size}"),
+    ),
+    ("others_bytes", marked("others held {size}"), marked("Others held {size}")),
+)
+"""Of an allocation that failed, and what is said of it: within a sentence, and where one begins with it."""
+
+
+class HeldPart(NamedTuple):
+    """A kind or a module, its bytes, and its share of the largest one."""
+
+    name: str
+    num_bytes: int
+    share: float
+    more: str = ""
+
+    @property
+    def size(self) -> str:
+        return format_bytes(self.num_bytes)
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """`place` is the device's in the run, None where it is unknown. `held` is by kind, of the moment when it
+    failed where `age_s` is 0, else the peak of step `held_step`, so much before. `held_by_module` are bytes
+    by kind, always of that moment. `fixes` are empty until they are planned.
+    """
+
+    problem: Problem
+    allocation: Allocation
+    place: int | None = None
+    device: str = ""
+    step: int | None = None
+    module: str | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
+    held_step: int | None = None
+    age_s: float | None = None
+    source: str = ""
+    held_by_module: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    fixes: Sequence[Fix] = ()
+    no_fixes: str = NO_PLAN
+
+    def with_fixes(self, lines: Iterable[PlanLine], run: RunDir | None = None) -> RanOut:
+        """With what the planner says would need less; of `run` with the commands that do it."""
+        lines = list(lines)
+        return replace(self, fixes=planned_fixes(lines, run), no_fixes=NOTHING_LESS if lines else NO_PLAN)
+
+    @property
+    def is_pretended(self) -> bool:
+        """Whether a rehearsal held more than its devices pretend to have, and went on."""
+        return self.problem.code == _OVER_CAPACITY
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.held.values())
+
+    @property
+    def kinds(self) -> list[HeldPart]:
+        """What was held by kind, the largest first."""
+        return [part._replace(more="") for part in _parts({kind: {kind: n} for kind, n in self.held.items()})]
+
+    @property
+    def modules(self) -> list[HeldPart]:
+        """What the modules held for themselves, the largest first."""
+        return _parts(self.held_by_module)[:MOST_MODULES]
+
+    @property
+    def code(self) -> CodeLine | None:
+        """The line of the person's own code that asked for it."""
+        problem = self.problem
+        lines = own_lines(problem.last_lines)
+        if lines:
+            return lines[0]
+        if problem.path and problem.line is not None and Path(problem.path).is_absolute():
+            return CodeLine(problem.path, problem.line)
+        return None
+
+    @property
+    def line(self) -> str:
+        """'train.py, line 9: x = torch.empty(n)'"""
+        code = self.code
+        if code is None:
+            return ""
+        where = f"{code.file}, line {code.line}"
+        return f"{where}: {code.text}" if code.text else where
+
+    @property
+    def headline(self) -> str:
+        """'GPU 1 ran out of memory in step 6.'"""
+        device = self.device or phrase("A process")
+        if self.step is None:
+            if self.is_pretended:
+                return phrase(
+                    "{device} held more than it pretends to have; the rehearsal went on.", device=device
+                )
+            return phrase("{device} ran out of memory.", device=device)
+        template = (
+            marked("{device} held more in step {step} than it pretends to have; the rehearsal went on.")
+            if self.is_pretended
+            else marked("{device} ran out of memory in step {step}.")
+        )
+        return phrase(template, device=device, step=format_count(self.step))
+
+    @property
+    def tipped(self) -> str:
+        """Which allocation it was, and what there was room for, as far as is known."""
+        asked = self.allocation
+        if self.is_pretended:
+            if asked.capacity_bytes is None:
+                return ""
+            return phrase(
+                "It held {held}, and rehearsal.capacity is {capacity}.",
+                held=format_bytes(self.held_bytes),
+                capacity=format_bytes(asked.capacity_bytes),
+            )
+        if asked.asked_bytes is None:
+            return phrase("Which allocation it was, nobody said: the process was ended from outside.")
+        size = format_bytes(asked.asked_bytes)
+        failed = phrase("An allocation of {size} failed.", size=size)
+        if self.module is not None:
+            module = module_name(self.module)
+            failed = phrase("An allocation of {size} failed in {module}.", size=size, module=module)
+        room = _room(asked)
+        return phrase("{failed} {room}", failed=failed, room=room) if room else failed
+
+    @property
+    def moment(self) -> str:
+        """When what is shown by kind was on the device."""
+        if not self.held:
+            return phrase(
+                "No step was sampled before it failed: what stood on the device by kind is not known."
+            )
+        if self.held_step is None:
+            return phrase("when it failed") if self.age_s == 0 else ""
+        step = format_count(self.held_step)
+        if self.age_s == 0:
+            if self.is_pretended:
+                return phrase("at the peak of step {step}", step=step)
+            return phrase("when it failed, in step {step}", step=step)
+        if self.age_s is None:
+            return phrase("peak of step {step}, the last one that was sampled", step=step)
+        return phrase(
+            "peak of step {step}, the last one that was sampled, {seconds:.1f} s before it failed",
+            step=step,
+            seconds=self.age_s,
+        )
+
+    @property
+    def short_moments(self) -> list[str]:
+        """The same where there is ever less room: 'step 3, 1.4 s before it failed', 'step 3'."""
+        if not self.held:
+            return [phrase("not known")]
+        if self.held_step is None:
+            return []
+        step = format_count(self.held_step)
+        texts: list[str] = [phrase("step {step}", step=step)]
+        if self.age_s:
+            texts.insert(
+                0, phrase("step {step}, {seconds:.1f} s before it failed", step=step, seconds=self.age_s)
+            )
+        return texts
+
+
+def module_name(name: str) -> str:
+    """The one whose name is empty is the model."""
+    return name or phrase("the model itself")
+
+
+def _room(asked: Allocation) -> str:
+    """'Of 14.6 GiB, 1.6 GiB were free: this process held 966.0 MiB, others held 12.0 GiB.'"""
+    known = [
+        (format_bytes(size), within, first) for name, within, first in _HELD if (size := getattr(asked, name))
+    ]
+    if asked.capacity_bytes is None or asked.free_bytes is None:
+        parts = [phrase(within if at else first, size=size) for at, (size, within, first) in enumerate(known)]
+        return phrase("{held}.", held=listed(parts)) if parts else ""
+    held = listed([phrase(within, size=size) for size, within, _ in known])
+    capacity, free = format_bytes(asked.capacity_bytes), format_bytes(asked.free_bytes)
+    if not held:
+        return phrase("Of {capacity}, {free} were free.", capacity=capacity, free=free)
+    return phrase("Of {capacity}, {free} were free: {held}.", capacity=capacity, free=free, held=held)
+
+
+def _parts(sizes: Mapping[str, Mapping[str, int]]) -> list[HeldPart]:
+    sums = {name: sum(kinds.values()) for name, kinds in sizes.items()}
+    most = max(sums.values(), default=0)
+    return [
+        HeldPart(module_name(name), total, total / most, _kinds(sizes[name]))
+        for name, total in sorted(sums.items(), key=lambda item: -item[1])
+        if total
+    ]
+
+
+def _kinds(kinds: Mapping[str, int]) -> str:
+    """'parameters 8.1 KiB, optimizer 16.3 KiB'"""
+    return listed(
+        [
+            phrase("{kind} {size}", kind=phrase(_KIND_WORDS.get(kind, kind)), size=format_bytes(size))
+            for kind, size in kinds.items()
+            if size
+        ]
+    )
+
+
+# From what a run reported
+
+
+def ran_out_of(run: RunDir, fold: Fold) -> RanOut | None:
+    """What is known of the last time that a run ran out of memory; None where it never did."""
+    config = config_of(run)
+    return ran_out(fold, None if config is None else config.capacity_bytes)
+
+
+def ran_out(fold: Fold, capacity_bytes: int | None = None) -> RanOut | None:
+    """The same, with the memory that the devices of a rehearsal pretend to have."""
+    found = [problem for problem in fold.problems if is_out_of_memory(problem)]
+    if not found:
+        return None
+    problem = next((one for one in reversed(found) if one.severity == "error"), found[-1])
+    if problem.code == _OVER_CAPACITY:
+        return _over_capacity(fold, problem, capacity_bytes)
+    reports = sorted(fold.out_of_memory.values(), key=lambda event: event.t)
+    own = [event for event in reports if problem.rank in (None, event.rank)]
+    if own:
+        return _reported(fold, problem, own[0])
+    allocation = allocation_of("\n".join((problem.message, *problem.last_lines)))
+    device = _fullest(fold) if len(fold.devices) == 1 or problem.rank is None else None
+    device = fold.devices.get(problem.rank, device) if problem.rank is not None else device
+    return _with_sampled(fold, RanOut(problem, allocation, step=fold.step), device, None)
+
+
+def _reported(fold: Fold, problem: Problem, event: events.OutOfMemory) -> RanOut:
+    device = fold.devices.get(event.device) if event.device is not None else _fullest(fold)
+    ran = RanOut(
+        problem,
+        event.allocation,
+        step=event.step or None,
+        module=event.module,
+        held_by_module=event.modules,
+        source=event.source or "",
+    )
+    place = None if device is None else device.device
+    known = next((one for one in event.devices if one.device == place and one.live_by_kind), None)
+    if known is None or device is None or known.live_by_kind is None:
+        return _with_sampled(fold, ran, device, event.t)
+    return replace(ran, place=place, device=device.label, held=_known(known.live_by_kind),
+                    held_step=ran.step, age_s=0.0)  # fmt: skip
+
+
+def _over_capacity(fold: Fold, problem: Problem, capacity_bytes: int | None) -> RanOut:
+    """The step that needed the most, of the device that needed the most."""
+    device, allocation = _fullest(fold), Allocation(capacity_bytes=capacity_bytes)
+    ran = RanOut(problem, allocation, source=fold.source or "")
+    if device is None or device.peak is None:
+        return ran
+    held = _known(device.peak.memory.peak_by_kind or {})
+    step = device.peak.step
+    return replace(ran, place=device.device, device=device.label, step=step, held=held, held_step=step,
+                    age_s=0.0)  # fmt: skip
+
+
+def _with_sampled(fold: Fold, ran: RanOut, device: DeviceFigures | None, failed_at: float | None) -> RanOut:
+    """With the last sampled step of a device, and how long before the failure it was."""
+    if device is None:
+        return ran
+    ran = replace(ran, place=device.device, device=device.label)
+    if device.memory is None:
+        return ran
+    began, sampled_s = fold.first_started, device.peak_history.last_x
+    age_s = None
+    if failed_at is not None and began is not None and sampled_s is not None:
+        age_s = max(0.0, failed_at - began.started - sampled_s)
+    kinds = device.memory.peak_by_kind or device.memory.live_by_kind or {}
+    return replace(
+        ran, held=_known(kinds), held_step=device.memory_step, age_s=age_s, source=fold.source or ""
+    )
+
+
+def _known(kinds: Mapping[str, int]) -> dict[str, int]:
+    """The largest first, without those of nothing."""
+    return dict(sorted(((kind, size) for kind, size in kinds.items() if size), key=lambda item: -item[1]))
+
+
+def _fullest(fold: Fold) -> DeviceFigures | None:
+    known = [device for device in fold.devices.values() if device.info is not None]
+    return max(known, key=lambda device: device.peak_bytes or device.used_peak_bytes or 0, default=None)
