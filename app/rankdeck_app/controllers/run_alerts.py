@@ -7,7 +7,6 @@ A run's own problems are what its directory says (run_tabs.py); an alert is what
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer
 from rankdeck.base.errors import Problem
 from rankdeck.diagnose.findings import RULES, Findings, SeenRun
 from rankdeck.diagnose.findings.machine import CODE, ImbalanceAlert
-from rankdeck.diagnose.fixes import EVENLY
+from rankdeck.diagnose.fixes import EVENLY, STRATEGY, Changes
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, tr
@@ -25,7 +24,6 @@ from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.widgets.run_list import strategy_title
 
 if TYPE_CHECKING:
-    from rankdeck_app.state.draft import Draft
     from rankdeck_app.state.live_run import LiveRun
     from rankdeck_app.state.run_answers import RunAnswers
 
@@ -129,20 +127,20 @@ class RunAlerts(QObject):
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration with another strategy the draft."""
         text = tr("The next run uses {strategy}; Launch starts it.", strategy=strategy_title(strategy))
-        self._use(path, lambda draft: draft.choose(("strategy",), strategy), text)
+        self._use(path, {STRATEGY: strategy}, text)
 
     def sync_batch_norms(self, path: Path) -> None:
         """Make the run's configuration the draft, with batch norms over all devices."""
         text = tr("The next run's batch norms see all devices; Launch starts it.")
-        self._use(path, lambda draft: draft.set_value(("strategy", "sync_batchnorm"), True), text)
+        self._use(path, {"strategy.sync_batchnorm": True}, text)
 
-    def _use(self, path: Path, change: Callable[[Draft], object], text: str) -> None:
+    def _use(self, path: Path, changes: Changes, text: str) -> None:
         """The run's configuration, changed, as the draft; one that was edited can be brought back."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
 
         def used() -> None:
-            change(draft)
+            draft.apply_fix(changes)
             undo = (tr("Bring Mine Back"), Once(lambda: draft.bring_back(before)))
             self._window.toasts.show(text, actions=[undo] if was_edited else [])
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck.base.errors import ConfigError, DeviceError, Problem
-from rankdeck.base.phrases import listed, marked
+from rankdeck.base.errors import ConfigError, DeviceError, Problem, changes_in_words
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import StrategyCard, option_fields
 from rankdeck.config.devices import parse_devices
@@ -39,7 +38,6 @@ ELSEWHERE = ("cpu:4", "cpu:2")
 """The first that the draft does not have, where a step cannot be drawn for its own."""
 _OWN = "own"
 _MOST_FIXES = 4
-_AND = marked("{before} and {one}")
 
 Options = dict[str, Any]
 
@@ -266,14 +264,7 @@ def nearest(draft: Draft, card: StrategyCard, options: Mapping[str, Any], device
 
 def _as_if(problem: Problem) -> str:
     """A problem, and with which fix the step is drawn all the same."""
-    changes = problem.cure
-    set_to = [
-        f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        for key, value in changes.items()
-        if value is not None
-    ]
-    settings = spoken(listed(set_to, _AND))
-    left_out = spoken(listed((key for key, value in changes.items() if value is None), _AND))
+    settings, left_out = map(spoken, changes_in_words(problem.cure))
     if not left_out:
         return tr("{problem} Drawn as if you set {settings}.", problem=problem.message, settings=settings)
     if not settings:

@@ -237,16 +237,21 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 def fix_in_words(changes: Mapping[str, Any]) -> str:
     """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
-    set_to = {
-        key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
-    }
-    settings = listed([f"{key} = {value}" for key, value in set_to.items()], ALL_OF)
-    options = listed([key for key, value in changes.items() if value is None], ALL_OF)
+    settings, options = changes_in_words(changes)
     if settings and options:
         return phrase("Set {settings} and leave {options} out", settings=settings, options=options)
     if settings:
         return phrase("Set {settings}", settings=settings)
     return phrase("Leave {options} out", options=options) if options else ""
+
+
+def changes_in_words(changes: Mapping[str, Any]) -> tuple[str, str]:
+    """What is set and what is left out: ('a.b = 2 and a.c = 4', 'a.d'); "" where nothing is."""
+    values = {
+        key: json.dumps(value, ensure_ascii=False) for key, value in changes.items() if value is not None
+    }
+    settings = listed([f"{key} = {value}" for key, value in values.items()], ALL_OF)
+    return settings, listed([key for key, value in changes.items() if value is None], ALL_OF)
 
 
 def one_of(words: Iterable[str]) -> str:

@@ -211,12 +211,9 @@ def _with_all(candidate: Candidate, base: RunConfig, target: Target) -> Candidat
         return candidate
     changes: dict[str, Any] = {}
     for change in changes_for(config, target):
-        [(key, value)] = list(change.items())[:1] if len(change) == 1 else [("", None)]
-        if key.startswith("train.optimizer.") and any(
-            name.startswith("train.optimizer.") for name in changes
-        ):
+        if all(any(key.startswith("train.optimizer.") for key in keys) for keys in (change, changes)):
             continue  # another way to the same
-        changes |= change if not key else {key: value}
+        changes |= change
     parts = config.train.global_batch * config.train.accumulate // least_batch(config, target.num_devices)
     if "train.accumulate" in changes:
         changes["train.accumulate"] = _divisor(config.train.global_batch, min(parts, _MOST_PARTS))
