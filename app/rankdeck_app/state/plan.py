@@ -20,6 +20,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
+from rankdeck.diagnose.fixes import strategy_changes
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, PlanLine
 from rankdeck.run.plan_marks import Marks, marks
 from rankdeck_app.language import in_words, spoken, tr
@@ -372,16 +373,10 @@ def choose(draft: Draft, line: PlanLine) -> None:
 
     Options at their default are left out, and so are those of the strategy before.
     """
-    card = STRATEGIES[line.strategy]
-    defaults = card.options().model_dump()
     before = draft.value(("strategy",))
     values: dict[Place, Any] = {
         ("strategy", key): None for key in (before if isinstance(before, dict) else {}) if key != "use"
     }
-    values[("strategy", "use")] = line.strategy
-    for key, value in line.options.items():
-        if _plain(defaults.get(key)) != _plain(value):
-            values[("strategy", key)] = value
-    for dotted, value in line.changes.items():
-        values[tuple(dotted.split("."))] = value
+    changes = {**strategy_changes(line), **line.changes}
+    values |= {tuple(dotted.split(".")): value for dotted, value in changes.items()}
     draft.set_values(values)

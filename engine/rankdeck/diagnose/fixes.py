@@ -222,6 +222,12 @@ def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[
     return list(best.values())[:MOST_PLANNED]
 
 
+def strategy_changes(line: PlanLine) -> dict[str, Any]:
+    """The strategy of a planned line and its options, but the default ones, as changes."""
+    options = STRATEGIES[line.strategy].changed(line.options)
+    return {STRATEGY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
+
+
 def _rank(fix: Fix) -> tuple[int, bool, bool, int]:
     line = fix.line
     assert line is not None
@@ -230,10 +236,7 @@ def _rank(fix: Fix) -> tuple[int, bool, bool, int]:
 
 
 def _planned(line: PlanLine, own: PlanLine, run: RunDir | None) -> Fix:
-    changes: dict[str, Any] = dict(line.changes)
-    if not line.configured:
-        options = STRATEGIES[line.strategy].changed(line.options)
-        changes |= {STRATEGY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}
+    changes = line.changes if line.configured else line.changes | strategy_changes(line)
     command = [] if run is None else command_of(run, changes)
     saves_bytes = _fullest(own).total_bytes - _fullest(line).total_bytes
     return Fix(fix_name(changes), changes=changes, command=command, line=line, saves_bytes=saves_bytes)

@@ -31,7 +31,7 @@ from rankdeck.config import RunConfig, load
 from rankdeck.config.catalog import OPTIMIZERS
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
 from rankdeck.config.gpu_models import MAX_PLANNED
-from rankdeck.diagnose.fixes import fixes_file, kept_lines
+from rankdeck.diagnose.fixes import fixes_file
 from rankdeck.planner.accuracy import target_of_run
 from rankdeck.planner.candidates import Candidate, Planner, Target, candidates_for, least_batch
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
@@ -310,15 +310,11 @@ def _said(line: PlanLine, words: str, num_bytes: int | None = None) -> PlanLine:
 
 
 def fixes_of_run(run: RunDir, timeout_s: float = ROW_TIMEOUT_S) -> Iterator[PlanLine]:
-    """The lines that are kept, or planned now, as they are known; none for a run that had no devices.
+    """Plan them, and keep the lines; none for a run that had no devices.
 
     Raises:
         ConfigError: its configuration cannot be read.
     """
-    kept = kept_lines(run)
-    if kept is not None:
-        yield from kept
-        return
     config = load(run.config_to_go_on_with)
     infos = run.devices()
     if not infos:
