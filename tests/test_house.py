@@ -35,7 +35,7 @@ PARSES_BY_ITSELF = (
     "launch/relay.py",
     "launch/streams.py",
     "launch/under_guard.py",
-    "launch/supervisor.py",
+    "launch/forked_ranks.py",
     "observer/writer.py",
     "observer/stacks.py",
     "api/racing.py",

@@ -5,11 +5,12 @@
     choose.py          from "auto", "gpu:0,2" or "cpu:4" to the devices of this run
     guard.py           holds the run's lock, reaps and sweeps everything below it, writes the last word
     callers.py         how the guard is asked to stop, or to have a checkpoint saved
-    supervising.py     what every supervisor does: begins, stops, names the cause when ranks fail, restarts
-    supervisor.py      of a configuration: prepares data, starts the ranks, watches them
-    script_supervisor.py  of a person's own script, which has another torch than ours, or none
+    supervisor.py      of every run: starts the ranks, watches them, names the cause when they fail, restarts
+    rank_group.py      what a supervisor needs of its ranks, whose two kinds are made, and end, differently
+    forked_ranks.py    a configuration's: forked once torch is imported, released once the data is there
+    script_ranks.py    a person's own script's: executed, with their streams relayed and signals passed on
     race.py            strategies one after another, each as a run; the race holds their leases
-    children.py        a rank as a child: polled, signalled, ended by session; a script's starts as torchrun's
+    children.py        a rank as a child: polled, signalled, ended by session
     rank_start.py      the first thing a configuration's rank does; it is forked early, released late
     torchrun.py        the environment that torchrun gives a rank
     streams.py         the streams that a command shares with its script; terminals and pipes of
@@ -21,6 +22,6 @@
     control.py         asking a run to stop, waiting for its end
     processes.py       processes by session and environment; ends what a killed guard left behind
 
-Reading order: start, guard, supervising, supervisor, rank_start; then script_supervisor. Only
-supervisor.py and store.py import torch, each where it is needed first.
+Reading order: start, guard, supervisor, rank_group, forked_ranks, rank_start; then script_ranks. Only
+forked_ranks.py and store.py import torch, each where it is needed first.
 """

@@ -1,20 +1,15 @@
-"""A rank as the supervisor's child: polled, signalled, ended with all of its session."""
+"""A rank as the supervisor's child: polled, signalled, ended with all of its session. forked_ranks.py and
+script_ranks.py have the two kinds."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import subprocess
-import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from rankdeck.base.errors import MachineError
-from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.phrases import phrase
 from rankdeck.launch.processes import is_suspended, signal_sessions
-from rankdeck.launch.streams import RankStreams
+from rankdeck.launch.streams import Relay, finish
 
 GRACE_S = 3.0
 """From TERM to KILL."""
@@ -25,7 +20,7 @@ class Child:
     """One rank, which leads a session. `exit_code` is None while it lives, negative when a signal ended it.
 
     `ended_at` is when we began to end it (Unix seconds): its exit tells nothing then. None where it ended by
-    itself.
+    itself. What it writes is in its logs, or on the way there by `relays`.
     """
 
     def __init__(self, rank: int) -> None:
@@ -34,6 +29,7 @@ class Child:
         self.exit_code: int | None = None
         self.ended_at: float | None = None
         self.was_suspended = False
+        self.relays: Sequence[Relay] = ()
 
     def poll(self) -> int | None:
         """The exit code, once there is one."""
@@ -77,93 +73,9 @@ def end_ranks(ranks: Sequence[Child], grace_s: float, is_saving: Callable[[], bo
         time.sleep(_POLL_S)
 
 
-# Ranks of a person's own script: started as torchrun starts them, ended by session, signalled as a terminal
-# would.
-#
-# Each leads a session of its own, dies with the supervisor, and has what it writes relayed (streams.py).
-# Ranks are started while the supervisor has one thread.
-
-_TO_GROUP = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH}
-"""What a terminal sends to everything in its foreground; `kill` sends the rest to the process alone."""
-
-
-class ScriptRank(Child):
-    """One rank of a script.
-
-    Raises: MachineError: it cannot be started.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        command: Sequence[str],
-        *,
-        folder: str,
-        environment: Mapping[str, str],
-        streams: RankStreams,
-    ) -> None:
-        super().__init__(rank)
-        self.streams = streams
-        supervisor = os.getpid()
-
-        def before_exec() -> None:
-            die_with_parent(supervisor)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if streams.terminal is not None:
-                fcntl.ioctl(streams.terminal, termios.TIOCSCTTY, 0)
-
-        try:
-            self._process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=streams.stdin,
-                stdout=streams.stdout,
-                stderr=streams.stderr,
-                start_new_session=True,
-                preexec_fn=before_exec,
-            )
-        except OSError as error:
-            raise MachineError(
-                phrase(
-                    "{program} could not be started: {why}.",
-                    program=error.filename or command[0],
-                    why=error.strerror,
-                ),
-                code="cannot-start",
-                advice=phrase("Check that it exists and may be executed."),
-            ) from None
-        self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        if self.exit_code is None:
-            self.exit_code = self._process.poll()
-        return self.exit_code
-
-    def pass_on(self, number: int) -> None:
-        """A signal that somebody sent to the command."""
-        if self.poll() is not None:
-            return
-        if number in (signal.SIGTSTP, signal.SIGSTOP):
-            # No shell could continue a rank: its group is an orphan, where SIGTSTP does nothing.
-            signal_sessions({self.pid}, signal.SIGSTOP)
-        elif number == signal.SIGCONT:
-            signal_sessions({self.pid}, signal.SIGCONT)
-        elif number == signal.SIGWINCH:
-            self.streams.resize()
-        elif number in _TO_GROUP:
-            self._send_to_foreground(number)
-        else:
-            self.send(number)
-
-    def _send_to_foreground(self, number: int) -> None:
-        try:
-            os.killpg(self.streams.foreground() or self.pid, number)
-        except OSError:
-            self.send(number)
-
-
-def script_status(exit_code: int) -> int:
-    """What a shell would tell: 128 + n for signal n."""
-    return 128 - exit_code if exit_code < 0 else exit_code
+def drain(
+    ranks: Sequence[Child], timeout_s: float, *, is_patient: bool = True, given_up: Callable[[], bool]
+) -> None:
+    """Wait until what these have written has arrived, as `streams.finish` does."""
+    begun = [relay for rank in ranks for relay in rank.relays if relay.ident is not None]
+    finish(begun, timeout_s, patient=is_patient, given_up=given_up)

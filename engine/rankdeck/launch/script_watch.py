@@ -17,7 +17,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.base.heartbeat import Beat, HeartbeatPage
+from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import phrase
 from rankdeck.config.schema import LaunchConfig
 from rankdeck.config.script import ScriptConfig
@@ -52,14 +52,6 @@ class ScriptWatch(Watch):
         self.is_paused = False
         self._started: dict[int, tuple[int, events.RankStarted]] = {}
 
-    def begin(self, ranks: Sequence[Child], world_size: int | None = None) -> None:
-        self.ranks, self._started_s = ranks, time.monotonic()
-
-    def prepare(self) -> str:
-        """The page of heartbeats, which ranks are told of when they are started."""
-        self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
-        return self._page.path
-
     def beats(self) -> dict[int, Beat]:
         return {rank: beat._replace(is_after=True) for rank, beat in super().beats().items()}
 
@@ -67,9 +59,6 @@ class ScriptWatch(Watch):
         """With stdout, where the two were one for the command too."""
         errors = self.log(rank, "err")
         return errors if errors.exists() else self.log(rank, "out")
-
-    def attempts_log(self, name: str) -> Path:
-        return self._run.logs_folder / f"{name}.{self._attempt}.err"
 
     def living_beats(self) -> dict[int, Beat]:
         """None while the script is paused."""

@@ -149,9 +149,7 @@ def start_script(
     check_machine(config.script.ranks, meets=not config.script.plain)
     environment = _surroundings(config.script.folder, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
-    supervised = Supervised(
-        "rankdeck.launch.script_supervisor", signals=True, stop_s=SCRIPT_STOP_S, attached=attached
-    )
+    supervised = Supervised(signals=True, stop_s=SCRIPT_STOP_S, attached=attached)
     with rundir.removed_unless_begun(hidden.path):
         run = start_guard(hidden, choice.leases, supervised, detach=detach)
     rundir.enter_in_index(run)
@@ -265,8 +263,7 @@ def _tables(run: RunDir) -> dict[str, Any]:
 
 def supervisor_of(worker: str | None) -> Supervised:
     """The supervisor of a configuration, whose ranks run `worker`."""
-    arguments = [] if worker is None else ["--worker", worker]
-    return Supervised("rankdeck.launch.supervisor", arguments)
+    return Supervised([] if worker is None else ["--worker", worker])
 
 
 def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig, choose.ChosenDevices]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from rankdeck.base.errors import MachineError, Problem
 from rankdeck.base.phrases import phrase
+from rankdeck.config.script import ScriptTable
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.launch.layout import Layout
 from rankdeck.launch.torchrun import MASTER_ADDR
@@ -82,10 +83,15 @@ class RankStore:
             layout.store if self._listener is None else self._listener.getsockname()
         )
 
-    def serve(self) -> None:
-        """Called again and again while ranks run."""
+    def serve(self) -> Problem | None:
+        """Called again and again while ranks run; what to tell."""
         if self._store is None and _waits(self._listener):
             self.host()
+        return None
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def host(self) -> None:
         """Let in who waits, from now on; does nothing where the head does that."""
@@ -127,39 +133,39 @@ class RankStore:
 
 
 class ScriptStore:
-    """One attempt's store. `port` is a free one where none is given.
+    """One attempt's store, at a free port where none is given; `environment` is the ranks' own.
 
     Raises:
         MachineError: the given port is in use.
     """
 
-    def __init__(self, port: int | None, log: Path) -> None:
+    def __init__(self, script: ScriptTable, environment: Mapping[str, str], log: Path) -> None:
         try:
-            self._listener = socket.create_server((MASTER_ADDR, port or 0), backlog=1024)
+            self._listener = socket.create_server((MASTER_ADDR, script.master_port or 0), backlog=1024)
         except OSError as error:
             raise MachineError(
                 phrase(
                     "Port {port} of {host} cannot be used: {why}.",
-                    port=port,
+                    port=script.master_port,
                     host=MASTER_ADDR,
                     why=error.strerror,
                 ),
                 code="port",
                 advice=phrase("Leave --master-port out: a free port is found then."),
             ) from None
-        self._log = log
+        self._script, self._environment, self._log = script, environment, log
         self._process: subprocess.Popen[bytes] | None = None
         self.port: int = self._listener.getsockname()[1]
 
-    def begin(self, python: str, environment: Mapping[str, str], folder: str) -> None:
+    def host(self) -> None:
         """Start the helper; without one, whoever connects waits."""
-        handle = self._listener.fileno()
+        python, handle = self._script.python, self._listener.fileno()
         with open(self._log, "ab") as log:
             try:
                 self._process = subprocess.Popen(
                     [python, "-c", _HOST, MASTER_ADDR, str(self.port), str(handle), str(os.getpid())],
-                    cwd=folder,
-                    env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+                    cwd=self._script.folder,
+                    env={**self._environment, "CUDA_VISIBLE_DEVICES": ""},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -169,19 +175,14 @@ class ScriptStore:
             except OSError as error:
                 log.write(f"{python}: {error.strerror}\n".encode())
 
-    @property
-    def has_begun(self) -> bool:
-        return self._process is not None
-
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether somebody waits to be let in, where nobody lets them."""
-        return _waits(self._listener)
-
-    def problem(self) -> Problem | None:
-        """What to tell once the helper has ended and a rank asks for its store; nobody waits any longer."""
-        ended = self._process is None or self._process.poll() is not None
-        if not ended or not self.is_asked_for:
+    def serve(self) -> Problem | None:
+        """Called again and again while ranks run: start the helper once a rank asks for its store. What to
+        tell where one asks and the helper has ended; nobody waits any longer."""
+        if self._process is None:
+            if _waits(self._listener):
+                self.host()
+            return None
+        if self._process.poll() is None or not _waits(self._listener):
             return None
         self._listener.close()
         last = read_last_lines(self._log)

@@ -1,366 +1,387 @@
-"""The supervisor of a configuration's run: `python -P -m rankdeck.launch.supervisor RUN`, started by the
-guard.
+"""The supervisor of a run: `python -P -m rankdeck.launch.supervisor RUN`, started by the guard.
 
-    tell that the run has begun  ->  import torch, fork the ranks  ->  prepare data  ->  release the ranks
-    ->  watch them  ->  name the one cause if one fails  ->  tell that the run has ended
+    tell that the run has begun  ->  start the ranks, watch them  ->  name the one cause if one fails  ->  end
+    what is left  ->  tell that the run has ended, or begin the next attempt where restarts are left
 
-Ranks are forked only from a process that is fresh. What it has in common with script_supervisor.py is in
-supervising.py. Read store.py and watch.py next.
+What ranks are, a configuration's or a person's own script's, is for its group of ranks to know: read
+rank_group.py, forked_ranks.py and script_ranks.py next. Nothing here imports torch, and no script's
+supervisor does: the script's own may be another one.
+
+Its exit code is the run's: 0 done, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped. It may
+be killed at any time: the ranks die with it, and the guard says so. A failed attempt is followed by the next
+one by this process replacing itself.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
 
 from rankdeck import events
-from rankdeck.base import cgroups
-from rankdeck.base.errors import Problem
-from rankdeck.base.garbage import kept_for_good
-from rankdeck.base.heartbeat import STACKS, die_with_parent
-from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck.checkpoint_files import newest_whole
-from rankdeck.config import RunConfig
-from rankdeck.diagnose.cause import Cause
+from rankdeck.base import cgroups, files
+from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.phrases import marked, phrase
+from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, RankEvidence, find_cause
+from rankdeck.diagnose.exceptions import LACKS, advice_of, is_out_of_memory, limited_memory, name, quoted
 from rankdeck.diagnose.failure_rules import COMMUNICATION
-from rankdeck.diagnose.fixes import with_fix
-from rankdeck.launch import rank_start, supervising
-from rankdeck.launch.children import GRACE_S, Child, end_ranks
-from rankdeck.launch.host_watch import HeadWatch, MemberWatch
-from rankdeck.launch.layout import Layout, alone, layout_of
-from rankdeck.launch.store import RankStore
-from rankdeck.launch.torchrun import rank_variables
-from rankdeck.launch.watch import Watch
-from rankdeck.rundir import FIRST_STEPS, RunDir
-from rankdeck.torch_compat.processes import cuda_was_touched
-from rankdeck.torch_compat.versions import version_problem
+from rankdeck.launch import rank_start
+from rankdeck.launch.children import Child, drain, end_ranks
+from rankdeck.launch.layout import layout_of
+from rankdeck.launch.rank_group import DEFAULT_WORKER, Arguments, RankGroup, StopAsked, SupervisorCalls
+from rankdeck.launch.streams import NOWHERE, from_argument
+from rankdeck.launch.unwritten import disk_problem
+from rankdeck.observer import title
+from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.telemetry.sampler_process import SamplerProcess
 
-DEFAULT_WORKER = "rankdeck.training.worker"
 _POLL_S = 0.05
-# What our own worker imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
-_PRELOADED = (
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "rankdeck.training.loop",
-    "rankdeck.training.verify.before_run",
-    "rankdeck.training.workload",
-    "rankdeck.checkpoint.store",
-    "rankdeck.checkpoint.weights",
-)
+_CLOSING_S = 0.3
+"""How long the output of a rank that has ended may take to end."""
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnArguments(supervising.Arguments):
-    """`worker` is the module or .py file that every rank runs; `layout` says on which hosts they are, and
-    `store` is the head's socket where they meet."""
-
-    worker: str = DEFAULT_WORKER
-    layout: Layout | None = None
-    store: int | None = None
-
-
-class Supervisor(supervising.Supervising):
+class Supervisor(SupervisorCalls):
     """One attempt of one run."""
 
-    def __init__(self, arguments: OwnArguments) -> None:
-        super().__init__(arguments)
-        self._worker = arguments.worker
-        self._config: RunConfig = arguments.run.config()
-        num_devices = max(1, len(self._devices))
-        own = 1 if self._config.strategy_card.one_process else num_devices
-        self._layout = arguments.layout or alone(own, self._devices)
-        self._store = arguments.store
-        self._watch = self._make_watch()
-        self._ranks: list[RankProcess] = []
-        self._start_afresh = False
-        launch = self._config.launch
-        self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
-        self.restarts_itself = self._layout.is_alone
-        shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
+    def __init__(self, arguments: Arguments) -> None:
+        title.name_process("supervisor", str(arguments.run.path))
+        self._run, self._arguments = arguments.run, arguments
+        self._writer: EventWriter = arguments.run.writer("supervisor", arguments.attempt)
+        self._group = _group_of(arguments, self)
+        self._watch = self._group.watch
+        self._sampler: SamplerProcess | None = None
+        self._ending = self.is_asked_to_stop = False
+        self._reason: str | None = None
+        self._restarts = self._is_victim = False
+        self._failed = ""
 
-    def _make_watch(self) -> Watch:
-        given = self._run, self._arguments.attempt, self._config.launch, self.raise_problem
-        compiles = self._config.train.compile
-        if self._layout.is_alone:
-            return Watch(*given, compiles=compiles)
-        if self._layout.index == 0:
-            return HeadWatch(*given, compiles=compiles, hosts=self._layout.host_of_ranks)
-        return MemberWatch(*given, compiles=compiles, tell=self._writer.write)
+    def work(self) -> int:
+        """The whole attempt; the run's exit code. Does not return where the next attempt follows."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        oom_kills = _count_oom_kills()
+        try:
+            self._write_start()
+            code = 0 if self._run_ranks() else self._name_cause(oom_kills)
+        except StopAsked:
+            code = EXIT_STOPPED
+            self._writer.write(events.Stopping(attempt=self._arguments.attempt))
+        except RankdeckError as error:
+            code = self._fail(error.problem, error.exit_code)
+        except Exception as error:
+            traceback.print_exc()
+            code = self._fail(*_own_failure(error))
+        self._ending = True
+        grace_s = self._group.grace_s if code == EXIT_STOPPED else 0
+        end_ranks(self._group.ranks, grace_s, self._watch.saves.goes_on)
+        self._drain(self._group.ranks)
+        self._group.close()
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._write_end(code)
+        if self._restarts and self._group.restarts_itself:
+            self._begin_next_attempt()
+        return code
 
-    @property
-    def ranks(self) -> Sequence[RankProcess]:
-        return self._ranks
+    def _on_term(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_asked_to_stop = True
+        if not self._ending:
+            self._ending = True
+            raise StopAsked
 
-    @property
-    def watch(self) -> Watch:
-        return self._watch
+    def heed_stop(self) -> None:
+        """What was under way may have swallowed StopAsked: an import does, in a class that it is making.
 
-    def start_event(self) -> events.RunStarted:
-        config = self._config
-        return events.RunStarted(
+        Raises: StopAsked.
+        """
+        if self.is_asked_to_stop:
+            raise StopAsked
+
+    def _write_start(self) -> None:
+        started = events.RunStarted(
             run=self._run.name,
             attempt=self._arguments.attempt,
-            strategy=config.strategy.use,
-            options=config.strategy.options,
-            world_size=self._layout.world_size,
-            devices=self._layout.devices,
-            steps=self._environment.get(FIRST_STEPS, config.train.known_steps),
-            global_batch=config.train.global_batch,
-            started=self.began(),
-            pace=config.rehearsal.pace,
+            started=self._began(),
             cores=cgroups.num_cores(),
+            **self._group.facts(),
         )
+        self._writer.write(started, sync=True)
+        for warning in msgspec.convert(self._group.environment.get("problems", []), list[Problem]):
+            self.raise_problem(warning)
 
-    def run_ranks(self) -> bool:
-        self._fork_ranks()
-        self._prepare_data()
-        return self._release_ranks()
+    def _began(self) -> float:
+        """When the person's command began (Unix seconds); nobody asked for a restart."""
+        started = None if self._arguments.restarts else self._group.environment.get("started")
+        return float(started) if started is not None else time.time()
 
-    def end_ranks(self, *, stopped: bool) -> None:
-        end_ranks(self._ranks, GRACE_S if stopped else 0, self._watch.saves.goes_on)
+    def write(self, event: events.Event) -> None:
+        self._writer.write(event)
 
-    def _fork_ranks(self) -> None:
-        """Import what ranks need, then fork them, while there is one thread."""
-        layout = self._layout
-        self.write_phase(marked("starting"), layout.own_ranks)
-        _set_threads(layout.own.ranks)
-        uuids = [device.uuid for device in self._devices if device.uuid is not None]
-        if uuids:
-            os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-            if self._worker == DEFAULT_WORKER:
-                _preload(self._config)
-            self.heed_stop()
-        self._start_afresh = bool(uuids) or not can_fork_preloaded()
-        for rank in layout.own_ranks:
-            self._ranks.append(RankProcess(rank, self._worker, fresh=self._start_afresh))
-        self._watch.begin(self._ranks, layout.world_size)
-        problem = version_problem()
-        if problem is not None:
-            self.raise_problem(problem)
-
-    def _prepare_data(self) -> None:
-        """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
-        self.write_phase(marked("preparing data"), self._layout.own_ranks)
-        if self._worker == DEFAULT_WORKER:
-            from rankdeck.training import workload
-
-            workload.prepare(self._config)
-
-    def _release_ranks(self) -> bool:
-        # A rehearsal of one process tells itself how busy each of its devices is.
-        one_process = self._config.strategy_card.one_process and len(self._devices) > 1
-        if self._devices and not (one_process and self._devices[0].kind == "virtual"):
-            self.start_sampler("--first", str(self._layout.own_ranks.start))
-        store = RankStore(self._layout, self._store)
-        for rank in self._ranks:
-            self._release(rank, store)
-        if self._start_afresh or "torch" in sys.modules:
-            store.host()
-        while (succeeded := self._poll_ranks()) is None:
-            store.serve()
-            time.sleep(_POLL_S)
-        self._ending = True
-        if succeeded:
-            store.wait_for_others(self.heed_stop)
-        else:
-            end_ranks(self._ranks, GRACE_S)
-        return succeeded
-
-    def _poll_ranks(self) -> bool | None:
-        """True once all have done their work, False when one has failed, None while they work."""
-        over = [rank for rank in self._ranks if rank.poll() is not None]
-        if not all(map(self._watch.has_finished, over)):
-            self._settle()
-            return False
-        if self.poll():
-            return False
-        return True if len(over) == len(self._ranks) else None
-
-    def _settle(self) -> None:
-        """A victim may be seen first: the cause gets a moment to be seen before the others are ended."""
-        began = time.monotonic()
-        while time.monotonic() - began < self._watch.patience_s():
-            time.sleep(_POLL_S)
-            for rank in self._ranks:
-                rank.poll()
-
-    @property
-    def _interface(self) -> str:
-        return self._layout.interface() or "lo"
-
-    def _release(self, rank: RankProcess, store: RankStore) -> None:
-        number = rank.rank
-        environment = {
-            **rank_variables(self._layout, number, store.address, self._run.name),
-            "RANKDECK_RUN": str(self._run.path),
-            "RANKDECK_ATTEMPT": str(self._arguments.attempt),
-            "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
-            "RANKDECK_HEARTBEAT": self._watch.heartbeats,
-            STACKS: str(self._watch.log(number, "stacks")),
-            # gloo listens on the interface that the host's name resolves to, which may be any.
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._interface),
-        }
-        if not self._layout.is_alone:
-            environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", f"={self._interface}")
-        rank.release(environment, self._watch.log(number, "out"), self._watch.log(number, "err"))
+    def _write_phase(self, phase: str) -> None:
+        for rank in self._group.numbers:
+            self.write(events.Phase(rank=rank, phase=phase))
 
     def raise_problem(self, problem: Problem) -> None:
-        """With what would fix the configuration, where that is known. That others are gone is no cause where
-        these are on other hosts: what became of them is told there."""
-        if problem.code == COMMUNICATION and not self._layout.is_alone:
-            problem = problem.but(severity="warning")
-        super().raise_problem(with_fix(problem, self._config))
+        told = self._group.in_own_words(problem)
+        self._writer.write(events.ProblemRaised(problem=told), sync=True)
 
-    def cause(self, oom_kills: int, disk: str) -> Cause:
-        found = super().cause(oom_kills, disk)
-        self.blamed_host = self._layout.other_host_of(found.problem.rank)
-        return found
-
-    def may_restart(self, cause: Cause) -> bool:
-        """Bad input stays bad, and the same numbers become NaN again."""
-        code, left = cause.problem.code, self._config.launch.max_restarts - self._arguments.restarts
-        return super().may_restart(cause) and code != "loss-not-finite" and (code == "hang" or left > 0)
-
-    def next_words(self) -> Phrase:
-        checkpoint, _ = newest_whole(self._run.checkpoints_folder)
-        if checkpoint is None:
-            return phrase("The run goes on from the beginning: there is no checkpoint")
-        return phrase("The run goes on after step {step}", step=checkpoint.step)
-
-
-def _set_threads(num_ranks: int) -> None:
-    """Cores are shared by the ranks, unless the person has said how many threads each may have."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_ranks)))
-    # numpy's own threads would begin at its import, before ranks are forked.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def _preload(config: RunConfig) -> None:
-    """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
-    from rankdeck.config.catalog import DATA, MODELS
-
-    cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
-    targets = (card.target.partition(":")[0] for card in cards if card is not None)
-    with kept_for_good():
-        for name in (*_PRELOADED, *targets):
-            try:
-                importlib.import_module(name)
-            except Exception:
-                traceback.print_exc()
-
-
-def _make(argv: list[str]) -> Supervisor:
-    parser = supervising.parser("rankdeck.launch.supervisor")
-    parser.add_argument(
-        "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
-    )
-    parser.add_argument("--hosts", type=layout_of, help="who has which ranks, where there are several hosts")
-    parser.add_argument("--store", type=int, help="a socket for the ranks' store to listen at")
-    given = parser.parse_args(argv)
-    return Supervisor(
-        OwnArguments(
-            RunDir(given.run),
-            given.attempt,
-            given.words,
-            given.restarts,
-            given.failed,
-            given.worker,
-            given.hosts,
-            given.store,
-        )
-    )
-
-
-# Rank processes: forked early, released late, ended by session.
-#
-# The supervisor forks all ranks while it has one thread and has touched no GPU, right after it has imported
-# torch: a rank then begins in 0.1 s instead of 2. Each waits at a pipe for its orders (environment, logs),
-# which are known only after the data is prepared and the rendezvous is held. Where forking is not safe
-# (GPUs, a second thread) the same process replaces itself with a fresh interpreter instead.
-
-
-class RankProcess(Child):
-    """One rank of a configuration, forked early."""
-
-    def __init__(self, rank: int, worker: str, *, fresh: bool) -> None:
-        super().__init__(rank)
-        read_end, self._orders = os.pipe()
-        supervisor = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                _wait_and_run(read_end, supervisor, worker, fresh=fresh)
-            finally:
-                os._exit(1)
-        os.close(read_end)
-
-    def release(self, environment: Mapping[str, str], out: Path, err: Path) -> None:
-        """Send the rank its orders; it begins at once."""
-        orders = {"environment": dict(environment), "out": str(out), "err": str(err)}
-        data = json.dumps(orders).encode()
+    def _start_sampler(self) -> None:
+        """A process that reads the run's devices. A run does without it where it cannot be started."""
+        options = self._group.sampler_options()
+        if options is None:
+            return
+        pids = ",".join(str(rank.pid) for rank in self._group.ranks)
+        arguments = ["--run", str(self._run.path), "--attempt", str(self._arguments.attempt), "--ranks", pids]
         try:
-            while data:
-                data = data[os.write(self._orders, data) :]
-        except BrokenPipeError:
-            pass  # it was killed while it waited: the next poll sees that
-        os.close(self._orders)
-        self._orders = -1
+            self._sampler = SamplerProcess([*arguments, *options], piped=False)
+        except OSError:
+            traceback.print_exc()
 
+    def _run_ranks(self) -> bool:
+        """Start the ranks and wait for them; whether all did their work.
 
-def can_fork_preloaded() -> bool:
-    """Whether this process has one thread, so that what it has imported may be forked."""
-    return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
+        Raises: RankdeckError: they cannot be started.
+        """
+        group = self._group
+        self._write_phase(marked("starting"))
+        group.start()
+        self._write_phase(group.second_phase)
+        group.release()
+        self._start_sampler()
+        have_succeeded = self._wait_for_ranks()
+        self._ending = True
+        if have_succeeded:
+            group.leave()
+        else:
+            end_ranks(group.ranks, group.grace_s)
+            self._drain(group.ranks)
+        return have_succeeded
 
+    def _wait_for_ranks(self) -> bool:
+        """True once all have done their work, False when one has failed or a hang has to end the run."""
+        group = self._group
+        while True:
+            over = [rank for rank in group.ranks if rank.poll() is not None]
+            if not all(map(self._watch.has_finished, over)) and not group.excuses(over):
+                self._settle()
+                return False
+            if self._poll():
+                return False
+            if len(over) == len(group.ranks):
+                return True
+            if group.store is not None and (problem := group.store.serve()) is not None:
+                self.raise_problem(problem)
+            group.wait()
 
-def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool) -> NoReturn:
-    die_with_parent(supervisor)
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    _close_all_but(orders_end)
-    with open(orders_end, "rb") as pipe:
-        data = pipe.read()
-    if not data:
-        os._exit(1)
-    orders = json.loads(data)
-    for path, handle in ((orders["out"], 1), (orders["err"], 2)):
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.dup2(log, handle)
-        os.close(log)
-    if fresh or cuda_was_touched():
-        environment = {**os.environ, **orders["environment"]}
-        command = [sys.executable, "-u", "-P", "-m", rank_start.__name__, worker]
-        os.execve(sys.executable, command, environment)
-    os.environ.update(orders["environment"])
-    rank_start.run(worker)
+    def _settle(self) -> None:
+        """A victim may be seen first: the cause gets a moment to be seen, and what it said time to arrive,
+        before the others are ended."""
+        began_s = time.monotonic()
+        while True:
+            self._drain([rank for rank in self._group.ranks if rank.poll() is not None], is_patient=False)
+            if time.monotonic() - began_s >= self._watch.patience_s():
+                return
+            time.sleep(_POLL_S)
 
+    def _drain(self, ranks: Sequence[Child], *, is_patient: bool = True) -> None:
+        """Whoever reads what they have written is waited for until a stop is asked for."""
+        drain(ranks, _CLOSING_S, is_patient=is_patient, given_up=lambda: self.is_asked_to_stop)
 
-def _close_all_but(kept: int) -> None:
-    """The supervisor's own files and pipes are none of a rank's business."""
-    for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if handle > 2 and handle != kept:
+    def _poll(self) -> bool:
+        """See how ranks and sampler are; True when a hang has to end the run. Raises: as `heed_stop`."""
+        self.heed_stop()
+        if self._sampler is not None:
+            for notice in self._sampler.poll():
+                self.write(events.DeviceNotice(code=notice.code, message=notice.message))
+                message, advice = notice.phrase_of(notice.message), notice.phrase_of(notice.advice or "")
+                self.raise_problem(Problem(notice.code, message, advice=advice or None, severity="warning"))
+        return self._watch.poll()
+
+    def _name_cause(self, oom_kills: int) -> int:
+        """Raise the one problem behind the failure; the run's exit code."""
+        self._ending = True
+        kills = max(0, _count_oom_kills() - oom_kills)
+        disk = files.refusal(self._run.path)
+        found = find_cause(self._watch.evidence(), time.monotonic(), kills, disk=disk)
+        cause = self._with_evidence(self._group.cause(found))
+        # Of one host alone it is the cause where nothing else is known.
+        self._is_victim = cause.problem.code == COMMUNICATION and not self._group.restarts_itself
+        self._failed = "" if self._is_victim else _signature(cause.problem, self._watch.evidence())
+        if self._failed and self._failed == self._arguments.failed:
+            message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
+            return self._fail(cause.problem.but(message=message), cause.exit_code)
+        if self._arguments.restarts < self._group.max_restarts and self._group.may_restart(cause):
+            self._restarts = True
+            self._reason = cause.problem.headline()
+            told = cause.problem.but(severity="warning")
+            self.raise_problem(self._restart_problem(cause.problem) if self._group.restarts_itself else told)
+            return cause.exit_code
+        return self._fail(cause.problem, cause.exit_code)
+
+    def _with_evidence(self, cause: Cause) -> Cause:
+        """With the line of the rank's log that its last words are from."""
+        rank = 0 if cause.problem.rank is None else cause.problem.rank
+        log = self._watch.errors_log(rank)
+        found = quoted(log, cause.problem.last_lines, f"{log.parent.name}/{log.name}")
+        return dataclasses.replace(cause, problem=cause.problem.but(evidence=found))
+
+    def _restart_problem(self, cause: Problem) -> Problem:
+        message = phrase(
+            "{cause} {next} (restart {n} of {most}).",
+            cause=_sentence(cause),
+            next=self._group.next_words(),
+            n=self._arguments.restarts + 1,
+            most=self._group.max_restarts,
+        )
+        return cause.but(code="restarted", message=message, severity="warning")
+
+    def _begin_next_attempt(self) -> NoReturn:
+        # The last one of each argument counts.
+        command = [sys.executable, *sys.orig_argv[1:]]
+        command += ["--attempt", str(self._arguments.attempt + 1)]
+        command += ["--restarts", str(self._arguments.restarts + 1), "--failed", self._failed]
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execv(command[0], command)
+
+    def _fail(self, problem: Problem, exit_code: int) -> int:
+        self._reason = problem.headline()
+        self.raise_problem(problem)
+        print(problem.text(), file=sys.stderr)
+        return exit_code
+
+    def _write_end(self, code: int) -> None:
+        lost, disk = self._watch.lost_lines(), files.refusal(self._run.path)
+        num_lines = sum(one.lines for one in lost)
+        disk = disk or next((one.reason for one in lost), "")
+        if disk:
+            self.raise_problem(disk_problem(disk, num_lines, lost))
+        outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        end = events.RunEnded(
+            outcome=outcome,
+            exit_code=code,
+            attempt=self._arguments.attempt,
+            script_status=self._group.script_status(),
+        )
+        self._writer.write(end, sync=True)
+        if self._writer.dropped or (disk and code == 0):
+            # Events cannot say it, or lists would not: the guard has room for one last word.
+            disk = self._writer.drop_reason or disk
+            words = disk_problem(disk, self._writer.dropped + num_lines, lost).message
+            self._reason = f"{self._reason} {words}" if self._reason else words
+        self._watch.close()
+        if self._arguments.words is not None and self._reason is not None:
+            told = {"reason": self._reason[:4000]}
+            told |= {"again": self._failed[:4000]} if self._restarts else {}
+            told |= {"victim": "yes"} if self._is_victim else {}
+            told |= {"host": self._group.blamed_host} if self._group.blamed_host else {}
             try:
-                os.close(handle)
+                os.write(self._arguments.words, json.dumps(told).encode())
             except OSError:
                 pass
 
 
+def _own_failure(error: Exception) -> tuple[Problem, int]:
+    """Of the supervisor itself, with the run's exit code."""
+    named = name("", str(error))
+    if named is not None and named.code in LACKS:
+        return Problem(named.code, str(error), advice=advice_of(named)), 3
+    if is_out_of_memory(error):
+        message = phrase("There was not enough memory to start the ranks.")
+        advice = limited_memory() or phrase("Close other programs, or use fewer devices.")
+        return Problem("out-of-memory", message, advice=advice), 1
+    message = phrase("{error}: {text}", error=type(error).__name__, text=str(error) or phrase("no message"))
+    advice = phrase("The whole traceback is in the supervisor's log, logs/supervisor.*.err.")
+    return Problem("internal", message, advice=advice), 1
+
+
+def _signature(problem: Problem, ranks: Sequence[RankEvidence]) -> str:
+    """The exception of a rank, where it was raised and in which step: what would come again, whatever the
+    machine does. Empty for every other cause."""
+    for rank in ranks:
+        own = None if rank.failure is None else rank.failure.problem
+        if (
+            own is not None
+            and rank.beat is not None
+            and (own.code, own.message) == (problem.code, problem.message)
+        ):
+            return f"{own.code} at {own.path}:{own.line} in step {rank.beat.step}"
+    return ""
+
+
+def _sentence(problem: Problem) -> str:
+    said = problem.said("message")
+    return said if said.endswith(".") else phrase("{words}.", words=said)
+
+
+def _count_oom_kills() -> int:
+    """How many processes the kernel has ended for lack of memory since it started."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def _group_of(arguments: Arguments, supervisor: Supervisor) -> RankGroup:
+    """The ranks that the run's file asks for."""
+    if (config := arguments.run.script()) is not None:
+        from rankdeck.launch.script_ranks import ScriptRanks
+
+        return ScriptRanks(config, arguments, supervisor)
+    from rankdeck.launch.forked_ranks import ForkedRanks
+
+    return ForkedRanks(arguments, supervisor)
+
+
+def _arguments_of(argv: Sequence[str]) -> Arguments:
+    parser = argparse.ArgumentParser(prog="rankdeck.launch.supervisor")
+    parser.add_argument("run", type=lambda path: RunDir(Path(path)))
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--words", type=int, help="a pipe for the reason of a failure")
+    parser.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
+    parser.add_argument("--failed", default="", help="the exception of the attempt before")
+    parser.add_argument(
+        "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
+    )
+    parser.add_argument(
+        "--hosts", dest="layout", type=layout_of, help="who has which ranks, where there are several hosts"
+    )
+    parser.add_argument("--store", type=int, help="a socket for the ranks' store to listen at")
+    parser.add_argument("--signals", type=int, help="a pipe of signals to pass on to a script")
+    parser.add_argument(
+        "--attached", type=from_argument, default=NOWHERE, help="the command's streams, for a script"
+    )
+    return Arguments(**vars(parser.parse_args(argv)))
+
+
+def main() -> NoReturn:
+    """One attempt, from the command line's arguments to the run's exit code."""
+    rank_start.forgive_full_disks()
+    code = 1
+    try:
+        code = Supervisor(_arguments_of(sys.argv[1:])).work()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # The store's threads need no farewell.
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    supervising.main(_make)
+    main()

@@ -1,18 +1,19 @@
 """The environment of a rank as torchrun gives it, and what an observed rank finds beside it.
 
 `os.environ` as a script sees it is torchrun's but for RANKDECK_* and one entry of PYTHONPATH. Read
-children.py next.
+script_ranks.py next.
 
 Source: torch.distributed.run, torch.distributed.elastic.agent.server.local_elastic_agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import rankdeck
-from rankdeck.launch.layout import Layout
+from rankdeck.events import DeviceInfo
+from rankdeck.launch.layout import Layout, alone
 
 MASTER_ADDR = "127.0.0.1"
 INJECTED = Path(rankdeck.__file__).parent / "observer" / "inject"
@@ -34,21 +35,13 @@ def torchrun_variables(
     """What torchrun adds to the caller's environment for this rank of one host."""
     size = str(num_ranks)
     added = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        **rank_variables(alone(num_ranks, ()), rank, (MASTER_ADDR, port), run_id="none", restarts=restarts),
         "GROUP_RANK": "0",
         "ROLE_RANK": str(rank),
         "ROLE_NAME": "default",
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
         "GROUP_WORLD_SIZE": "1",
         "ROLE_WORLD_SIZE": size,
-        "MASTER_ADDR": MASTER_ADDR,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": caller.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
@@ -59,9 +52,10 @@ def torchrun_variables(
     return added
 
 
-def rank_variables(layout: Layout, rank: int, store: tuple[str, int], run: str) -> dict[str, str]:
-    """What torch's `env://` asks for of a rank of a configuration; `store` (address, port) is where they
-    meet."""
+def rank_variables(
+    layout: Layout, rank: int, store: tuple[str, int], *, run_id: str, restarts: int = 0
+) -> dict[str, str]:
+    """What torch's `env://` asks for of a rank; `store` (address, port) is where they meet."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - layout.own_ranks.start),
@@ -69,17 +63,28 @@ def rank_variables(layout: Layout, rank: int, store: tuple[str, int], run: str) 
         "LOCAL_WORLD_SIZE": str(len(layout.own_ranks)),
         "MASTER_ADDR": store[0],
         "MASTER_PORT": str(store[1]),
-        "TORCHELASTIC_RUN_ID": run,
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def device_variables(devices: Sequence[DeviceInfo]) -> dict[str, str]:
+    """What lets CUDA see these devices, in this order, and no others."""
+    uuids = [device.uuid for device in devices if device.uuid is not None]
+    return ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if uuids else {}) | {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+
+
+def run_variables(run: Path, attempt: int, heartbeats: str) -> dict[str, str]:
+    """What tells a process that it is part of a run."""
+    return {"RANKDECK_RUN": str(run), "RANKDECK_ATTEMPT": str(attempt), "RANKDECK_HEARTBEAT": heartbeats}
 
 
 def observing(
     caller: Mapping[str, str], *, run: Path, attempt: int, heartbeats: str, observe: str, port: int
 ) -> dict[str, str]:
     """What tells a process that it is part of a run, and arms the observer in it."""
-    added = {"RANKDECK_RUN": str(run), "RANKDECK_ATTEMPT": str(attempt), "RANKDECK_HEARTBEAT": heartbeats}
+    added = run_variables(run, attempt, heartbeats)
     if observe != "none":
         added["RANKDECK_OBSERVE"] = observe
         added["RANKDECK_MASTER_PORT"] = str(port)

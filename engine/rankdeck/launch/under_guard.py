@@ -59,12 +59,11 @@ class NotResumableError(RankdeckError):
 
 @dataclasses.dataclass(frozen=True)
 class Supervised:
-    """Who supervises a run: a module with its arguments, and what the guard does for it.
+    """How a run is supervised: what its supervisor is given, and what the guard does for it.
 
     `signals`: whether signals are passed on; `stop_s`: from TERM to KILL of the supervisor.
     """
 
-    module: str
     arguments: Sequence[str] = ()
     signals: bool = False
     stop_s: float = guard.STOP_S
@@ -134,7 +133,7 @@ def start_guard(
 
 def _command(run: RunDir, supervised: Supervised, attempt: int, attached: Attached | None) -> list[str]:
     """How the guard starts the supervisor, with places for its descriptors."""
-    command = [sys.executable, "-P", "-m", supervised.module, str(run.path), "--words", "{words}"]
+    command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
     command += ["--attempt", str(attempt), *supervised.arguments]
     if supervised.signals:
         command += ["--signals", "{signals}"]

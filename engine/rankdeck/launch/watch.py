@@ -80,11 +80,17 @@ class Watch:
         self._cpu: tuple[float, dict[int, float]] | None = None
         self._standing = Standing({})
 
+    def prepare(self, num_slots: int) -> str:
+        """The page of heartbeats, where ranks are told of it when they are started."""
+        self._page = HeartbeatPage(num_slots)
+        return self._page.path
+
     def begin(self, ranks: Sequence[Child], world_size: int | None = None) -> None:
         """`ranks` are those of this host, of `world_size` in all."""
         self.ranks, self._started_s = ranks, time.monotonic()
         self._num_ranks = world_size or len(ranks)
-        self._page = HeartbeatPage(self._num_ranks)
+        if self._page is None:
+            self.prepare(self._num_ranks)
 
     @property
     def heartbeats(self) -> str:

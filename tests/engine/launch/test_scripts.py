@@ -516,7 +516,8 @@ def test_what_is_about_to_end_is_not_left_behind(tmp_path: Path) -> None:
 
 
 def test_the_supervisor_of_a_script_never_imports_torch(tmp_path: Path) -> None:
-    code = "import sys, rankdeck.launch.script_supervisor; print({'torch', 'numpy'} & set(sys.modules))"
+    imported = "import sys, rankdeck.launch.supervisor, rankdeck.launch.script_ranks"
+    code = f"{imported}; print({{'torch', 'numpy'}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -1,0 +1,274 @@
+"""The ranks of a configuration: forked early, once torch is imported, and released late.
+
+The supervisor forks all ranks while it has one thread and has touched no GPU, right after it has imported
+torch: a rank then begins in 0.1 s instead of 2. Each waits at a pipe for its orders (environment, logs),
+which are known only after the data is prepared and the rendezvous is held. Where forking is not safe
+(GPUs, a second thread) the same process replaces itself with a fresh interpreter instead. Read store.py and
+rank_start.py next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.garbage import kept_for_good
+from rankdeck.base.heartbeat import STACKS, die_with_parent
+from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.checkpoint_files import newest_whole
+from rankdeck.config import RunConfig
+from rankdeck.diagnose.cause import Cause
+from rankdeck.diagnose.failure_rules import COMMUNICATION
+from rankdeck.diagnose.fixes import with_fix
+from rankdeck.launch import rank_start
+from rankdeck.launch.children import GRACE_S, Child
+from rankdeck.launch.host_watch import HeadWatch, MemberWatch
+from rankdeck.launch.layout import alone
+from rankdeck.launch.rank_group import DEFAULT_WORKER, Arguments, RankGroup, SupervisorCalls
+from rankdeck.launch.store import RankStore
+from rankdeck.launch.torchrun import device_variables, rank_variables, run_variables
+from rankdeck.launch.watch import Watch
+from rankdeck.rundir import FIRST_STEPS
+from rankdeck.torch_compat.processes import cuda_was_touched
+from rankdeck.torch_compat.versions import version_problem
+
+_POLL_S = 0.05
+# What our own worker imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "rankdeck.training.loop",
+    "rankdeck.training.verify.before_run",
+    "rankdeck.training.workload",
+    "rankdeck.checkpoint.store",
+    "rankdeck.checkpoint.weights",
+)
+
+
+class ForkedRanks(RankGroup):
+    """Those of this host, in one attempt."""
+
+    grace_s = GRACE_S
+    second_phase = marked("preparing data")
+
+    def __init__(self, arguments: Arguments, supervisor: SupervisorCalls) -> None:
+        super().__init__(arguments, supervisor)
+        self._config: RunConfig = arguments.run.config()
+        num_devices = max(1, len(self.devices))
+        own = 1 if self._config.strategy_card.one_process else num_devices
+        self._layout = arguments.layout or alone(own, self.devices)
+        self.watch = self._make_watch()
+        self.numbers = self._layout.own_ranks
+        self.ranks = self._ranks = list[ForkedRank]()
+        self._start_afresh = False
+        launch = self._config.launch
+        self.max_restarts = max(launch.max_restarts, int(launch.on_hang == "restart"))
+        self.restarts_itself = self._layout.is_alone
+        shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
+
+    def _make_watch(self) -> Watch:
+        raise_problem = self._supervisor.raise_problem
+        given = self._run, self._arguments.attempt, self._config.launch, raise_problem
+        compiles = self._config.train.compile
+        if self._layout.is_alone:
+            return Watch(*given, compiles=compiles)
+        if self._layout.index == 0:
+            return HeadWatch(*given, compiles=compiles, hosts=self._layout.host_of_ranks)
+        return MemberWatch(*given, compiles=compiles, tell=self._supervisor.write)
+
+    def facts(self) -> Mapping[str, Any]:
+        config = self._config
+        return {
+            "strategy": config.strategy.use,
+            "options": config.strategy.options,
+            "world_size": self._layout.world_size,
+            "devices": self._layout.devices,
+            "steps": self.environment.get(FIRST_STEPS, config.train.known_steps),
+            "global_batch": config.train.global_batch,
+            "pace": config.rehearsal.pace,
+        }
+
+    def start(self) -> None:
+        """Import what ranks need, then fork them, while there is one thread."""
+        _set_threads(self._layout.own.ranks)
+        os.environ.update(device_variables(self.devices))
+        has_gpus = bool(os.environ["CUDA_VISIBLE_DEVICES"])
+        if not has_gpus:
+            if self._arguments.worker == DEFAULT_WORKER:
+                _preload(self._config)
+            self._supervisor.heed_stop()
+        self._start_afresh = has_gpus or not can_fork_preloaded()
+        for rank in self.numbers:
+            self._ranks.append(ForkedRank(rank, self._arguments.worker, fresh=self._start_afresh))
+        self.watch.begin(self._ranks, self._layout.world_size)
+        problem = version_problem()
+        if problem is not None:
+            self._supervisor.raise_problem(problem)
+
+    def release(self) -> None:
+        """What is made once for all ranks is made before (a vocabulary). Threads that it starts come after
+        the fork."""
+        if self._arguments.worker == DEFAULT_WORKER:
+            from rankdeck.training import workload
+
+            workload.prepare(self._config)
+        self.store = store = RankStore(self._layout, self._arguments.store)
+        for rank in self._ranks:
+            self._release(rank, store)
+        if self._start_afresh or "torch" in sys.modules:
+            store.host()
+
+    def sampler_options(self) -> Sequence[str] | None:
+        # A rehearsal of one process tells itself how busy each of its devices is.
+        one_process = self._config.strategy_card.one_process and len(self.devices) > 1
+        if not self.devices or (one_process and self.devices[0].kind == "virtual"):
+            return None
+        return "--first", str(self.numbers.start)
+
+    def wait(self) -> None:
+        time.sleep(_POLL_S)
+
+    def leave(self) -> None:
+        assert isinstance(self.store, RankStore)
+        self.store.wait_for_others(self._supervisor.heed_stop)
+
+    @property
+    def _interface(self) -> str:
+        return self._layout.interface() or "lo"
+
+    def _release(self, rank: ForkedRank, store: RankStore) -> None:
+        number = rank.rank
+        environment = {
+            **rank_variables(self._layout, number, store.address, run_id=self._run.name),
+            **run_variables(self._run.path, self._arguments.attempt, self.watch.heartbeats),
+            "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
+            STACKS: str(self.watch.log(number, "stacks")),
+            # gloo listens on the interface that the host's name resolves to, which may be any.
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", self._interface),
+        }
+        if not self._layout.is_alone:
+            environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", f"={self._interface}")
+        rank.release(environment, self.watch.log(number, "out"), self.watch.log(number, "err"))
+
+    def in_own_words(self, problem: Problem) -> Problem:
+        """With what would fix the configuration, where that is known. That others are gone is no cause where
+        these are on other hosts: what became of them is told there."""
+        if problem.code == COMMUNICATION and not self._layout.is_alone:
+            problem = problem.but(severity="warning")
+        return with_fix(problem, self._config)
+
+    def cause(self, found: Cause) -> Cause:
+        self.blamed_host = self._layout.other_host_of(found.problem.rank)
+        return found
+
+    def may_restart(self, cause: Cause) -> bool:
+        """Bad input stays bad, and the same numbers become NaN again."""
+        code, left = cause.problem.code, self._config.launch.max_restarts - self._arguments.restarts
+        return super().may_restart(cause) and code != "loss-not-finite" and (code == "hang" or left > 0)
+
+    def next_words(self) -> Phrase:
+        checkpoint, _ = newest_whole(self._run.checkpoints_folder)
+        if checkpoint is None:
+            return phrase("The run goes on from the beginning: there is no checkpoint")
+        return phrase("The run goes on after step {step}", step=checkpoint.step)
+
+
+def _set_threads(num_ranks: int) -> None:
+    """Cores are shared by the ranks, unless the person has said how many threads each may have."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_ranks)))
+    # numpy's own threads would begin at its import, before ranks are forked.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _preload(config: RunConfig) -> None:
+    """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
+    from rankdeck.config.catalog import DATA, MODELS
+
+    cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
+    targets = (card.target.partition(":")[0] for card in cards if card is not None)
+    with kept_for_good():
+        for name in (*_PRELOADED, *targets):
+            try:
+                importlib.import_module(name)
+            except Exception:
+                traceback.print_exc()
+
+
+class ForkedRank(Child):
+    """One rank of a configuration, forked early."""
+
+    def __init__(self, rank: int, worker: str, *, fresh: bool) -> None:
+        super().__init__(rank)
+        read_end, self._orders = os.pipe()
+        supervisor = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _wait_and_run(read_end, supervisor, worker, fresh=fresh)
+            finally:
+                os._exit(1)
+        os.close(read_end)
+
+    def release(self, environment: Mapping[str, str], out: Path, err: Path) -> None:
+        """Send the rank its orders; it begins at once."""
+        orders = {"environment": dict(environment), "out": str(out), "err": str(err)}
+        data = json.dumps(orders).encode()
+        try:
+            while data:
+                data = data[os.write(self._orders, data) :]
+        except BrokenPipeError:
+            pass  # it was killed while it waited: the next poll sees that
+        os.close(self._orders)
+        self._orders = -1
+
+
+def can_fork_preloaded() -> bool:
+    """Whether this process has one thread, so that what it has imported may be forked."""
+    return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool) -> NoReturn:
+    die_with_parent(supervisor)
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    _close_all_but(orders_end)
+    with open(orders_end, "rb") as pipe:
+        data = pipe.read()
+    if not data:
+        os._exit(1)
+    orders = json.loads(data)
+    for path, handle in ((orders["out"], 1), (orders["err"], 2)):
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.dup2(log, handle)
+        os.close(log)
+    if fresh or cuda_was_touched():
+        environment = {**os.environ, **orders["environment"]}
+        command = [sys.executable, "-u", "-P", "-m", rank_start.__name__, worker]
+        os.execve(sys.executable, command, environment)
+    os.environ.update(orders["environment"])
+    rank_start.run(worker)
+
+
+def _close_all_but(kept: int) -> None:
+    """The supervisor's own files and pipes are none of a rank's business."""
+    for handle in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if handle > 2 and handle != kept:
+            try:
+                os.close(handle)
+            except OSError:
+                pass
