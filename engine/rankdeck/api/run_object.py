@@ -22,7 +22,7 @@ from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingEr
 from rankdeck.base.phrases import phrase
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
-from rankdeck.launch.control import request_stop, wait_ended
+from rankdeck.launch.control import stop_if_alive, wait_ended
 from rankdeck.run.summarising import problems_of, summarise, verified_summary
 from rankdeck.run.summary import RunSummary
 from rankdeck.rundir import EventReader, RunDir, attempt_of
@@ -106,11 +106,7 @@ class Run:
             RankdeckError: it has not stopped within a minute.
         """
         if self.is_running:
-            try:
-                request_stop(self._dir, now=now)
-            except RankdeckError:
-                if self._dir.is_alive():
-                    raise
+            stop_if_alive(self._dir, now=now)
         if not wait_ended(self._dir, _STOPPED_WITHIN_S):
             raise RankdeckError(
                 phrase(

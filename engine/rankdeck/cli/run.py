@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,13 +19,10 @@ from rankdeck.base.errors import MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach
-from rankdeck.cli.until_end import command_started
 
 if TYPE_CHECKING:
     from rankdeck.config.interpreters import ChosenPython
     from rankdeck.config.script import ScriptConfig
-    from rankdeck.launch.streams import Attached
-    from rankdeck.rundir import RunDir
 
 
 class Observe(enum.StrEnum):
@@ -147,29 +144,13 @@ def run(
 
     for note in chosen.notes:
         console.err().print(note, style="yellow", soft_wrap=True)
-    return _begin(config, chosen, runs, detach=detach, as_json=as_json)
 
-
-def _begin(
-    config: ScriptConfig, chosen: ChosenPython, runs: Path | None, *, detach: bool, as_json: bool
-) -> int:
     from rankdeck import rundir
-    from rankdeck.cli.staying import begin_and_stay
+    from rankdeck.cli.staying import start_and_stay
     from rankdeck.launch.start import start_script
 
-    folder = rundir.runs_folder(runs)
-
-    def begin(attached: Attached | None) -> RunDir:
-        return start_script(
-            config,
-            runs=folder,
-            detach=detach,
-            command_line=["rankdeck", *sys.argv[1:]],
-            started=command_started(),
-            attached=attached,
-        )
-
-    return begin_and_stay(begin, _what_runs(config, chosen), detach=detach, as_json=as_json)
+    start = partial(start_script, config, runs=rundir.runs_folder(runs))
+    return start_and_stay(start, _what_runs(config, chosen), detach=detach, as_json=as_json)
 
 
 def _current_folder() -> Path:

@@ -10,23 +10,25 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import termios
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-import typer
 
 from rankdeck import events
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
+from rankdeck.cli.until_end import command_started, exit_status, leave
 from rankdeck.cli.words import losses_in_words, lost_in_words
-from rankdeck.launch.control import is_over, request_stop, send_signal, wait_ended
+from rankdeck.launch.control import is_over, send_signal, stop_if_alive, wait_ended
 from rankdeck.launch.streams import Attached
-from rankdeck.rundir import EventReader, RunDir, events_from_end
+from rankdeck.rundir import EventReader, RunDir
 
 T = TypeVar("T")
 _TICK_S = 0.04
@@ -71,7 +73,7 @@ class Staying:
                 while not is_over(self._run):
                     self._tick(woken)
                     if self._readers.are_gone():
-                        self._ask_to_stop(now=False)
+                        stop_if_alive(self._run)
                         wait_ended(self._run, STOPPED_WITHIN_S)
                         raise BrokenPipeError
             finally:
@@ -128,14 +130,7 @@ class Staying:
         self._interrupts.append(time.monotonic())
         if len(self._interrupts) == 3 and self._interrupts[-1] - self._interrupts[0] < _THREE_WITHIN_S:
             self._interrupts.clear()
-            self._ask_to_stop(now=True)
-
-    def _ask_to_stop(self, *, now: bool) -> None:
-        try:
-            request_stop(self._run, now=now)
-        except RankdeckError:
-            if self._run.is_alive():
-                raise
+            stop_if_alive(self._run, now=True)
 
     def _pass_on(self, number: signal.Signals) -> None:
         try:
@@ -196,26 +191,21 @@ def _signals() -> Iterator[int]:
         os.close(waking)
 
 
-def begin_and_stay(
-    begin: Callable[[Attached | None], RunDir], what: str, *, detach: bool, as_json: bool
-) -> int:
-    """Begin a run of a script, say `what` runs and where the run is, and stay until its end unless detached;
-    the exit status is the script's.
-    """
+def start_and_stay(start: Callable[..., RunDir], what: str, *, detach: bool, as_json: bool) -> int:
+    """Start the run of a script, say `what` runs and where the run is, and stay until its end unless
+    detached; the exit status is the script's. `start` is `start_script` or `run_again` of launch/start.py,
+    but for what this command knows."""
+    begin = partial(start, detach=detach, command_line=["rankdeck", *sys.argv[1:]], started=command_started())
     if detach:
-        run = begin(None)
+        run = begin()
         _say(f"{what}; run: {run.path}")
-        if as_json:
-            console.as_json({"run": run.name, "path": str(run.path)})
-        else:
-            typer.echo(run.path)
-        return 0
+        return leave(run, as_json=as_json)
     keyboard = None if as_json else keyboard_for(1, 2)
     if as_json:
         attached = Attached(stdout=None, stderr=None)
     else:
         attached = Attached(keyboard=None if keyboard is None else keyboard.reading_end)
-    run = begin(attached)
+    run = begin(attached=attached)
     _say(f"{what}; run: {run.path}")
     staying = Staying(run, keyboard, tells=not as_json)
     staying.until_end()
@@ -225,7 +215,7 @@ def begin_and_stay(
         console.as_json(summarise(run).facts())
     else:
         _say(last_words(run))
-    return status_of(run) or int(staying.has_lost_output)
+    return exit_status(run) or int(staying.has_lost_output)
 
 
 def _say(words: str) -> None:
@@ -250,7 +240,7 @@ def last_words(run: RunDir) -> str:
         return lost_problem(run).message
     from rankdeck.run.row import EVENTS_LOST, state_of
 
-    end, status = run.end(), status_of(run)
+    end, status = run.end(), exit_status(run)
     state = state_of(run.outcome(), None if end is None else end.reason)
     words = [state if not status or end is None else f"{end.outcome} with exit status {status}"]
     lost = f"\n{end.reason}" if end is not None and state == EVENTS_LOST else ""
@@ -267,16 +257,6 @@ def last_words(run: RunDir) -> str:
         if summary.loss.last is not None:
             words.append(f"loss {losses_in_words(summary)}")
     return f"{', '.join(words)}; rankdeck show {run.name}{lost}"
-
-
-def status_of(run: RunDir) -> int:
-    """The script's exit status as a shell tells it; the run's own where the script never began."""
-    last = events_from_end(run.events_folder / f"supervisor.{run.next_attempt() - 1}.jsonl")
-    ended = next((event for event in last if isinstance(event, events.RunEnded)), None)
-    if ended is not None and ended.script_status is not None:
-        return ended.script_status
-    end = run.end()
-    return end.exit_code if end is not None else 1
 
 
 # The person's terminal while a script has it: every key goes to the script, and modes are put back after

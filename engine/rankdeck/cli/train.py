@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +43,6 @@ from rankdeck.run.verified import DIFFERS, EQUAL, NOTED, UNCHECKED
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.launch.streams import Attached
     from rankdeck.launch.verifying import Verification
     from rankdeck.planner.candidates import Candidate
     from rankdeck.rundir import RunDir
@@ -168,25 +168,16 @@ def _as_it_stands(file: Path, changed: RunConfig) -> RunConfig:
 
 
 def _run_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
-    from rankdeck.cli.staying import begin_and_stay
+    from rankdeck.cli.staying import start_and_stay
     from rankdeck.config.interpreters import ChosenPython
     from rankdeck.launch.start import run_again
-
-    def begin(attached: Attached | None) -> RunDir:
-        return run_again(
-            run,
-            detach=detach,
-            command_line=["rankdeck", *sys.argv[1:]],
-            started=command_started(),
-            attached=attached,
-        )
 
     script = run.script()
     assert script is not None
     check_trust(run, script, trust=trust)
     python = ChosenPython(Path(script.script.python), script.script.python_source)
     what = f"{run.name} again; python: {python.in_words(os.environ)}"
-    return begin_and_stay(begin, what, detach=detach, as_json=as_json)
+    return start_and_stay(partial(run_again, run), what, detach=detach, as_json=as_json)
 
 
 def _as_it_was(run: RunDir) -> ConfigError:

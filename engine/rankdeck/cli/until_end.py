@@ -10,13 +10,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import typer
 
-from rankdeck.base.errors import RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 
@@ -49,11 +49,15 @@ def leave_or_stay(
 
     if not detach:
         return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
+    is_head = several is not None and several.listener is not None
+    return leave(run, several.place(run.name, attempt) if several and is_head else None, as_json=as_json)
+
+
+def leave(run: RunDir, place: str | None = None, *, as_json: bool) -> int:
+    """Say where the run is, and of one of several hosts the `place` where the others join; the exit code."""
     if as_json:
         told = {"run": run.name, "path": str(run.path)}
-        if several is not None and several.listener is not None:
-            told["place"] = several.place(run.name, attempt)
-        console.as_json(told)
+        console.as_json(told if place is None else told | {"place": place})
     else:
         typer.echo(run.path)
     return 0
@@ -64,21 +68,14 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
     nobody sees it.
     """
     from rankdeck.cli.follow import follow
-    from rankdeck.launch.control import request_stop, wait_ended
+    from rankdeck.launch.control import stop_if_alive, wait_ended
 
-    def stop(now: bool) -> None:
-        try:
-            request_stop(run, now=now)
-        except RankdeckError:
-            if run.is_alive():
-                raise
-
-    interrupts = Interrupts(stop, display.say)
+    interrupts = Interrupts(partial(stop_if_alive, run), display.say)
     with interrupts.counted():
         try:
             fold = follow(run, display, interrupts.act, attempt)
         except BrokenPipeError:
-            stop(False)
+            stop_if_alive(run)
             wait_ended(run, timeout_s=30.0)
             raise
         return finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
@@ -96,6 +93,15 @@ def finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
         print_summary(summary, num_shown=len(fold.problems))
     if interrupted and summary.outcome != "completed":
         return INTERRUPTED
+    return exit_status(run)
+
+
+def exit_status(run: RunDir) -> int:
+    """Of a run that is over: the script's own as a shell tells it, else the run's."""
+    from rankdeck.run.problems import status_of
+
+    if (status := status_of(run)) is not None:
+        return status
     end = run.end()
     return end.exit_code if end is not None else 1
 

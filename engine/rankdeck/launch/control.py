@@ -52,6 +52,15 @@ def request_stop(run: RunDir, now: bool = False) -> None:
         raise RankdeckError(message, code="control")
 
 
+def stop_if_alive(run: RunDir, now: bool = False) -> None:
+    """As `request_stop`; nothing happens to a run that has ended meanwhile."""
+    try:
+        request_stop(run, now=now)
+    except RankdeckError:
+        if run.is_alive():
+            raise
+
+
 def send_signal(run: RunDir, number: int) -> None:
     """Pass a signal on to every rank of a script, as a terminal or `kill` would. Returns once the guard has
     heard it.

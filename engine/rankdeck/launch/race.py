@@ -29,7 +29,7 @@ from rankdeck.config import RunConfig, from_dict, on_devices
 from rankdeck.config.consent import check_paths
 from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
-from rankdeck.launch.control import request_stop
+from rankdeck.launch.control import stop_if_alive
 from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import check_here, environment_of, supervisor_of
@@ -178,11 +178,7 @@ class Racing:
         """End the entry that runs, and start no other."""
         self.is_stopped = True
         if self._running is not None:
-            try:
-                request_stop(self._running, now=now)
-            except RankdeckError:
-                if self._running.is_alive():
-                    raise
+            stop_if_alive(self._running, now=now)
 
     @property
     def stop_is_asked(self) -> bool:
