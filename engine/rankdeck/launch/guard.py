@@ -187,8 +187,7 @@ class Guard:
             timeout_s = self.look_s
             if self._kill_at is not None:
                 timeout_s = min(timeout_s, max(0.0, self._kill_at - time.monotonic()))
-            for key, _ in self._selector.select(timeout_s):
-                key.data(key.fileobj)
+            self.hear(timeout_s)
             self._reap()
             if self.whereabouts.is_deleted:
                 self.on_removed()
@@ -207,6 +206,11 @@ class Guard:
         self._sweep()
         while self._words_end >= 0:
             self._on_words(self._words_end)
+
+    def hear(self, timeout_s: float) -> None:
+        """Whoever has something to say within so many seconds."""
+        for key, _ in self._selector.select(timeout_s):
+            key.data(key.fileobj)
 
     def _reap(self) -> None:
         while True:
@@ -309,9 +313,13 @@ class Guard:
             severity="warning",
         )
         self._word.tell_end("failed", 1)
+        return self.begin_attempt(used + 1)
+
+    def begin_attempt(self, restarts: int, *more: str) -> bool:
+        """The next one, after so many restarts; whether there is a supervisor for it."""
         self._attempt += 1
         try:
-            self.start_supervisor("--attempt", str(self._attempt), "--restarts", str(used + 1))
+            self.start_supervisor("--attempt", str(self._attempt), "--restarts", str(restarts), *more)
         except OSError:
             return False
         self._status = None

@@ -101,18 +101,12 @@ class MemberGuard(HostGuard):
                 self._membership.say(word)
         self._membership.look(now_s)
         if self._next is not None and not self.has_begun and self._status is None:
-            self.begin_part(self._taken())
+            self.layout, self._next = self._next, None
+            self.start_supervisor()
 
     def turn(self) -> None:
-        for key, _ in self._selector.select(self.look_s):
-            key.data(key.fileobj)
+        self.hear(self.look_s)
         self._membership.look(time.monotonic())
-
-    def _taken(self) -> Word:
-        """The layout that the head has told."""
-        assert self._next is not None
-        self.layout, self._next = self._next, None
-        return self.layout
 
     def _heed(self, word: Word) -> None:
         match word.get("word"):
@@ -168,8 +162,8 @@ class MemberGuard(HostGuard):
             self.turn()
         if self._next is None or self._stop_asked:
             return False
-        failed = str(self._next.get("failed", ""))[:2000]
-        return self.begin_again(self._taken(), failed)
+        self.layout, self._next = self._next, None
+        return self.begin_again(str(self.layout.get("failed", ""))[:2000])
 
     def end(self) -> None:
         status = 1 if self._status is None else self._status

@@ -64,8 +64,7 @@ class HeadGuard(HostGuard):
             self.fail(phrase("Not all hosts came within {seconds} s.", seconds=round(_MEET_S)))
 
     def turn(self) -> None:
-        for key, _ in self._selector.select(self.look_s):
-            key.data(key.fileobj)
+        self.hear(self.look_s)
         self._gathering.look(time.monotonic())
 
     def _begin_all(self) -> None:
@@ -77,13 +76,15 @@ class HeadGuard(HostGuard):
             if (odd := next((key for key in _ALIKE if host.get(key) != own[key]), None)) is not None:
                 self._refuse(host, _odd(odd, host, own))
                 return
-        self.begin_part(self._tell_layout())
+        self._tell_layout()
+        self.start_supervisor()
 
-    def begin_part(self, layout: Word, *more: str) -> None:
-        ranks = ranks_by_host(layout)
+    def start_supervisor(self, *more: str) -> None:
+        assert self.layout is not None
+        ranks = ranks_by_host(self.layout)
         self._receiver = Receiver(self._run, ranks)
         self._clocks.begin(self._attempt, ranks)
-        super().begin_part(layout, "--store", str(self._store.fileno()), *more)
+        super().start_supervisor("--store", str(self._store.fileno()), *more)
         self._store.close()
 
     def _own(self) -> Word:
@@ -98,12 +99,11 @@ class HeadGuard(HostGuard):
             {key: value for key, value in host.items() if key not in ("word", "secret")} for host in hosts
         ]
 
-    def _tell_layout(self, failed: str = "") -> Word:
+    def _tell_layout(self, failed: str = "") -> None:
         """Who has which ranks, for everybody."""
         store = [self.given["address"], self._store.getsockname()[1]]
         self.layout = {"hosts": [self._own(), *self._others()], "store": store, "index": 0}
         self._gathering.tell({**self.layout, "failed": failed, "word": "begin"})
-        return self.layout
 
     def _refuse(self, host: Word, because: Sentence) -> None:
         """Nobody begins, because of one of them."""
@@ -157,7 +157,8 @@ class HeadGuard(HostGuard):
             self._open_store()
         except OSError:
             return False
-        return self.begin_again(self._tell_layout(failed), failed)
+        self._tell_layout(failed)
+        return self.begin_again(failed)
 
     def _blamed(self) -> str:
         """The host that this part's end is due to: this one, or another that all waited for."""

@@ -64,9 +64,9 @@ class HostGuard(Guard, abc.ABC):
     def has_begun(self) -> bool:
         return bool(self._supervisor)
 
-    def begin_part(self, layout: Word, *more: str) -> None:
-        """Raises: OSError."""
-        self.start_supervisor("--hosts", json.dumps(layout), *more)
+    def start_supervisor(self, *more: str) -> None:
+        """Of this host's part: `layout` is known by then."""
+        super().start_supervisor("--hosts", json.dumps(self.layout), *more)
 
     def restart(self) -> bool:
         """The next attempt, with the hosts that are left, where the configuration allows it."""
@@ -93,22 +93,15 @@ class HostGuard(Guard, abc.ABC):
             told["reason"] = str(how_it_was_killed(-status))
         return told
 
-    def begin_again(self, layout: Word, failed: str, *more: str) -> bool:
+    def begin_again(self, failed: str) -> bool:
         """This host's part of the next attempt; `failed` as supervisors tell it."""
         if self._status is not None and self._status < 0:
             self._word.tell_end("failed", 1)
         self.tell_lost_save()
         self.num_restarts += 1
-        self._attempt += 1
         self._kill_at = self.because = self.lost = None
         self.ends_for_another = False
-        counted = ("--attempt", str(self._attempt), "--restarts", str(self.num_restarts))
-        try:
-            self.begin_part(layout, *more, *counted, "--failed", failed)
-        except OSError:
-            return False
-        self._status = None
-        return True
+        return self.begin_attempt(self.num_restarts, "--failed", failed)
 
     def end_part(self) -> None:
         """Once it has said itself what it has met."""
