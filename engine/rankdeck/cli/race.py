@@ -25,9 +25,9 @@ from rankdeck.base.names import checked_name
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, check_file, load_config
-from rankdeck.cli.until_end import INTERRUPTED, Interrupts, term_interrupts
+from rankdeck.cli.until_end import INTERRUPTED, Interrupts, leave, term_interrupts
 from rankdeck.run.bounds import RACE_STEPS
-from rankdeck.rundir import RaceDir
+from rankdeck.rundir import RaceDir, RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -349,11 +349,7 @@ def start_detached(*, as_json: bool) -> int:
             _pass_on(out, sys.stdout.fileno())
             _pass_on(err, sys.stderr.fileno())
             return code
-    if as_json:
-        console.as_json({"run": Path(path).name, "path": path})
-    else:
-        typer.echo(path)
-    return 0
+    return leave(RunDir(Path(path)), as_json=as_json)
 
 
 def _pass_on(said: IO[bytes], handle: int) -> None:

@@ -166,7 +166,7 @@ class Guard:
                 command += more
                 if self._signals is not None:
                     os.set_inheritable(self._signals[0], True)
-                    command = [part.replace("{signals}", str(self._signals[0])) for part in command]
+                    command += ["--signals", str(self._signals[0])]
                 environment = {name: value for name, value in os.environ.items() if name != GUARD}
                 os.execve(command[0], command, {**environment, "RANKDECK_RUN": self._run})
             except BaseException as error:

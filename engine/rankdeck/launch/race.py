@@ -32,7 +32,7 @@ from rankdeck.launch import choose, guard
 from rankdeck.launch.control import stop_if_alive
 from rankdeck.launch.machine import check_machine
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import check_here, environment_of, supervisor_of
+from rankdeck.launch.start import check_here, environment_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.run import plan_lines
 from rankdeck.run import race as races
@@ -165,7 +165,7 @@ class Racing:
         hidden = rundir.create(self.folder.entries_folder, config, environment, name)
         with rundir.removed_unless_begun(hidden.path):
             prediction_file(hidden).write_bytes(plan_lines.encode(entry.predicted))
-            return start_guard(hidden, (), supervisor_of(self._asked.worker), detach=False, held=self._held)
+            return start_guard(hidden, (), detach=False, worker=self._asked.worker, held=self._held)
 
     def finish(self, entry: RaceEntry, fold: Fold) -> None:
         """What its run came to, once that has ended."""

@@ -38,11 +38,9 @@ from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.resumable import check_over, check_resumable, title_of_next
 from rankdeck.launch.several import Several
 from rankdeck.launch.streams import Attached
-from rankdeck.launch.under_guard import NotResumableError, Supervised, start_guard
+from rankdeck.launch.under_guard import NotResumableError, start_guard
 from rankdeck.rundir import FIRST_STEPS, RunDir
 
-SCRIPT_STOP_S = 32.0
-"""From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
 _MOST_ALIKE = 1000
 """A new run is told apart from so many that are called the same, the newest."""
 _VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
@@ -81,7 +79,7 @@ def start(
     hidden = rundir.create(runs, config, environment, name)
     handed_over = several.handed_over(config, choice.devices) if several else nullcontext()
     with rundir.removed_unless_begun(hidden.path), handed_over as hosts:
-        run = start_guard(hidden, choice.leases, supervisor_of(worker), detach=detach, hosts=hosts)
+        run = start_guard(hidden, choice.leases, detach=detach, worker=worker, hosts=hosts)
     if first_steps is None:
         rundir.enter_in_index(run)
     return run
@@ -112,9 +110,7 @@ def resume(
     attempt, files = rundir.add_attempt(run, config, environment, least)
     try:
         with several.handed_over(config, choice.devices) if several else nullcontext() as hosts:
-            start_guard(
-                run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt, hosts=hosts
-            )
+            start_guard(run, choice.leases, detach=detach, attempt=attempt, worker=worker, hosts=hosts)
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
@@ -149,9 +145,8 @@ def start_script(
     check_machine(config.script.ranks, meets=not config.script.plain)
     environment = _surroundings(config.script.folder, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
-    supervised = Supervised(signals=True, stop_s=SCRIPT_STOP_S, attached=attached)
     with rundir.removed_unless_begun(hidden.path):
-        run = start_guard(hidden, choice.leases, supervised, detach=detach)
+        run = start_guard(hidden, choice.leases, detach=detach, attached=attached)
     rundir.enter_in_index(run)
     return run
 
@@ -259,11 +254,6 @@ def _tables(run: RunDir) -> dict[str, Any]:
         return mask_table(read_toml(run.config_file))
     except (OSError, ValueError):
         return {}
-
-
-def supervisor_of(worker: str | None) -> Supervised:
-    """The supervisor of a configuration, whose ranks run `worker`."""
-    return Supervised([] if worker is None else ["--worker", worker])
 
 
 def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig, choose.ChosenDevices]:

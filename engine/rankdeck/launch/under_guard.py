@@ -7,7 +7,6 @@ next.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -21,6 +20,7 @@ import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.phrases import phrase
+from rankdeck.config import RunConfig
 from rankdeck.config.consent import agree_to_start
 from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.config.script import ScriptConfig
@@ -36,6 +36,8 @@ _GUARD = (
     "import json; from rankdeck.launch.guard_start import main; main(json.load(sys.stdin))"
 )
 _READY_S = 30.0
+SCRIPT_STOP_S = 32.0
+"""From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
 _SET_BY_RUNS = {  # what a run that this command happens to be part of has put into its environment
     "RANKDECK_RUN",
     guard.GUARD,
@@ -57,31 +59,20 @@ class NotResumableError(RankdeckError):
     exit_code = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Supervised:
-    """How a run is supervised: what its supervisor is given, and what the guard does for it.
-
-    `signals`: whether signals are passed on; `stop_s`: from TERM to KILL of the supervisor.
-    """
-
-    arguments: Sequence[str] = ()
-    signals: bool = False
-    stop_s: float = guard.STOP_S
-    attached: Attached | None = None
-
-
 def start_guard(
     hidden: RunDir,
     leases: Sequence[Path],
-    supervised: Supervised,
     *,
     detach: bool,
     attempt: int = 0,
+    worker: str | None = None,
+    attached: Attached | None = None,
     held: Sequence[int] = (),
     hosts: Mapping[str, Any] | None = None,
 ) -> RunDir:
-    """A run under guard, with its final name and its lock held. `held` are descriptors of locks that the
-    guard is to hold as well as this process; `hosts` is what a run of several is started with.
+    """A run under guard, with its final name and its lock held. `worker` is what the ranks of a configuration
+    run; `attached` are the streams that a script shares with this command. `held` are descriptors of locks
+    that the guard is to hold as well as this process; `hosts` is what a run of several is started with.
 
     Raises:
         DeviceError: a lease is held meanwhile.
@@ -93,21 +84,19 @@ def start_guard(
     agree_to_start(config)
     for lease in leases:
         lease.parent.mkdir(parents=True, exist_ok=True)
-    attached = None if supervised.attached is None else supervised.attached.duplicated()
+    attached = None if attached is None else attached.duplicated()
     answer_end, ready_end = os.pipe()
     tether_end, kept_end = (None, None) if detach else os.pipe()
     streams = [] if attached is None else attached.handles()
     spec = {
         "hidden": str(hidden.path),
         "final": str(run.path),
-        "command": _command(run, supervised, attempt, attached),
+        "command": _command(run, attempt, worker, attached),
         "leases": [str(path) for path in leases],
         "ready_fd": ready_end,
         "tether_fd": tether_end,
         "attempt": attempt,
-        "max_restarts": (config.script if isinstance(config, ScriptConfig) else config.launch).max_restarts,
-        "signals": supervised.signals,
-        "stop_s": supervised.stop_s,
+        **_limits_of(config),
         "passed": streams,
         "held": list(held),
         "hosts": hosts,
@@ -131,12 +120,19 @@ def start_guard(
     return run
 
 
-def _command(run: RunDir, supervised: Supervised, attempt: int, attached: Attached | None) -> list[str]:
+def _limits_of(config: RunConfig | ScriptConfig) -> dict[str, Any]:
+    """What a guard does for a run of this kind."""
+    if isinstance(config, ScriptConfig):
+        return {"max_restarts": config.script.max_restarts, "signals": True, "stop_s": SCRIPT_STOP_S}
+    return {"max_restarts": config.launch.max_restarts}
+
+
+def _command(run: RunDir, attempt: int, worker: str | None, attached: Attached | None) -> list[str]:
     """How the guard starts the supervisor, with places for its descriptors."""
     command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
-    command += ["--attempt", str(attempt), *supervised.arguments]
-    if supervised.signals:
-        command += ["--signals", "{signals}"]
+    command += ["--attempt", str(attempt)]
+    if worker is not None:
+        command += ["--worker", worker]
     return command if attached is None else [*command, "--attached", attached.to_argument()]
 
 

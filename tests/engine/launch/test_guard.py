@@ -24,7 +24,6 @@ from rankdeck.launch import control, under_guard
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.guard import STOP_S
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
 from tests.helpers import launching
@@ -256,7 +255,7 @@ def test_stop_asks_first_and_a_second_run_goes_on(tmp_path: Path) -> None:
     assert not launching.problems(first)
     assert first.end() is not None
     attempt, _ = add_attempt(first, first.config(), first.environment())
-    start_guard(first, [], supervisor_of(str(FAKE_WORKER)), detach=True, attempt=attempt)
+    start_guard(first, [], worker=str(FAKE_WORKER), detach=True, attempt=attempt)
     assert first.is_alive() and first.end() is None, "the word of the attempt before"
     request_stop(first, now=True)
     launching.ended(first, 5)
@@ -340,12 +339,10 @@ def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_ove
 def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:
     config = launching.small_config(tmp_path)
     leases = [lease_path("GPU-1234")]
-    run = start_guard(
-        create(tmp_path / "runs", config, {}), leases, supervisor_of(str(FAKE_WORKER)), detach=True
-    )
+    run = start_guard(create(tmp_path / "runs", config, {}), leases, worker=str(FAKE_WORKER), detach=True)
     assert lease_holder("GPU-1234") == str(run.path)
     with pytest.raises(Exception, match=run.name):
-        start_guard(create(tmp_path / "runs", config, {}), leases, supervisor_of(None), detach=True)
+        start_guard(create(tmp_path / "runs", config, {}), leases, detach=True)
     request_stop(run, now=True)
     launching.ended(run, 5)
     assert lease_holder("GPU-1234") is None

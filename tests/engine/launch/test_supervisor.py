@@ -17,7 +17,6 @@ from rankdeck.cli.staying import last_words
 from rankdeck.cli.summary import print_report, runs_table
 from rankdeck.diagnose.stacks import parse_stack
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.observer import title
 from rankdeck.run.row import read_info, row_of
@@ -116,7 +115,7 @@ def test_ranks_on_gpus_start_afresh_and_see_the_chosen_ones_only(tmp_path: Path)
     hidden = create(
         tmp_path / "runs", launching.small_config(tmp_path), {"devices": msgspec.to_builtins(infos)}
     )
-    run = start_guard(hidden, [], supervisor_of(str(FAKE_WORKER)), detach=True)
+    run = start_guard(hidden, [], worker=str(FAKE_WORKER), detach=True)
     assert launching.ended(run).outcome == "completed"
     for rank in (0, 1):
         found = facts(run, rank)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import MachineError
-from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.written_run import WrittenRun
@@ -60,4 +59,4 @@ def test_what_is_no_file_in_the_place_of_a_last_word_stops_a_resume_in_words(run
     (run.path / "end.json").mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
     with pytest.raises(MachineError, match=r"could not be started: .*end\.json: Is a directory"):
-        start_guard(run.dir, [], supervisor_of(None), detach=True, attempt=1)
+        start_guard(run.dir, [], detach=True, attempt=1)
