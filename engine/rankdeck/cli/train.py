@@ -25,7 +25,6 @@ from rankdeck.cli.joining import (
     name_at_head,
     names_as_override,
     several_of,
-    tell_place,
 )
 from rankdeck.cli.options import (
     AsJson,
@@ -87,7 +86,6 @@ def train(
         started=command_started(),
         several=several,
     )
-    tell_place(run, several, 0, quietly=detach and as_json)
     return leave_or_stay(run, several, detach=detach, as_json=as_json)
 
 
@@ -153,7 +151,6 @@ def resume(
         started=command_started(),
         several=several,
     )
-    tell_place(run, several, attempt, quietly=detach and as_json)
     return leave_or_stay(run, several, detach=detach, as_json=as_json, attempt=attempt)
 
 

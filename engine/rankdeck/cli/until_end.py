@@ -19,6 +19,7 @@ import typer
 
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
+from rankdeck.cli.joining import tell_place
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
@@ -44,10 +45,12 @@ def command_started() -> float:
 def leave_or_stay(
     run: RunDir, several: Several | None = None, *, detach: bool, as_json: bool, attempt: int = 0
 ) -> int:
-    """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
-    from rankdeck.cli.follow import choose
-
+    """Say where the run is, and where other hosts join it, and leave it, or show its `attempt` until the
+    end; the exit code."""
+    tell_place(run, several, attempt, quietly=detach and as_json)
     if not detach:
+        from rankdeck.cli.follow import choose
+
         return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
     is_head = several is not None and several.listener is not None
     return leave(run, several.place(run.name, attempt) if several and is_head else None, as_json=as_json)
