@@ -125,11 +125,10 @@ class ForkedRanks(RankGroup):
             from rankdeck.training import workload
 
             workload.prepare(self._config)
-        self.store = store = RankStore(self._layout, self._arguments.store)
+        at_once = self._start_afresh or "torch" in sys.modules
+        self.store = store = RankStore(self._layout, self._arguments.store, at_once=at_once)
         for rank in self._ranks:
             self._release(rank, store)
-        if self._start_afresh or "torch" in sys.modules:
-            store.host()
 
     def sampler_options(self) -> Sequence[str] | None:
         # A rehearsal of one process tells itself how busy each of its devices is.

@@ -68,11 +68,12 @@ def _waits(listener: socket.socket | None) -> bool:
 
 class RankStore:
     """Where the ranks of a configuration meet: on loopback, or at the head of several hosts, whose socket
-    there is `handle`. torch is imported once a rank asks to be let in.
+    there is `handle`. torch is imported once a rank asks to be let in, or, `at_once`, when this serves first.
     """
 
-    def __init__(self, layout: Layout, handle: int | None) -> None:
+    def __init__(self, layout: Layout, handle: int | None, *, at_once: bool) -> None:
         self._layout = layout
+        self._is_due = at_once
         self._store: TCPStore | None = None
         self._listener: socket.socket | None = None
         if layout.is_alone:
@@ -85,15 +86,16 @@ class RankStore:
 
     def serve(self) -> Problem | None:
         """Called again and again while ranks run; what to tell."""
-        if self._store is None and _waits(self._listener):
-            self.host()
+        if self._store is None and (self._is_due or _waits(self._listener)):
+            self._is_due = False
+            self._host()
         return None
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
 
-    def host(self) -> None:
+    def _host(self) -> None:
         """Let in who waits, from now on; does nothing where the head does that."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
