@@ -231,8 +231,7 @@ class Bench:
 
         from rankdeck_app.shell.frame import open_window
         from rankdeck_app.shell.services import make_services
-        from rankdeck_app.views.dashboard.page import RunPage
-        from rankdeck_app.views.dashboard.run_tab import page_id
+        from rankdeck_app.views.dashboard.page import RunPage, page_id
 
         self._make_page, self._page_id = RunPage, page_id
         self._app = QApplication([])

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.state.live_run import LiveRun
-from rankdeck_app.views.dashboard.page import ScriptPage
+from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import (
     close_app,
@@ -67,7 +67,7 @@ def test_a_script_runs_after_the_trust_question_again_from_its_banner_and_as_an_
     run = ended(launched(app))
     assert app.window.panel.shown == "problems", "why it failed comes first"
     page = app.window.editor.active_page()
-    assert isinstance(page, ScriptPage) and page.title == "train"
+    assert isinstance(page, RunPage) and page.title == "train"
     assert run.outcome == "failed" and run.fold.script.script_status == 3
     said = "hello from 1 of 2 ['3', 'two words'] x"
     wait_for(lambda: f"[rank 1] {said}" in output_text(app), 10, "rank 1's words")

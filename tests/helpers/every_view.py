@@ -37,7 +37,7 @@ from rankdeck.run.race import RUNNING
 from rankdeck_app.composition import App
 from rankdeck_app.shell.status_bar import StatusItem
 from rankdeck_app.state.problem_list import LAUNCH
-from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.memory_why import MemoryWhyPage
@@ -141,7 +141,7 @@ class EveryView:
         for tab in list(editor.active_group.tabs):
             editor.show_tab(tab)
             page = tab.build()
-            if isinstance(page, RunTab):
+            if isinstance(page, RunPage):
                 wait_for(partial(self._is_drawn, page), 30, "the charts of a run")
             yield tab.page_id.split(":")[0], page
         for activity in ACTIVITIES:
@@ -155,7 +155,7 @@ class EveryView:
         yield from self._why(app)
 
     @staticmethod
-    def _is_drawn(page: RunTab) -> bool:
+    def _is_drawn(page: RunPage) -> bool:
         """Everything was read, and every card that is to be seen has its chart and its figures."""
         shown = [card for card in page.cards.values() if not card.visibleRegion().isEmpty()]
         is_read = bool(page.run.outcome) and not page.run.has_more and not page._pending

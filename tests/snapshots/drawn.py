@@ -11,7 +11,7 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtWidgets import QApplication, QWidget
 
-from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import close_app, open_app, open_run, settle, wait_for
 from tests.helpers.shown_texts import texts
 from tests.snapshots.said import Recorded
@@ -36,7 +36,7 @@ def all_drawn(recorded: Recorded) -> Iterator[tuple[str, str]]:
                 continue
             open_run(app, run)
             page = app.window.editor.active_page()
-            assert isinstance(page, RunTab), page
+            assert isinstance(page, RunPage), page
             wait_for(partial(_is_drawn, page), 30, f"the dashboard of {run.name}")
             yield f"{recorded.short(run)}/dashboard.txt", recorded.neutral(_settled(page))
             app.window.editor.close_all()
@@ -45,13 +45,13 @@ def all_drawn(recorded: Recorded) -> Iterator[tuple[str, str]]:
         close_app(app)
 
 
-def _is_drawn(page: RunTab) -> bool:
+def _is_drawn(page: RunPage) -> bool:
     shown = [card for card in page.cards.values() if card.isVisibleTo(page)]
     is_read = bool(page.run.outcome) and not page.run.has_more and not page._pending
     return is_read and bool(shown) and all(card.made_body is not None for card in shown)
 
 
-def _settled(page: RunTab) -> str:
+def _settled(page: RunPage) -> str:
     """What is drawn once nothing more changes: labels follow the size of their card a frame later."""
     drawn, same_since_s = "", time.monotonic()
     while time.monotonic() - same_since_s < _SETTLED_S:
@@ -62,7 +62,7 @@ def _settled(page: RunTab) -> str:
     return drawn
 
 
-def _drawn(page: RunTab) -> str:
+def _drawn(page: RunPage) -> str:
     """Line by line, in an order that does not depend on how widgets are nested."""
     lines = sorted({text for _, text in texts(page)})
     for name, card in sorted(page.cards.items()):

@@ -43,14 +43,15 @@ class ChartCommands:
         window.editor.active_page_changed.connect(self._follow)
 
     def _follow(self, page: Page | None) -> None:
-        self._window.context.set("activeCards", grid_of(page) is not None)
-        self._window.context.set("activeChart", card_of(page) is not None)
+        has_cards = grid_of(page) is not None
+        has_charts = has_cards or card_of(page) is not None
+        self._window.context.set("activeCards", has_cards)
+        self._window.context.set("activeChart", has_charts)
         if page is not None and page not in self._heard:
             self._heard.add(page)
-            has_commands = grid_of(page) is not None or card_of(page) is not None
             for card in page.findChildren(ChartCard):
                 card.export_asked.connect(self._export)
-                if has_commands:
+                if has_charts:
                     card.keys_of = self._window.keymap.text_for
 
     def _export(self, card: ChartCard, kind: str) -> None:

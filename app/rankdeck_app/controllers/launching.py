@@ -80,7 +80,7 @@ class Launching(QObject):
         choice, hosts = self._session.choice, self._session.hosts
         if script.is_chosen:
             problem = next(iter(script.problems), None)
-            return problem or missing_gpu(choice.use, hosts.here, is_script=True)
+            return problem or missing_gpu(choice.use, hosts.here, rehearses=False)
         places = choice.hosts or [""]
         for host in places:
             if choice.use_of(host) == NONE_CHOSEN:

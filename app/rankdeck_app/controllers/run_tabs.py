@@ -16,7 +16,6 @@ from PySide6.QtCore import QObject, QTimer, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_loss
 from rankdeck.diagnose.fixes import is_out_of_memory
 from rankdeck.run.batch import Changed
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from rankdeck_app.state.live_run import LiveRun
 
 PAGE_KIND, RACE_KIND = "run", "race"
-RUN, SCRIPT, RACE = "run", "script", "race"
+RUN, RACE = "run", "race"
 # Text that changes faster cannot be read.
 FIGURES_EVERY_MS = 250
 _ENDED = "runs ended"
@@ -105,11 +104,11 @@ class RunTabs(QObject):
             self._session.disk.do(partial(self._look, path), show)
 
     def kind_of(self, path: Path) -> str:
-        """RUN, SCRIPT or RACE; "" where there is none. What a list shows was there a second ago; only of what
+        """RUN or RACE; "" where there is none. What a list shows was there a second ago; only of what
         comes back with the last session the disk is asked here."""
         info = self._session.runs.info_of(path)
         if info is not None:
-            self._kinds[path] = RACE if info.race is not None else SCRIPT if info.is_script else RUN
+            self._kinds[path] = RUN if info.race is None else RACE
         return self._kinds.get(path) or self._look(path)
 
     def _look(self, path: Path) -> str:
@@ -118,18 +117,13 @@ class RunTabs(QObject):
 
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
-        kind = self.kind_of(path)
-        if kind not in (RUN, SCRIPT):
+        if self.kind_of(path) != RUN:
             raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
-        from rankdeck_app.views.dashboard.page import (
-            RunPage,  # brings the plots
-            ScriptPage,
-        )
+        from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
         run = self.open_runs.acquire(path, self.launched.get(path) or self._session.runs.title_of(path))
         self._session.predictions.follow(run)
-        make = ScriptPage if kind == SCRIPT else RunPage
-        return make(
+        return RunPage(
             run,
             self._window.theme,
             self._window.clock,
@@ -162,12 +156,11 @@ class RunTabs(QObject):
 
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
-        is_script = run is not None and run.script is not None
         self._window.context.update(
             {
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
-                "activeRunScript": is_script,
+                "activeRunScript": run is not None and run.script is not None,
                 "activeRunStandsStill": run is not None and run.standstill is not None,
                 "activeRunResumable": run is not None and run.is_resumable,
                 "activeRunAgain": run is not None and run.is_over,
@@ -363,9 +356,4 @@ def _run_of(page: Page | None) -> LiveRun | None:
 
 
 def _kind_on_disk(path: Path) -> str:
-    if not is_run(path):
-        return RACE if is_race(path) else ""
-    try:
-        return RUN if RunDir(path).script() is None else SCRIPT
-    except ConfigError:
-        return RUN  # what it was started with cannot be read
+    return RUN if is_run(path) else RACE if is_race(path) else ""

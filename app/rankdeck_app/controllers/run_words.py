@@ -43,7 +43,7 @@ def rate(run: LiveRun) -> str:
         return ""
     if run.samples_per_s is not None:
         return tr("{rate} samples/s", rate=format_rate(run.samples_per_s))
-    if run.is_script and run.steps_per_s is not None:
+    if run.steps_per_s is not None:
         return tr("{rate} steps/s", rate=format_rate(run.steps_per_s))
     return ""
 

@@ -91,8 +91,10 @@ def default_devices(strategy: str, gpus: Sequence[GpuStatus]) -> str:
 # Whether the GPUs that are asked for are there, said before anything starts: what the engine refuses.
 
 
-def missing_gpu(use: object, gpus: Gpus, *, is_script: bool = False) -> Problem | None:
-    """Why a host cannot bring the GPUs that `use` asks for; None as well where nobody knows yet."""
+def missing_gpu(use: object, gpus: Gpus, *, rehearses: bool = True) -> Problem | None:
+    """Why a host cannot bring the GPUs that `use` asks for; None as well where nobody knows yet. What
+    `rehearses` can train on virtual devices instead.
+    """
     try:
         selection = parse_devices(str(use or "auto"))
     except DeviceError:
@@ -100,8 +102,7 @@ def missing_gpu(use: object, gpus: Gpus, *, is_script: bool = False) -> Problem 
     if selection.kind != "gpu" or not gpus.known:
         return None
     if not gpus.devices:
-        to_none, to_virtual = tr("Switch Devices to No GPUs."), tr("Switch Devices to Rehearsal.")
-        advice = to_none if is_script else to_virtual
+        advice = tr("Switch Devices to Rehearsal.") if rehearses else tr("Switch Devices to No GPUs.")
         return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
     named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
     missing = [name for name in selection.gpus if name not in named]

@@ -156,7 +156,7 @@ class RunAnswers:
     @property
     def is_resumable(self) -> bool:
         """Whether it ended before its last step, and has a checkpoint to continue from."""
-        return self.outcome in RESUMABLE and not self.is_script and self.saved_step is not None
+        return self.outcome in RESUMABLE and self.saved_step is not None
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -230,18 +230,29 @@ class RunAnswers:
         return "stopping" if self._is_asked_to_stop else self.fold.ending
 
     @property
-    def is_script(self) -> bool:
-        """Whether it runs a person's own script."""
-        started = self.fold.started
-        return self.script is not None or (started is not None and started.source == SCRIPT)
+    def is_planned(self) -> bool | None:
+        """Whether a configuration says what is computed, so that each of its figures is known to come. Of a
+        person's own script there is what it tells. None until either was read.
+        """
+        if self.config is not None or self.script is not None:
+            return self.script is None
+        return None if self.fold.started is None else self.fold.started.source != SCRIPT
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether steps are seen as they are taken."""
+        return self.script is None or self.script.script.observe != "none"
+
+    @property
+    def is_stepless(self) -> bool:
+        """Whether no step was seen and none will be."""
+        return self.step is None and (self.is_over or not self.is_observed)
 
     @property
     def is_rehearsal(self) -> bool | None:
         """Whether virtual devices stand for GPUs; a script without GPUs trains on the CPU and rehearses
         nothing."""
-        if not self.devices or self.is_script:
-            return None if not self.devices else False
-        return self.devices[0].kind != "gpu"
+        return bool(self.is_planned) and not self.has_gpus if self.devices else None
 
     @property
     def has_gpus(self) -> bool:
@@ -254,16 +265,15 @@ class RunAnswers:
 
     def label_of(self, device: DeviceFigures) -> str:
         """'GPU 0', 'Virtual 0'; of a script without GPUs the CPU's share of a rank."""
-        return f"CPU {device.device}" if self.is_script and not self.has_gpus else spoken(device.label)
+        return spoken(device.label) if self.is_planned or self.has_gpus else f"CPU {device.device}"
 
     @property
     def source(self) -> str | None:
         """'measured in rehearsal', 'measured on GPU'; of a script what its memory was read from."""
         if self.is_rehearsal is None:
             return None
-        if self.is_script:
-            return self.fold.source or (MEASURED_ON_GPU if self.has_gpus else None)
-        return self.fold.source or (MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU)
+        usual = MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU if self.has_gpus else None
+        return self.fold.source or usual
 
     @property
     def elapsed_s(self) -> float | None:

@@ -6,7 +6,7 @@ is kept of it all (state/kept_file.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class ArrangedGrid(CardGrid):
         """Cards that are `optional` are hidden until a person asks for them."""
         super().__init__(cards, **kinds)
         self._usually_hidden = self.hidden = frozenset(optional)
+        self._usual_order = list(cards)
         self._last_in_hand = ""
         for name, card in cards.items():
             card.maximise_asked.connect(partial(self.toggle, name))
@@ -130,17 +131,25 @@ class ArrangedGrid(CardGrid):
     def layout_state(self) -> dict[str, Any]:
         """Only what differs from a new app."""
         state: dict[str, Any] = {}
-        if self.order != list(self.cards):
+        if self.order != self._usual_order:
             state["order"] = self.order
         if self.hidden != self._usually_hidden:
             state["hidden"] = sorted(self.hidden)
         charts = {name: style for name, card in self.cards.items() if (style := card.style_state())}
         return state | ({"charts": charts} if charts else {})
 
+    def set_usual_order(self, names: Sequence[str]) -> None:
+        """The order of a new app, from now on; cards that are not named stand behind."""
+        usual = [*names, *(name for name in self.cards if name not in names)]
+        is_usual, self._usual_order = self.order == self._usual_order, usual
+        if is_usual:
+            self.set_order(usual)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """A layout of another version may name cards that are gone, or be no layout at all."""
         order, hidden, charts = (state.get(key) for key in ("order", "hidden", "charts"))
-        self.set_order([name for name in order if isinstance(name, str)] if isinstance(order, list) else [])
+        wanted = [name for name in order if isinstance(name, str)] if isinstance(order, list) else []
+        self.set_order([*wanted, *self._usual_order])
         known = {name for name in hidden if name in self.cards} if isinstance(hidden, list) else None
         self.set_hidden(self._usually_hidden if known is None else known)
         for name, card in self.cards.items():

@@ -85,10 +85,11 @@ class CurvePlot(ZoomPlot):
         words: tuple[str, str, str] | None = None,
     ) -> None:
         """Draw others from now on."""
-        if self._series != (raw, average, points):
-            self._series = (raw, average, points)
-            self._digits = self._digits if digits is None else digits
-            self._words = words or self._words
+        before = self._series, self._digits, self._words
+        self._series = (raw, average, points)
+        self._digits = self._digits if digits is None else digits
+        self._words = words or self._words
+        if before != (self._series, self._digits, self._words):
             self.request_draw()
 
     def mark_x(self, at: float) -> float:

@@ -25,9 +25,9 @@ from rankdeck_app.state.kept_file import CardLayouts
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures, run_rows, run_tab
-from rankdeck_app.views.dashboard.page import RunPage
-from rankdeck_app.views.dashboard.run_tab import page_id
+from rankdeck_app.views.dashboard import page as dashboard_page
+from rankdeck_app.views.dashboard import run_curves, run_figures, run_rows, run_status
+from rankdeck_app.views.dashboard.page import RunPage, page_id
 from tests.helpers.told_plan import idle_plan
 from tests.helpers.verified import VERIFIED
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -74,7 +74,7 @@ def write_dp(run: WrittenRun, num_devices: int = 4, num_steps: int = 40) -> None
 
 
 def stat(page: RunPage, label: str) -> str:
-    return next(cell.value for cell in run_figures.stats(page.run) if cell.label.startswith(label))
+    return next(cell.value for cell in run_status.stats(page.run) if cell.label.startswith(label))
 
 
 def test_a_dp_run_reaches_every_card(
@@ -83,13 +83,13 @@ def test_a_dp_run_reaches_every_card(
     write_dp(written)
     written.writer("rank-0").write(events.Evaluation(step=40, loss=3.7, samples=9, seconds=0.1))
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and len(page.run.held_out) == 1)
+    qtbot.waitUntil(lambda: page.grid.heat.figure.shares is not None and len(page.run.held_out) == 1)
     qtbot.waitUntil(lambda: page.cards["band"].body.figure.is_notable)  # plots are made one after another
-    assert page._bars.figure.imbalance is not None and page._bars.figure.imbalance.device == 0
+    assert page.grid.bars.figure.imbalance is not None and page.grid.bars.figure.imbalance.device == 0
     assert stat(page, "Virtual 0 vs median") == "+208.0 MiB  (3.7×)"
     assert stat(page, "Step") == "40 / 100"
     assert page.cards["band"].body.figure.labels[0] == "Virtual 0"
-    assert page._heat.figure.values == [0.5] * 4
+    assert page.grid.heat.figure.values == [0.5] * 4
     assert page.cards["loss"]._subtitles[-1] == "◆ held-out", "the sign is told in the least room"
     assert page.title == "gpt-dp"
     assert not page._banner.isVisible()
@@ -113,14 +113,14 @@ def test_the_prediction_stands_beside_what_is_measured(
 ) -> None:
     write_dp(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
-    assert not page._bars.figure.has_prediction and page.cards["band"].body.figure.limits == ()
+    qtbot.waitUntil(lambda: page.grid.bars.figure.largest_bytes > 0)
+    assert not page.grid.bars.figure.has_prediction and page.cards["band"].body.figure.limits == ()
     page.run.predict(prediction(4, 300 * MIB))
-    qtbot.waitUntil(lambda: page._bars.figure.has_prediction)
-    assert [bar.predicted_bytes for bar in page._bars.figure.bars] == [300 * MIB] + [78 * MIB] * 3
+    qtbot.waitUntil(lambda: page.grid.bars.figure.has_prediction)
+    assert [bar.predicted_bytes for bar in page.grid.bars.figure.bars] == [300 * MIB] + [78 * MIB] * 3
     (limit,) = page.cards["band"].body.figure.limits
     assert limit.name == "predicted peak 300.0 MiB" and limit.num_bytes == 300 * MIB and not limit.is_hard
-    assert "predicted 300.0 MiB (+4.9 %)" in page._bars.tooltip_of(0)
+    assert "predicted 300.0 MiB (+4.9 %)" in page.grid.bars.tooltip_of(0)
     written.end("completed")
     qtbot.waitUntil(lambda: page.run.outcome == "completed")
     assert (
@@ -134,7 +134,7 @@ def test_an_upper_bound_is_no_prediction(
 ) -> None:
     write_dp(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
+    qtbot.waitUntil(lambda: page.grid.bars.figure.largest_bytes > 0)
     page.run.predict(prediction(4, 300 * MIB, is_bound=True))
     assert run_figures.bars(page.run).has_prediction is False and run_figures.band(page.run).limits == ()
 
@@ -202,9 +202,9 @@ def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
 ) -> None:
     write_pipeline(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._anatomy.figure.end_s > 0 and page.run.bubble is not None)
-    assert [row.label for row in page._anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
-    assert page._anatomy.figure.is_pipeline
+    qtbot.waitUntil(lambda: page.grid.anatomy.figure.end_s > 0 and page.run.bubble is not None)
+    assert [row.label for row in page.grid.anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
+    assert page.grid.anatomy.figure.is_pipeline
     words = run_figures.anatomy_subtitle(page.run)[0]
     assert words.startswith("step 3, bubble 0.50 measured, 0.50 theory; sampled ")
     assert "simulated time" in page.cards["anatomy"].toolTip()
@@ -221,7 +221,7 @@ def test_starting_says_what_is_awaited(
     written.begin(devices=device_infos(2))
     written.writer("rank-0").write(events.Phase(rank=0, phase="building the model"))
     qtbot.waitUntil(lambda: page._banner.text == "Starting ranks…\nBuilding the model")
-    assert run_figures.rate_subtitle(page.run)[0] == "samples/s"
+    assert run_curves.rate_subtitle(page.run)[0] == "samples/s"
     written.writer("rank-0").write(events.Phase(rank=0, phase="training", samples=70, left_out=10))
     written.steps(0, 1, [1.0])
     qtbot.waitUntil(lambda: not page._banner.isVisible())
@@ -229,7 +229,7 @@ def test_starting_says_what_is_awaited(
     written.end("stopped", 130)
     qtbot.waitUntil(lambda: page.run.is_over)
     assert run_figures.band(page.run).awaited == "no step was sampled"
-    assert "10 of 70 samples are left out of each epoch" in run_figures.rate_subtitle(page.run)[0]
+    assert "10 of 70 samples are left out of each epoch" in run_curves.rate_subtitle(page.run)[0]
 
 
 def test_a_failure_is_on_top_with_its_advice(
@@ -282,9 +282,9 @@ def test_a_run_that_ended_before_a_reading_shows_all_of_its_time_and_waits_for_n
     written.steps(0, 1, [1.0, 2.0])
     written.end("failed", 1)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page.run.outcome == "failed" and page._heat.figure.began_s == 0.0)
-    assert "whole run" in page.cards["heat"].subtitle and page._heat.figure.shares is None
-    assert page._anatomy.figure.is_over
+    qtbot.waitUntil(lambda: page.run.outcome == "failed" and page.grid.heat.figure.began_s == 0.0)
+    assert "whole run" in page.cards["heat"].subtitle and page.grid.heat.figure.shares is None
+    assert page.grid.anatomy.figure.is_over
     assert page.time_bar.scrubber.figure.words[-1] == "end"
 
 
@@ -309,10 +309,10 @@ def test_a_run_that_ended_without_an_evaluation_has_no_more_time_to_go(
     write_dp(written)
     page = opened(written.path)
     qtbot.waitUntil(lambda: page.run.step == 40)
-    assert any(cell.label == "ETA" for cell in run_figures.stats(page.run))
+    assert any(cell.label == "ETA" for cell in run_status.stats(page.run))
     written.end("stopped", 130)
     qtbot.waitUntil(lambda: page.run.is_over)
-    assert not any(cell.label == "ETA" for cell in run_figures.stats(page.run))
+    assert not any(cell.label == "ETA" for cell in run_status.stats(page.run))
     assert stat(page, "Held-out loss") == "–"
 
 
@@ -329,7 +329,7 @@ def test_nothing_overlaps_or_is_clipped(
     write_dp(written, num_devices)
     page = opened(written.path, size)
     qtbot.waitUntil(
-        lambda: len(page._bars.figure.bars) == num_devices and page._heat.figure.shares is not None
+        lambda: len(page.grid.bars.figure.bars) == num_devices and page.grid.heat.figure.shares is not None
     )
     cards = [page.cards[name] for name in ("bars", "band", "heat", "anatomy", "loss", "rate")]
 
@@ -341,7 +341,7 @@ def test_nothing_overlaps_or_is_clipped(
     assert not page.grid.verticalScrollBar().isVisible()
     assert not any(a.intersects(b) for i, a in enumerate(boxes()) for b in boxes()[i + 1 :])
     assert page._strip._cells[-1].right() <= page._strip.width()
-    assert page._bars._columns().row_height >= 6.5
+    assert page.grid.bars._columns().row_height >= 6.5
 
 
 def test_a_narrow_tab_stacks_its_cards_and_scrolls(
@@ -370,10 +370,10 @@ class Paints(QObject):
 def test_a_step_repaints_no_memory(qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]) -> None:
     write_dp(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and page.run.outcome == "running")
+    qtbot.waitUntil(lambda: page.grid.heat.figure.shares is not None and page.run.outcome == "running")
     qtbot.waitUntil(lambda: not page.run.has_more)
     qtbot.wait(300)  # the frames that are already under way
-    bars, curve = Paints(page._bars), Paints(page.cards["loss"].body.viewport())
+    bars, curve = Paints(page.grid.bars), Paints(page.cards["loss"].body.viewport())
     written.steps(0, 41, [3.0] * 20)
     qtbot.waitUntil(lambda: curve.count > 0 and page.run.step == 60)
     assert bars.count == 0
@@ -389,7 +389,7 @@ def test_a_frame_draws_one_plot_and_none_waits_behind_another(
     num_frames: int,
 ) -> None:
     """A frame that has taken much already draws none, and the next one does."""
-    monkeypatch.setattr(run_tab, "_MUCH_S", much_s)
+    monkeypatch.setattr(dashboard_page, "_MUCH_S", much_s)
     write_dp(written)
     page = opened(written.path)
     qtbot.waitUntil(lambda: page.run.outcome == "running" and not page.run.has_more)
@@ -413,21 +413,21 @@ def test_what_is_shown_grows_old_and_charts_over_time_show_the_same_minute(
     write_dp(written)
     page = opened(written.path)
     band = page.cards["band"].body
-    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and len(band.figure.histories) == 4)
+    qtbot.waitUntil(lambda: page.grid.heat.figure.shares is not None and len(band.figure.histories) == 4)
     x0, x1 = band.figure.x_range
     assert x1 - x0 == 60 and x1 >= 200 and band.figure.is_live, "now is at the right"
-    assert page._heat.figure.span_s == 60 and page._heat.figure.moment(1.0) == "now"
+    assert page.grid.heat.figure.span_s == 60 and page.grid.heat.figure.moment(1.0) == "now"
     assert "last 60 s" in page.cards["band"].subtitle and "sampled" in page.cards["band"].subtitle
     qtbot.waitUntil(lambda: band._held.getData()[0] is not None)
     before = page.cards["band"].subtitle
     qtbot.waitUntil(lambda: page.cards["band"].subtitle != before)
     band.zoom_by(0.25)
-    qtbot.waitUntil(lambda: page._heat.figure.began_s is not None)
-    assert page._heat.figure.span_s == pytest.approx(15) and "zoomed" in page.cards["band"].subtitle
+    qtbot.waitUntil(lambda: page.grid.heat.figure.began_s is not None)
+    assert page.grid.heat.figure.span_s == pytest.approx(15) and "zoomed" in page.cards["band"].subtitle
     assert band._reset.isVisible()
     qtbot.keyClick(band, Qt.Key.Key_Escape)
     assert band.follows and "last 60 s" in page.cards["band"].subtitle
-    assert not band._reset.isVisible() and page._heat.figure.began_s is None
+    assert not band._reset.isVisible() and page.grid.heat.figure.began_s is None
     written.end()
     qtbot.waitUntil(lambda: page.run.is_over and band.figure.x_range[0] == 0.0)
     assert page.cards["band"].subtitle == "whole run" and "whole run" in page.cards["heat"].subtitle
@@ -447,12 +447,12 @@ def test_what_a_model_logs_has_a_card_of_curves(
     )  # fmt: skip
     written.writer("rank-0").write(told)
     qtbot.waitUntil(lambda: "metrics" in page.grid.shown)
-    (curve,) = page._logged.curves.figure.curves
+    (curve,) = page.grid.logged.curves.figure.curves
     assert (curve.name, curve.last, curve.step) == ("spread", 0.4, 30)
     loss = page.cards["loss"]
-    page._logged.curves.select("spread")
+    page.grid.logged.curves.select("spread")
     assert loss.title == "spread" and loss.body._series[2] is None, "no held-out loss on it"
-    page._logged.curves.select("")
+    page.grid.logged.curves.select("")
     assert loss.title == "Training loss"
     assert loss.body._series == (page.run.losses, page.run.loss_ema, page.run.held_out)
 
@@ -502,7 +502,7 @@ def test_the_csv_exports_hold_the_figures(
 ) -> None:
     write_dp(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page._heat.figure.shares is not None)
+    qtbot.waitUntil(lambda: page.grid.heat.figure.shares is not None)
     rows = {}
     for name in ("bars", "band", "heat", "loss", "rate"):
         page.cards[name].exported("csv")(tmp_path / f"{name}.csv")
@@ -532,14 +532,14 @@ def test_the_header_says_whether_the_run_equals_one_device(
     write_dp(written)
     page = opened(written.path)
     qtbot.waitUntil(lambda: page.run.step == 40)
-    assert not page._facts.isVisible(), "of a run without a check nothing is said"
+    assert not page._verified.isVisible(), "of a run without a check nothing is said"
     written.writer("rank-0").write(VERIFIED[outcome])
-    qtbot.waitUntil(lambda: page._facts.isVisible())
-    (fact,) = page._facts.figure
+    qtbot.waitUntil(lambda: page._verified.isVisible())
+    (fact,) = page._verified.figure
     assert fact.text == verified_text(VERIFIED[outcome])
     assert (fact.tone == "error") == (outcome == "differs") and (fact.tone == "ok") == (outcome == "equal")
-    assert fact.text in page._facts.accessibleDescription()
-    said = page._facts.tooltip_at(1, 1)
+    assert fact.text in page._verified.accessibleDescription()
+    said = page._verified.tooltip_at(1, 1)
     assert ("two steps of 32 samples in fp64" in said) == (outcome != "unchecked")
     page.grab()
 

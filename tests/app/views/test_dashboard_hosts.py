@@ -15,7 +15,7 @@ from rankdeck_app.composition import App
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures
+from rankdeck_app.views.dashboard import run_figures, run_status
 from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -91,11 +91,11 @@ def test_a_host_that_falls_silent_is_named_and_its_figures_are_old(
         read(written, host, [host])
     live = follow()
     qtbot.waitUntil(lambda: live.drain() is not None and all(one.read_s for one in live.devices))
-    assert not live.silent_hosts and run_figures.headline(live) is None
+    assert not live.silent_hosts and run_status.headline(live) is None
     live._heard._heard_s["box1"] -= 61.0
     live.drain()
     assert live.silent_hosts.keys() == {"box1"}
-    assert run_figures.headline(live) == (
+    assert run_status.headline(live) == (
         "info",
         "box1 has told nothing for 1:01.",
         "What is shown of it is old.",
@@ -120,7 +120,7 @@ def test_the_banner_names_host_and_rank(
     problem = Problem("rank-killed", message, rank=rank)
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
     written.end("failed", 1)
-    headline = run_figures.headline(follow())
+    headline = run_status.headline(follow())
     assert headline is not None and headline[:2] == ("error", words)
 
 

@@ -163,8 +163,8 @@ def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
         QApplication.processEvents()
         shares[num_devices] = page.cards["bars"].height() / page.grid.viewport().height()
         if num_devices <= 4:
-            columns = page._bars._columns()
-            used = columns.row_height * num_devices / (page._bars.height() - 40)
+            columns = page.grid.bars._columns()
+            used = columns.row_height * num_devices / (page.grid.bars.height() - 40)
             assert used > 0.75, "no card is half empty"
     assert list(shares.values()) == sorted(shares.values()) and shares[16] > shares[2] + 0.1
 
@@ -172,7 +172,8 @@ def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
 def test_on_a_low_page_nothing_scrolls_and_few_devices_leave_curves_their_half(
     opened: Callable[[str, int], RunPage],
 ) -> None:
-    grid = opened("dp", 4).grid
+    page = opened("dp", 4)
+    grid = page.grid
     for height in (240, 340):
         grid.setFixedSize(900, height)
         QApplication.processEvents()

@@ -13,7 +13,7 @@ from rankdeck import events
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard.page import ScriptPage
+from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.written_run import MIB, backdated
 from tests.helpers.written_script import WrittenScript
 
@@ -22,18 +22,18 @@ SIZES = [(1091, 601), (931, 421)]
 
 
 @pytest.fixture
-def opened(qtbot: QtBot) -> Iterator[Callable[..., ScriptPage]]:
+def opened(qtbot: QtBot) -> Iterator[Callable[..., RunPage]]:
     lives: list[LiveRun] = []
     clock = FrameClock(60)
 
     def open_page(
         written: WrittenScript, size: tuple[int, int] = SIZES[0], commands: list[str] | None = None
-    ) -> ScriptPage:
+    ) -> RunPage:
         live = LiveRun(written.path)
         lives.append(live)
         live.start()
         run_command = (lambda _command: None) if commands is None else commands.append
-        page = ScriptPage(live, Theme(), clock, run_command=run_command)
+        page = RunPage(live, Theme(), clock, run_command=run_command)
         qtbot.addWidget(page)
         page.resize(*size)
         page.show()
@@ -88,11 +88,11 @@ def write_all(run: WrittenScript, source: str = events.OWNERS_SEEN) -> None:
     backdated(run.dir.events_folder / "sampler.0.jsonl", samples)
 
 
-def shown(page: ScriptPage) -> set[str]:
+def shown(page: RunPage) -> set[str]:
     return {name for name, card in page.cards.items() if not card.isHidden()}
 
 
-def stats(page: ScriptPage) -> dict[str, str]:
+def stats(page: RunPage) -> dict[str, str]:
     return {cell.label: cell.value for cell in page._strip.figure}
 
 
@@ -100,29 +100,31 @@ def stats(page: ScriptPage) -> dict[str, str]:
 def test_a_script_that_tells_everything_fills_every_card(
     qtbot: QtBot,
     make: Callable[..., WrittenScript],
-    opened: Callable[..., ScriptPage],
+    opened: Callable[..., RunPage],
     size: tuple[int, int],
     tmp_path: Path,
 ) -> None:
     run = make(ranks=2, args=["--lr", "0.1"])
     write_all(run)
     page = opened(run, size)
-    known = set(page.cards) - {"lr", "norm"}  # hidden until somebody asks for them
-    qtbot.waitUntil(lambda: shown(page) == known and len(page._logged.curves.figure.curves) == 1)
+    known = set(page.cards) - {"anatomy", "lr", "norm"}  # which is not told of a script; hidden until wanted
+    qtbot.waitUntil(lambda: shown(page) == known and len(page.grid.logged.curves.figure.curves) == 1)
     assert page.title == "train.py"
     assert {"Step": "40", "Loader wait": "10.0%"}.items() <= stats(page).items()
     assert not {"ETA", "Held-out loss"} & set(stats(page)), "nobody knows where it ends"
-    assert [bar.total_bytes for bar in page._bars.figure.bars] == [80 * MIB] * 2
+    assert [bar.total_bytes for bar in page.grid.bars.figure.bars] == [80 * MIB] * 2
     assert page.cards["bars"].source == events.OWNERS_SEEN
-    assert page._heat.figure.labels == ["CPU 0", "CPU 1"] and page._heat.figure.values == [0.5, 0.5]
-    (curve,) = page._logged.curves.figure.curves
+    assert page.grid.heat.figure.labels == ["CPU 0", "CPU 1"] and page.grid.heat.figure.values == [0.5, 0.5]
+    (curve,) = page.grid.logged.curves.figure.curves
     assert (curve.name, curve.last, curve.step) == ("accuracy", 0.9, 30)
-    assert "accuracy 0.9" in page._logged.curves.accessibleDescription()
-    assert "step 30: 0.9" in page._logged.curves.tooltip_at(page._logged.curves.box_of(0).right() - 1, 30)
-    qtbot.mouseClick(page._logged.curves, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
+    assert "accuracy 0.9" in page.grid.logged.curves.accessibleDescription()
+    assert "step 30: 0.9" in page.grid.logged.curves.tooltip_at(
+        page.grid.logged.curves.box_of(0).right() - 1, 30
+    )
+    qtbot.mouseClick(page.grid.logged.curves, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
     loss = page.cards["loss"]
     assert loss.title == "accuracy" and loss.body._series[0] is not page.run.losses
-    qtbot.keyClick(page._logged.curves, Qt.Key.Key_Escape)
+    qtbot.keyClick(page.grid.logged.curves, Qt.Key.Key_Escape)
     assert loss.title == "Training loss" and loss.body._series[0] is page.run.losses
     words = page._facts.accessibleDescription()
     for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
@@ -131,13 +133,13 @@ def test_a_script_that_tells_everything_fills_every_card(
     boxes = [page.cards[name].geometry() for name in known]
     for index, box in enumerate(boxes):
         assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])
-    page._logged.exported("csv")(tmp_path / "logged.csv")
+    page.grid.logged.exported("csv")(tmp_path / "logged.csv")
     rows = (tmp_path / "logged.csv").read_text().splitlines()
     assert rows[1] == "accuracy,transformers,0,0.1" and len(rows) == 5
 
 
 def test_ranks_are_counted_before_all_have_said_something(
-    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run = make(ranks=2)
     run.launch(2)
@@ -148,7 +150,7 @@ def test_ranks_are_counted_before_all_have_said_something(
 
 
 def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
-    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run, commands = make(), list[str]()
     run.launch()
@@ -166,7 +168,7 @@ def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
 
 
 def test_what_is_not_observed_says_so(
-    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     blind = make(observe="none")
     blind.launch()
@@ -188,7 +190,7 @@ def test_what_is_not_observed_says_so(
 def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
     qtbot: QtBot,
     make: Callable[..., WrittenScript],
-    opened: Callable[..., ScriptPage],
+    opened: Callable[..., RunPage],
     later: list[float | None],
     shown_loss: str,
 ) -> None:
@@ -204,7 +206,7 @@ def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
 
 
 def test_memory_of_nobody_is_a_segment_of_its_own(
-    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
 ) -> None:
     run = make()
     run.launch(1, [events.DeviceInfo(0, "H100", "gpu", "GPU-0", 80 << 30)])
@@ -214,5 +216,5 @@ def test_memory_of_nobody_is_a_segment_of_its_own(
     told = events.DeviceMemory(device=0, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=kinds)
     run.writer("rank-0").write(events.Memory(rank=0, step=1, source=events.MEASURED_ON_GPU, devices=[told]))
     page = opened(run)
-    qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
-    assert "unattributed" in page._bars.tooltip_of(0) and stats(page)["GPU 0 peak"] == "80.0 MiB"
+    qtbot.waitUntil(lambda: page.grid.bars.figure.largest_bytes > 0)
+    assert "unattributed" in page.grid.bars.tooltip_of(0) and stats(page)["GPU 0 peak"] == "80.0 MiB"

@@ -13,7 +13,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck_app.composition import App
 from rankdeck_app.views.code_page import CodePage
-from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard import run_status
+from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
 from tests.helpers.written_run import WrittenRun, device_infos
 
@@ -48,12 +49,12 @@ def test_a_standstill_is_said_on_the_dashboard_and_counts_on_until_a_step(
     hung(written, tmp_path)
     open_run(app, written.path)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab)
+    assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page._banner.text.startswith("Rank 1: No progress for "))
     first_s = seconds(page._banner.text)
     assert [button.text() for button in page._banner.buttons] == ["Go to Line", "Show Stacks", "Stop Run"]
     assert page._banner.isVisible() and len(texts(app)) == 1
-    assert next(cell.value for cell in page._stats() if cell.label == "Samples/s") == "0"
+    assert next(cell.value for cell in run_status.stats(page.shown) if cell.label == "Samples/s") == "0"
     assert app.window.status.item("run", "left", 90).text().startswith("Hanging")
     qtbot.waitUntil(lambda: page._banner.isVisible() and seconds(page._banner.text) > first_s >= 15)
     qtbot.waitUntil(lambda: [seconds(text) > first_s for text in texts(app)] == [True])
@@ -77,5 +78,5 @@ def test_a_standstill_is_no_problem_of_a_run_that_was_stopped(
     qtbot.waitUntil(lambda: len(texts(app)) == 1)
     written.end("stopped")
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab)
+    assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: not texts(app) and "No progress" not in page._banner.text)

@@ -25,7 +25,7 @@ from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
 from rankdeck_app.composition import App
 from rankdeck_app.views.dashboard import summary
-from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.dashboard.summary import SummaryPanel, in_one_line
 from tests.helpers.app_window import open_run, settle
 from tests.helpers.hostile_run import Seen
@@ -65,7 +65,7 @@ def opened(qtbot: QtBot, app: App, run: Path, height: int = 1200) -> SummaryPane
     app.window.resize(1440, height)
     open_run(app, run)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab)
+    assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page._ended.report is not None, timeout=WAIT_MS)
     return page._summary
 
@@ -109,7 +109,7 @@ def test_it_is_folded_by_a_key_and_stays_so(qtbot: QtBot, app: App) -> None:
 def test_it_steps_aside_for_a_card_that_has_the_page(qtbot: QtBot, app: App) -> None:
     panel = opened(qtbot, app, write_run("done").path)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab)
+    assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: panel.height() > 100, timeout=WAIT_MS)
     page.grid.toggle("bars")
     assert not panel.isVisible()
@@ -133,7 +133,7 @@ def test_of_other_ends_the_banner_speaks_and_the_summary_is_folded(
         run.lose()
     panel = opened(qtbot, app, run.path)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab) and page._banner.isVisible() and panel.isVisible() and not panel.is_open
+    assert isinstance(page, RunPage) and page._banner.isVisible() and panel.isVisible() and not panel.is_open
     assert panel.title.text() == "Summary", "the banner has said how it ended"
     assert [button.text() for button in panel.buttons] == ["Export Weights…", "Save a Report…"]
 
@@ -146,13 +146,13 @@ def test_a_run_that_goes_on_and_one_without_steps_have_none(qtbot: QtBot, app: A
     for run, outcome in ((alive, "running"), (empty, "completed")):
         open_run(app, run.path)
         page = app.window.editor.active_page()
-        assert isinstance(page, RunTab)
+        assert isinstance(page, RunPage)
         qtbot.waitUntil(lambda page=page, outcome=outcome: page.run.outcome == outcome, timeout=WAIT_MS)
         assert page._ended.report is None and not page._summary.isVisible()
     alive.end()
     open_run(app, alive.path)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab)
+    assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page._summary.isVisible(), timeout=WAIT_MS)
 
 
@@ -211,7 +211,7 @@ def test_of_many_devices_the_phases_are_summed_up() -> None:
     assert summary._phases(few) == (("", *names[:2]), [("forward", "1 ms", "2 ms")])
 
 
-def least_chart(page: RunTab) -> int:
+def least_chart(page: RunPage) -> int:
     """Height of the lowest chart of a curve."""
     settle()
     return min(page.cards[name].made_body.height() for name in ("band", "loss", "rate"))  # type: ignore[union-attr]
@@ -221,7 +221,7 @@ def test_it_leaves_charts_that_can_be_read(qtbot: QtBot, app: App) -> None:
     """Folded where there is no room for both, and never so high that it takes theirs."""
     panel = opened(qtbot, app, write_run("done", 4).path, 900)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab) and app.window.show_panel("problems").isVisible()
+    assert isinstance(page, RunPage) and app.window.show_panel("problems").isVisible()
     qtbot.waitUntil(lambda: all(card.made_body for card in page.cards.values() if card.isVisible()))
     assert not panel.is_open and least_chart(page) > 120
     panel.set_wanted(True)

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
-from rankdeck_app.views.dashboard.page import RunPage, ScriptPage
+from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.output import OutputView
 from rankdeck_app.widgets.painting import Overflow, watch_overflows
 from tests.helpers.app_window import open_run
@@ -62,14 +62,14 @@ def test_every_card_and_the_panel_show_the_moment(
     plots = [page.cards[name] for name in ("band", "loss", "rate")]
     qtbot.waitUntil(lambda: all(card.made_body is not None for card in plots))
     seek(qtbot, page, written.started + 13 * STEP_S + 0.1)
-    assert page._strip.figure[0].value.startswith("13 / ") and page._facts.isVisible()
-    assert [bar.total_bytes for bar in page._bars.figure.bars] == [bytes_of(10, 0), bytes_of(10, 1)]
+    assert page._strip.figure[0].value.startswith("13 / ") and page._verified.isVisible()
+    assert [bar.total_bytes for bar in page.grid.bars.figure.bars] == [bytes_of(10, 0), bytes_of(10, 1)]
     words = page.cards["bars"].subtitle
     assert "peak of step 10" in words and "sampled 1 s ago" in words
     assert "step 10" in page.cards["anatomy"].subtitle
-    assert page._anatomy.figure.rows[0].spans[0].duration_s == pytest.approx(0.01)
-    assert page._heat.figure.values == [pytest.approx(0.12, abs=0.02)] * 2
-    assert page._heat.figure.marked_share == pytest.approx(6.6 / 120, abs=0.01)
+    assert page.grid.anatomy.figure.rows[0].spans[0].duration_s == pytest.approx(0.01)
+    assert page.grid.heat.figure.values == [pytest.approx(0.12, abs=0.02)] * 2
+    assert page.grid.heat.figure.marked_share == pytest.approx(6.6 / 120, abs=0.01)
     assert [card.body._mark.value() for card in plots] == [pytest.approx(6.6, abs=0.01), 13, 13]
     assert all(card.body._mark.isVisible() for card in plots)
     said = [line.text for line in output.model.lines]
@@ -96,9 +96,9 @@ def test_before_the_check_nothing_is_said_of_it(
 ) -> None:
     page = opened(written)
     seek(qtbot, page, written.started + 0.15)
-    assert not page._facts.isVisible() and not page._facts.figure
+    assert not page._verified.isVisible() and not page._verified.figure
     page.run.time.back_to_now()
-    qtbot.waitUntil(lambda: page._facts.isVisible())
+    qtbot.waitUntil(lambda: page._verified.isVisible())
 
 
 def test_keys_reach_it_and_stop_acts_on_the_run_as_it_is(
@@ -189,7 +189,7 @@ def test_a_script_has_a_past_too(qtbot: QtBot, app: App, tmp_path: Path) -> None
         run.step(0, first, [2.0 - 0.01 * step for step in range(first, first + 10)])
     open_run(app, run.path)
     page = app.window.editor.active_page()
-    assert isinstance(page, ScriptPage)
+    assert isinstance(page, RunPage)
     qtbot.waitUntil(lambda: page.run.step == 30)
     bounds = page.run.time.bounds
     assert bounds is not None

@@ -19,7 +19,8 @@ from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
 from rankdeck.run.row import read_info
 from rankdeck_app.composition import App
-from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.views.dashboard import run_status
+from rankdeck_app.views.dashboard.page import RunPage
 from tests.helpers.app_window import open_run
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -62,7 +63,7 @@ def test_every_view_says_the_same_of_a_run(qtbot: QtBot, app: App, tmp_path: Pat
     report = reported(compared.figures, compared.fold)
     open_run(app, run.path)
     page = app.window.editor.active_page()
-    assert isinstance(page, RunTab)
+    assert isinstance(page, RunPage)
     live = page.run
     qtbot.waitUntil(lambda: live.is_over and live.prediction is not None and bool(live.devices))
     assert shown["title"] == info.title == compared.figures.name == live.title == page.title
@@ -70,7 +71,7 @@ def test_every_view_says_the_same_of_a_run(qtbot: QtBot, app: App, tmp_path: Pat
     assert shown["steps"] == live.step
     loss = format_loss(shown["loss"]["last"])
     assert {one.key: one.text for one in report.figures}["loss"] == loss
-    assert next(cell.value for cell in page._stats() if cell.label == "Last loss") == loss
+    assert next(cell.value for cell in run_status.stats(page.shown) if cell.label == "Last loss") == loss
     assert loss in app.window.status.item("loss", "right", 4, mono=True).text()
     predicted = [device["predicted_peak_bytes"] for device in shown["devices"]]
     assert None not in predicted

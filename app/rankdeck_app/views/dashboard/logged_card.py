@@ -1,6 +1,6 @@
 """The card of what a run logs itself: a small curve for each name, of which one can be shown large where the
 loss stands. A script logs through its libraries or `rankdeck.log`, a configured run's own model through the
-latter. Read script_figures.py for the figures.
+latter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rankdeck.run.batch import Changed
 from rankdeck_app.language import tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import script_figures
+from rankdeck_app.views.dashboard import run_curves, run_rows
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.layouts import scrolled
@@ -27,19 +27,21 @@ class LoggedCard(ChartCard):
 
     def __init__(
         self,
-        title: str,
         theme: Theme,
         shown: Callable[[], RunAnswers],
         loss: ChartCard,
         bring_back: Callable[[], object],
     ) -> None:
         self.curves = MetricCurves(theme)
-        super().__init__(
-            title, theme, scrolled(self.curves, title), lambda: script_figures.metrics_rows(shown())
-        )
+        self._scroll = scrolled(self.curves, "")
+        super().__init__("", theme, self._scroll, lambda: run_rows.metrics_rows(shown()))
         self._shown, self._loss, self._bring_back = shown, loss, bring_back
         self._shown_at, self._has_news = 0.0, False
         self.curves.chosen.connect(self._show_large)
+
+    def set_title(self, text: str) -> None:
+        super().set_title(text)
+        self._scroll.setAccessibleName(text)
 
     @property
     def is_filled(self) -> bool:
@@ -57,8 +59,8 @@ class LoggedCard(ChartCard):
         if not self._has_news or now - self._shown_at < _EVERY_S:
             return False
         self._shown_at, self._has_news = now, False
-        self.curves.set_figure(script_figures.metrics(self._shown()))
-        self.set_subtitle(script_figures.metrics_subtitle(self._shown()))
+        self.curves.set_figure(run_curves.metrics(self._shown()))
+        self.set_subtitle(run_curves.metrics_subtitle(self._shown()))
         if self.is_large and isinstance(plot := self._loss.made_body, CurvePlot):
             plot.request_draw()
         return True
@@ -68,7 +70,6 @@ class LoggedCard(ChartCard):
         card, metric, plot = self._loss, self._shown().fold.metrics.get(name), self._loss.body
         assert isinstance(plot, CurvePlot)
         if metric is None:
-            card.set_title(tr("Training loss"))
             self._bring_back()
         else:
             card.set_title(name)

@@ -1,106 +1,136 @@
-"""The dashboard of a configured run: what its directory says, drawn, thirty times a second at most.
+"""The dashboard of a run, configured or a person's own script: the strip of figures, the banner, the summary
+of its end, a grid of cards (run_grid.py), and what drives them.
 
-Read run_tab.py first.
+Every frame takes what the reader thread has (at most 4 ms of it), and then repaints only the cards whose
+figures changed, and only while somebody can see them: thirty times a second at most. What there is no figure
+of has no place: cards, cells and facts come with what the run tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+import time
+from collections.abc import Callable
+from typing import Any
 
-from PySide6.QtWidgets import QWidget
+from PySide6.QtGui import QResizeEvent, QShowEvent
 
-from rankdeck.base.phrases import marked
 from rankdeck.diagnose.fixes import fix_name, is_out_of_memory
 from rankdeck.run.batch import Changed
 from rankdeck_app.language import spoken, tr
-from rankdeck_app.shell.page import PageAction
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import Page, PageAction
+from rankdeck_app.state.ended_run import EndedRun
+from rankdeck_app.state.kept_file import SCRIPT, CardLayouts
+from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import run_figures, run_rows, script_figures
-from rankdeck_app.views.dashboard.logged_card import LoggedCard
-from rankdeck_app.views.dashboard.run_tab import LR_WORDS, NORM_WORDS, PACE_WORDS, Curves, RunTab
-from rankdeck_app.widgets.anatomy import StepAnatomyChart
-from rankdeck_app.widgets.band_chart import BandChart
+from rankdeck_app.views.dashboard import observed_facts, run_figures, run_status
+from rankdeck_app.views.dashboard.run_grid import RunGrid
+from rankdeck_app.views.dashboard.summary import Banner, SummaryPanel
+from rankdeck_app.views.dashboard.time_bar import TimeBar, looking_back
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_files import ManyRows, Row
-from rankdeck_app.widgets.card_layout import ArrangedGrid
-from rankdeck_app.widgets.curve_plot import LOSS_WORDS, CurvePlot
 from rankdeck_app.widgets.facts_line import FactsLine, verified_fact
-from rankdeck_app.widgets.layouts import Part
-from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.layouts import column
+from rankdeck_app.widgets.run_list import OUTCOME_TONES, folder_crumbs
+from rankdeck_app.widgets.stat_strip import StatStrip
 
-RunRows = Callable[[RunAnswers], Iterable[Row | ManyRows]]
+PAGE_KIND = "run"
+# Figures that change faster cannot be read.
+_STATS_EVERY_S = 0.25
+_DRAWN_READING_S = 0.25
+_MUCH_S = 0.004
 
 
-class RunPage(RunTab):
-    """A tab that shows a run of a configuration."""
+def page_id(run_path: object) -> str:
+    return f"{PAGE_KIND}:{run_path}"
 
-    def _make_cards(self, theme: Theme) -> ArrangedGrid:
-        """Every chart in its card, and the cards in their grid."""
-        self._anatomy = StepAnatomyChart(theme)
-        make = partial(partial, self._make_curve, theme)
-        bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget], RunRows]] = {
-            "bars": (tr("VRAM per device"), self._bars, run_rows.bars_rows),
-            "anatomy": (tr("Step anatomy"), self._anatomy, run_rows.anatomy_rows),
-            "heat": (tr("Utilisation"), self._heat, run_rows.heat_rows),
-            "band": (
-                tr("VRAM over time"),
-                lambda: BandChart(theme, tr("Memory over time")),
-                run_rows.band_rows,
-            ),
-            "loss": (tr("Training loss"), make("loss"), run_rows.loss_rows),
-            "rate": (
-                tr("Throughput"),
-                make("rate", words=PACE_WORDS, from_zero=True, digits=0),
-                run_rows.rate_rows,
-            ),
-            "lr": (tr("Learning rate"), make("lr", words=LR_WORDS, digits=5), run_rows.lr_rows),
-            "norm": (tr("Gradient norm"), make("norm", words=NORM_WORDS, digits=5), run_rows.norm_rows),
-        }
-        for name, (title, body, rows) in bodies.items():
-            self.cards[name] = ChartCard(title, theme, body, partial(self._rows, rows))
-        self.cards["metrics"] = self._logged = LoggedCard(
-            tr("Logged by the model"), theme, lambda: self.shown, self.cards["loss"], self._show_loss
-        )
-        return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr", "norm"))
 
-    def _rows(self, rows: RunRows) -> Iterable[Row | ManyRows]:
-        return rows(self.shown)
+class RunPage(Page):
+    """It does not own the run: `closed` is called once when the tab is gone. `run_command` runs a command by
+    its id; without it nothing can be done with the run. `layouts` keeps how its cards are arranged.
+    """
 
-    def _curves(self, run: RunAnswers) -> Mapping[str, Curves]:
-        lrs, norms = run.fold.lrs, run.fold.grad_norms
-        return {
-            "loss": (run.losses, run.loss_ema, run.held_out),
-            "rate": (run.rates, run.rate_ema, None),
-            "lr": (lrs, lrs, None),
-            "norm": (norms, norms, None),
-        }
+    path_command = "view.show.runs"
 
-    def _facts_parts(self, theme: Theme) -> Sequence[Part]:
-        self._facts = FactsLine(theme, tr("Whether it computes what one device does"))
-        self._facts.hide()
-        return (self._facts,)
+    def __init__(
+        self,
+        run: LiveRun,
+        theme: Theme,
+        clock: FrameClock,
+        *,
+        run_command: Callable[[str], object] | None = None,
+        closed: Callable[[], object] | None = None,
+        layouts: CardLayouts | None = None,
+    ) -> None:
+        super().__init__(page_id(run.run.path), title=run.title, icon="pulse")
+        self.run = run
+        self._can_act = run_command is not None
+        self._shown_actions: list[PageAction] = []
+        self._pending = ~Changed.NOTHING
+        self._stats_at = self._drawn_at = 0.0
+        self._put_off: set[str] = set()
+        self._aged_at = 0
+        self._known_devices = 0
+        self._strip = StatStrip(theme)
+        self._banner, self._summary = Banner(theme), SummaryPanel(theme)
+        self._ended = EndedRun(run, self)
+        self._ended.changed.connect(self._show_summary)
+        if run_command is not None:
+            self._banner.acted.connect(run_command)
+            self._summary.acted.connect(run_command)
+        self._verified = FactsLine(theme, tr("Whether it computes what one device does"))
+        self._facts = FactsLine(theme, tr("What runs"))
+        self.grid = RunGrid(run, theme)
+        self.grid.body_made.connect(self._note_all)
+        self.time_bar = TimeBar(run, theme)
+        self._layouts, self._layout_kind = layouts, ""
+        self.grid.arranged.connect(self._keep_layout)
+        self.grid.filled.connect(self._summary.step_aside)
+        below = column(self._banner, self._summary, (self.grid, 1), spacing=10)
+        parts = (self._strip, self._verified, self._facts, (below, 1), self.time_bar)
+        column(*parts, on=self, margins=(16, 0, 16, 2), spacing=4)
+        run.changed.connect(self._note)
+        run.time.moved.connect(self._show_moment)
+        run.time.arrived.connect(self._note_all)
+        if closed is not None:
+            self.destroyed.connect(lambda *_: closed())
+        clock.subscribe(self._frame)
+        self._refresh()
 
     @property
-    def _busy_words(self) -> str:
-        return tr("thread busy") if self.shown.is_rehearsal else tr("% SM")
+    def cards(self) -> dict[str, ChartCard]:
+        return self.grid.cards
 
-    def _stats(self) -> tuple[Stat, ...]:
-        return run_figures.stats(self.shown)
+    @property
+    def shown(self) -> RunAnswers:
+        """The run at the moment that one looks at."""
+        return self.run.shown
 
-    def _headline(self) -> tuple[str, str, str] | None:
-        return run_figures.headline(self.shown)
+    # The tab
+
+    def breadcrumbs(self) -> list[str]:
+        return [tr("runs"), *folder_crumbs(self.run.name), tr("Dashboard")]
+
+    def tooltip(self) -> str:
+        return str(self.run.run.path)
+
+    def tab_actions(self) -> list[PageAction]:
+        if not self._can_act:
+            return []
+        return self._ended_actions() if self.run.is_over else self._live_actions()
 
     def _live_actions(self) -> list[PageAction]:
-        save = PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")
-        return [save, PageAction("debug-stop", tr("Stop this run"), "run.stop")]
+        """What one can do while it runs; a script saves checkpoints itself, or none."""
+        save = [PageAction("save", tr("Save a checkpoint now"), "run.checkpoint")]
+        stop = PageAction("debug-stop", tr("Stop this run"), "run.stop")
+        return [*(save if self.run.is_planned else []), stop]
 
     def _ended_actions(self) -> list[PageAction]:
-        resume = PageAction("debug-continue", tr("Resume"), "run.resume")
+        """And once it is over, the most likely first."""
+        resume = [PageAction("debug-continue", tr("Resume"), "run.resume")]
         again = PageAction("debug-rerun", tr("Run Again"), "run.again")
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
-        actions = [resume, again, compare] if self.run.is_resumable else [again, compare]
+        actions = [*(resume if self.run.is_resumable else []), again, compare]
         # A banner has room for three beside its words.
         if any(map(is_out_of_memory, self.run.problems)):
             return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
@@ -109,170 +139,157 @@ class RunPage(RunTab):
             return [PageAction("lightbulb", use, "run.cure"), *actions[:-1]]
         return actions
 
-    def _refresh_cards(self, pending: Changed) -> None:
-        run = self.shown
-        if pending & (Changed.STATE | Changed.EVALUATION):
-            self._show_devices()
-        if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
-            self._show_memory()
-        if pending & (Changed.READINGS | Changed.STATE):
-            self._show_heat()
-        if pending & (Changed.ANATOMY | Changed.STATE):
-            self._anatomy.set_figure(run_figures.anatomy(run))
-            self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
-        if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
-            for name, curves in self._curves(run.charted).items():
-                if isinstance(plot := self._plot(name), CurvePlot):
-                    if name != "loss" or not self._logged.is_large:
-                        plot.set_curves(*curves)
-                    plot.set_last_step(run.steps)
-                    plot.request_draw()
-            if isinstance(norm := self._plot("norm"), CurvePlot):
-                norm.awaited = tr("no gradient was clipped: train.clip_norm tells their norms")
-        if self._logged.take(pending) or pending & Changed.STATE:
-            self.grid.show_only({name for name in self.cards if name != "metrics" or self._logged.is_filled})
+    def _state_in_words(self) -> tuple[tuple[str, str, str] | None, list[PageAction]]:
+        """What the banner says, and what one can do about it."""
+        if self.run.time.moment is None:
+            return run_status.headline(self.shown), self._banner_actions()
+        back = [PageAction("history", tr("Back to Now"), "time.now")] if self._can_act else []
+        return looking_back(self.run), back
 
-    def _show_loss(self) -> None:
-        """Also after a curve that the model logs stood in its place."""
-        run, card = self.shown, self.cards["loss"]
-        held_out = tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out"), tr("◆ held-out")
-        card.set_subtitle(*(held_out if len(run.held_out) else (tr("raw and EMA"),)))
-        if isinstance(plot := card.made_body, CurvePlot):
-            plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=LOSS_WORDS)
+    def _summary_actions(self) -> list[PageAction]:
+        """What can be taken along; and of a completed run, which has no banner, what else can be done."""
+        if not self._can_act:
+            return []
+        export = [PageAction("save", tr("Export Weights…"), "run.weights")]
+        weights = export if self.run.is_planned and self.run.copying is None else []
+        report = PageAction("file-code", tr("Save a Report…"), "run.report")
+        rest = self._ended_actions() if self.run.outcome == "completed" else []
+        return [*weights, report, *rest]
 
-    def _show_devices(self) -> None:
-        """What the figures are, room for as many devices as there are, and what was verified."""
-        run = self.shown
-        verified = run.fold.verified
-        self._facts.set_figure(() if verified is None else (verified_fact(verified),))
-        self._facts.setVisible(verified is not None)
-        of_memory, of_others = run_figures.sources(run)
-        for name, card in self.cards.items():
-            card.set_source(*(of_memory if name in ("bars", "band") else of_others))
-        if not self._logged.is_large:
-            self._show_loss()
-        self.cards["rate"].set_subtitle(*run_figures.rate_subtitle(run))
+    def _show_summary(self) -> None:
+        run = self.run
+        is_usually_open = run.outcome == "completed"
+        title = tr("Completed") if is_usually_open else tr("Summary")  # how others ended is the banner's
+        actions = self._summary_actions()
+        report = self._ended.report if run.time.moment is None else None
+        self._summary.show_report(title, report, actions, is_usually_open=is_usually_open)
 
+    def save_state(self) -> dict[str, Any]:
+        return {} if self._summary.wanted is None else {"summary": self._summary.wanted}
 
-# The dashboard of a person's own script: its loss, what it logs itself, its pace, and what its devices
-# hold.
-#
-# Nobody knows beforehand what a script will tell: cards come when there is something on them. There is no
-# plan, no step anatomy and no end in sight.
+    def restore_state(self, state: dict[str, Any]) -> None:
+        wanted = state.get("summary")
+        self._summary.set_wanted(wanted if isinstance(wanted, bool) else None)
 
-_LOSS_WORDS = (marked("sampled"), marked("EMA"), "")
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._summary.fit(self.height())
 
+    def _banner_actions(self) -> list[PageAction]:
+        if self.run.ending == "stopping" and self._can_act:
+            return [PageAction("debug-stop", tr("Stop Now"), "run.stopNow")]
+        if self.run.standstill is not None and self._can_act:
+            return [
+                PageAction("file-code", tr("Go to Line"), "run.standstill"),
+                PageAction("layers", tr("Show Stacks"), "run.stacks"),
+                PageAction("debug-stop", tr("Stop Run"), "run.stop"),
+            ]
+        return self.tab_actions() if self.run.is_over else []
 
-class ScriptPage(RunTab):
-    """A tab that shows a run of a script."""
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._pending = ~Changed.NOTHING
 
-    def _make_cards(self, theme: Theme) -> ArrangedGrid:
-        make = partial(partial, self._make_curve, theme)
-        share = make("wait", words=("%", "", ""), from_zero=True, digits=1, scale=100.0)
-        bodies: dict[str, tuple[str, QWidget | Callable[[], QWidget]]] = {
-            "loss": (tr("Training loss"), make("loss", words=_LOSS_WORDS)),
-            "bars": (tr("Memory per device"), self._bars),
-            "band": (tr("Memory over time"), lambda: BandChart(theme, tr("Memory over time"))),
-            "rate": (tr("Throughput"), make("rate", words=PACE_WORDS, from_zero=True, digits=2)),
-            "wait": (tr("Loader wait"), share),
-            "heat": (tr("Utilisation"), self._heat),
-            "lr": (tr("Learning rate"), make("lr", words=LR_WORDS, digits=5)),
-            "norm": (tr("Gradient norm"), make("norm", words=NORM_WORDS, digits=5)),
-        }
-        for name, (title, body) in bodies.items():
-            self.cards[name] = ChartCard(title, theme, body, partial(self._rows, name))
-            if name == "bars":
-                self.cards["metrics"] = self._logged = LoggedCard(
-                    tr("Logged by the script"), theme, lambda: self.shown, self.cards["loss"], self._show_loss
-                )
-        return ArrangedGrid(self.cards, devices=("bars", "heat"), optional=("lr", "norm"))
+    def _note_all(self) -> None:
+        self._pending = ~Changed.NOTHING
 
-    def _rows(self, card: str) -> Iterable[Row | ManyRows]:
-        return script_figures.csv_rows[card](self.shown)
+    def _show_moment(self) -> None:
+        """Another one is asked for: said and marked at once, the figures follow when they are read."""
+        self._pending |= Changed.STATE
+        self.time_bar.show_moment()
+        self.grid.mark(*self.time_bar.marks())
+        self._show_summary()
 
-    def _curves(self, run: RunAnswers) -> Mapping[str, Curves]:
-        script, lrs = run.fold.script, run.fold.lrs
-        is_counted = run.samples_per_s is not None
-        steps = script.step_rates, script.step_rate_ema
-        return {
-            "loss": (run.losses, run.loss_ema, None),
-            "rate": (*((run.rates, run.rate_ema) if is_counted else steps), None),
-            "wait": (script.waits, script.waits, None),
-            "lr": (lrs, lrs, None),
-            "norm": (script.grad_norms, script.grad_norms, None),
-        }
+    def _note(self, changed: Changed) -> None:
+        self._pending |= changed
 
-    def _facts_parts(self, theme: Theme) -> Sequence[Part]:
-        self._facts = FactsLine(theme, tr("What runs"))
-        return (self._facts,)
+    def _frame(self) -> None:
+        """One tick of the clock: take, then repaint what changed."""
+        began_s = time.thread_time()
+        self.run.drain()
+        if self._pending & Changed.STATE:
+            self._show_state()
+        if self.isVisible():
+            self._grow_old()
+            is_news = bool(self._pending & Changed.STATE)  # which is said with the buttons beside the tab
+            is_due = (is_news or not self._puts_off("cards", began_s)) and self._is_due()
+            if is_due:
+                self._refresh()
+            # One plot a frame is made, or drawn: all together would make a slow frame, and a click on a run
+            # has to answer at once.
+            if not self.grid.make_next() and is_due and not self._puts_off("plots", began_s):
+                self.grid.draw_next()
 
-    @property
-    def _busy_words(self) -> str:
-        return tr("% SM") if self.shown.has_gpus else tr("CPU busy")
+    def _puts_off(self, what: str, began_s: float) -> bool:
+        """Whether this frame has done its share, and leaves that to the next one: what many devices tell at
+        once is taken in one frame and drawn in others. Nothing is put off twice in a row."""
+        is_late = time.thread_time() - began_s > _MUCH_S and what not in self._put_off
+        (self._put_off.add if is_late else self._put_off.discard)(what)
+        return is_late
 
-    def _stats(self) -> tuple[Stat, ...]:
-        return script_figures.stats(self.shown)
+    def _is_due(self) -> bool:
+        """What is read for the first time is drawn now and then only: a million steps come first."""
+        now, is_reading = time.monotonic(), self.run.outcome is None
+        if is_reading and now - self._drawn_at < _DRAWN_READING_S:
+            return False
+        self._drawn_at = now
+        return True
 
-    def _headline(self) -> tuple[str, str, str] | None:
-        return script_figures.headline(self.shown)
+    def _grow_old(self) -> None:
+        """Once a second what is shown is a second older, whether anything new came or not."""
+        second = int(time.monotonic())
+        if not self.run.is_over and second != self._aged_at:
+            self._aged_at = second
+            self._pending |= Changed.MEMORY | Changed.READINGS | Changed.ANATOMY
 
-    def _live_actions(self) -> list[PageAction]:
-        return [PageAction("debug-stop", tr("Stop this run"), "run.stop")]
+    def _keep_layout(self) -> None:
+        if self._layouts is not None and self._layout_kind:
+            self._layouts.keep(self._layout_kind, self.grid.layout_state())
 
-    def _ended_actions(self) -> list[PageAction]:
-        compare = PageAction("git-compare", tr("Compare"), "run.compare")
-        return [PageAction("debug-rerun", tr("Run Again"), "run.again"), compare]
+    def _find_layout(self) -> None:
+        """Once it is known which strategy this is: as a person arranged the cards of such a run before."""
+        if self.run.is_planned is None:
+            return
+        self.grid.set_usual_order(run_figures.card_order(self.run))
+        kind = self.run.strategy if self.run.is_planned else SCRIPT
+        if self._layouts is not None and kind and kind != self._layout_kind:
+            self._layout_kind = kind
+            self.grid.restore(self._layouts.of(kind))
 
-    def _refresh_cards(self, pending: Changed) -> None:
-        run = self.shown
-        if pending & (Changed.STATE | Changed.MEMORY):
-            self._show_state_of_cards()
-        if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
-            self._show_memory()
-        if pending & (Changed.READINGS | Changed.STATE):
-            self._show_heat()
-        if pending & (Changed.STEPS | Changed.STATE):
-            self._show_curves()
-        if self._logged.take(pending) or pending:
-            shown = script_figures.shown_cards(run)
-            if self._logged.is_filled:
-                shown.add("metrics")
-            self.grid.show_only(shown)
+    def _show_state(self) -> None:
+        """Tab, title and buttons: they are seen even while the page is not."""
+        self._find_layout()
+        color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
+        title = self.run.title
+        if (title, color) != (self.title, self.icon_color):
+            self.set_title(title, icon_color=color)
+        if (actions := self.tab_actions()) != self._shown_actions:
+            self._shown_actions = actions
+            self.actions_changed.emit()
 
-    def _show_state_of_cards(self) -> None:
-        run = self.shown
-        self._facts.set_figure(script_figures.facts(run))
-        for name in ("bars", "band"):
-            self.cards[name].set_source(tr(run.source or ""))
+    def _refresh(self) -> None:
+        pending = self._pending
+        now = time.monotonic()
+        if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
+            self._stats_at = now
+            self._strip.set_figure(run_status.stats(self.shown))
+            self.time_bar.show_moment()
+        if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
+            self._banner.say(*self._state_in_words())
+            self._ended.look()
+        if pending & (Changed.STATE | Changed.EVALUATION | Changed.MEMORY):
+            self._show_facts()
+        self.grid.refresh(pending)
+        self.grid.mark(*self.time_bar.marks())
+        if len(self.shown.devices) != self._known_devices:
+            self._known_devices = len(self.shown.devices)
+            self.grid.lay_out()
+        self._pending = Changed.NOTHING
 
-    def _show_curves(self) -> None:
-        """Loss, pace and waiting; samples instead of steps once they are seen."""
-        run = self.shown
-        for name, curves in self._curves(run.charted).items():
-            plot = self._plot(name)
-            if not isinstance(plot, CurvePlot):
-                continue
-            if name == "loss":
-                plot.awaited = script_figures.absence(run, "loss")
-            elif name == "rate":
-                plot.awaited = script_figures.absence(run)
-            if name == "rate":
-                plot.set_curves(*curves, digits=0 if run.samples_per_s is not None else 2)
-            elif name != "loss" or not self._logged.is_large:
-                plot.set_curves(*curves)
-            plot.request_draw()
-        if not self._logged.is_large:
-            self.cards["loss"].set_subtitle(*script_figures.loss_subtitle(run))
-        self.cards["rate"].set_subtitle(script_figures.rate_subtitle(run))
-        self.cards["wait"].set_subtitle(script_figures.wait_subtitle(run))
-
-    def _step_marked(self, card: str, step: float | None) -> float | None:
-        """What a script logs stands over its own count of steps."""
-        return None if card == "loss" and self._logged.is_large else step
-
-    def _show_loss(self) -> None:
-        """After a curve that the script logs stood in its place."""
-        run, card = self.shown, self.cards["loss"]
-        card.set_subtitle(*script_figures.loss_subtitle(run))
-        if isinstance(plot := card.made_body, CurvePlot):
-            plot.set_curves(*self._curves(run.charted)["loss"], digits=4, words=_LOSS_WORDS)
+    def _show_facts(self) -> None:
+        """What was verified, and what of a script was seen."""
+        verified, facts = self.shown.fold.verified, observed_facts.facts(self.shown)
+        self._verified.set_figure(() if verified is None else (verified_fact(verified),))
+        self._verified.setVisible(verified is not None)
+        self._facts.set_figure(facts)
+        self._facts.setVisible(bool(facts))

@@ -1,6 +1,7 @@
-"""From a live run to what the cards and the stat strip show: plain functions, one per card, no widgets made.
+"""From a live run to what its cards show: plain functions, no widgets made.
 
-Everything that is not known yet becomes a dash or an empty row here, never a zero.
+Everything that is not known yet becomes a dash or an empty row here, never a zero. run_curves.py has the
+curves over steps, run_status.py what stands above the cards.
 """
 
 from __future__ import annotations
@@ -11,28 +12,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import marked
-from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
+from rankdeck.base.units import format_bytes, format_count
 from rankdeck.run.anatomy import SIMULATED_TIME, StepAnatomy
 from rankdeck.run.breakdown import highest_of
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
-from rankdeck.run.problems import failed_problem, lost_problem
-from rankdeck.run.summarising import training_data
-from rankdeck_app.language import in_words, spoken, tr
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.run_answers import RunAnswers
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
-from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
 from rankdeck_app.widgets.heat_strip import COLUMNS, HeatFigure, shares_of
-from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
-from rankdeck_app.widgets.time_words import age_words, span_in_words
+from rankdeck_app.widgets.time_words import age_words
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
 REHEARSAL_BYTES = marked("tensor bytes on virtual devices (CPU rehearsal)")
 REHEARSAL = marked("CPU rehearsal")
+
+_PROMISED = frozenset(("bars", "anatomy", "heat", "band", "loss", "rate", "lr", "norm"))
 
 _SPAN_S = 60.0
 _STALE_S = 3.0
@@ -41,64 +39,51 @@ Moments = tuple[float, float]
 """From and to, in seconds since the start of the run."""
 
 
-def stats(run: RunAnswers) -> tuple[Stat, ...]:
-    """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
-    total = f" / {format_count(run.steps)}" if run.steps is not None else ""
-    step = UNKNOWN if run.step is None else format_count(run.step)
-    elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
-    widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
-    return (
-        Stat(tr("Step"), step + total, widest_step + total),
-        loss_stat(run),
-        Stat(tr("Samples/s"), rate_text(run, run.samples_per_s), "88 888"),
-        Stat(tr("Elapsed"), elapsed, "8:88:88"),
-        _outlook(run),
-        _balance(run),
-    )
+# The cards
 
 
-def rate_text(run: RunAnswers, rate: float | None) -> str:
-    """A rate of now: none while ranks make no progress."""
-    return UNKNOWN if rate is None else format_rate(0.0 if run.standstill is not None else rate)
+def shown_cards(run: RunAnswers) -> set[str]:
+    """Those that have something to show, that are promised, or that say why they have nothing; what is logged
+    is not looked at.
+    """
+    if run.is_planned is None:
+        return set()
+    if run.is_planned:
+        return set(_PROMISED)
+    shown = {"loss"} if run.is_stepless else {"loss", "rate"}
+    if any(len(device.memory_history) > 1 for device in run.devices):
+        shown.add("band")
+    if any(run.total_bytes_of(device) is not None for device in run.devices):
+        shown.add("bars")
+    if any(len(device.utilisation_history) for device in run.devices):
+        shown.add("heat")
+    if run.fold.script.wait_share is not None:
+        shown.add("wait")
+    curves = {"lr": run.fold.lrs, "norm": run.fold.grad_norms}
+    return shown | {name for name, curve in curves.items() if len(curve)}
 
 
-def loss_stat(run: RunAnswers) -> Stat:
-    is_lost = run.loss is not None and not math.isfinite(run.loss)
-    text = UNKNOWN if run.loss is None else tr("not finite") if is_lost else format_loss(run.loss)
-    return Stat(tr("Last loss"), text, text if is_lost else "88.8888", is_hot=is_lost)
+def card_order(run: RunAnswers) -> tuple[str, ...]:
+    """As long as a person has no other wish: devices first, or the loss where nothing else is promised."""
+    if run.is_planned:
+        return "bars", "anatomy", "heat", "band", "loss", "rate", "lr", "norm", "metrics"
+    return "loss", "bars", "metrics", "band", "rate", "wait", "heat", "lr", "norm"
 
 
-def rate_subtitle(run: RunAnswers) -> tuple[str, str]:
-    data = training_data(run.fold)
-    left_out = spoken(data.text()) if data is not None else ""
-    return "; ".join(filter(None, (tr("samples/s"), left_out))), tr("samples/s")
+def titles(run: RunAnswers) -> dict[str, str]:
+    """Of the cards whose titles say whose figures they hold."""
+    if run.is_planned:
+        words = tr("VRAM per device"), tr("VRAM over time"), tr("Logged by the model")
+    else:
+        words = tr("Memory per device"), tr("Memory over time"), tr("Logged by the script")
+    return dict(zip(("bars", "band", "metrics"), words, strict=True))
 
 
-def _outlook(run: RunAnswers) -> Stat:
-    if not run.is_over:
-        return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
-    evaluation = run.evaluation
-    loss = UNKNOWN if evaluation is None or evaluation.loss is None else f"{evaluation.loss:.4f}"
-    if evaluation is None or evaluation.accuracy is None:
-        return Stat(tr("Held-out loss"), loss, "88.8888")
-    accuracy = f"{loss}  {100 * evaluation.accuracy:.1f}%"
-    short = tr("Held-out, accuracy")
-    return Stat(tr("Held-out loss, accuracy"), accuracy, "88.8888  88.8%", short=short)
-
-
-def _balance(run: RunAnswers) -> Stat:
-    """The lead device against the median of the others; alone, a device shows its peak."""
-    if len(run.devices) == 1:
-        total_bytes = run.total_bytes_of(run.devices[0])
-        value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
-        device = run.label_of(run.devices[0])
-        label = tr("{device} live", device=device) if run.is_by_owners else tr("{device} peak", device=device)
-        return Stat(label, value, "888.8 MiB")
-    return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.rows])
+# Devices
 
 
 def bars(run: RunAnswers) -> BarsFigure:
-    labels = SCRIPT_KIND_LABELS if run.is_script else KIND_LABELS
+    labels = KIND_LABELS if run.is_planned else SCRIPT_KIND_LABELS
     found = tuple(_bar(run, device) for device in run.rows)
     has_ghosts = any(bar.ghost_bytes is not None for bar in found)
     plan = run.fix_plan if has_ghosts else None
@@ -263,7 +248,12 @@ def heat(run: RunAnswers, seen: Moments | None = None) -> HeatFigure:
     return HeatFigure(labels, shares, values, x1 - x0, lead, began_s, at_s, hosts=hosts)
 
 
-def heat_subtitle(run: RunAnswers, what: str) -> tuple[str, str]:
+def heat_subtitle(run: RunAnswers) -> tuple[str, str]:
+    """What utilisation is of, and of which time."""
+    if run.is_rehearsal:
+        what = tr("thread busy")
+    else:
+        what = tr("% SM") if run.has_gpus or run.is_planned else tr("CPU busy")
     return f"{what}, {_span(run)}", what
 
 
@@ -322,64 +312,11 @@ def _of_step(run: RunAnswers, sampled: StepAnatomy) -> tuple[str, ...]:
     return *(f"{step}, {text}" for text in words), step
 
 
-def headline(run: RunAnswers) -> tuple[str, str, str] | None:
-    """(tone, message, what next) of the state, or None where the figures say it all.
-
-    Tones: info, warning, error.
-    """
-    if run.ending == "stopping":
-        return "info", tr("Stopping…") if run.is_script else tr("Stopping, saving a checkpoint…"), ""
-    if not run.is_over:
-        if run.silent_hosts:
-            host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
-            words = tr("{host} has told nothing for {time}.", host=host, time=span_in_words(seconds))
-            return "info", words, tr("What is shown of it is old.")
-        if (still := run.standstill_problem) is not None:
-            return "warning", _of_rank(still), still.advice or ""
-        if run.step is not None:
-            return None
-        return "info", tr("Starting ranks…"), _awaited(run)
-    if run.outcome == "completed":
-        return None
-    if run.outcome == "stopped":
-        reason = run.end.reason or "" if run.end is not None else ""
-        if run.step is None:
-            return "info", tr("Stopped before its first step."), reason
-        return "info", tr("Stopped at step {step}.", step=format_count(run.step)), reason
-    errors = [problem for problem in run.fold.problems if problem.severity == "error"]
-    unexplained = lost_problem if run.outcome == "lost" else failed_problem
-    problem = errors[0] if errors else unexplained(run.run)
-    said = in_words(problem)
-    return "error", _of_rank(said), said.advice or ""
-
-
-def _of_rank(problem: Problem) -> str:
-    """The message, with the rank and the host that it is of."""
-    told = {"rank": problem.rank, "host": problem.host, "message": problem.message}
-    if problem.rank is not None and problem.host:
-        return tr("Rank {rank} on {host}: {message}", **told)
-    if problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
-        return tr("Rank {rank}: {message}", **told)
-    return problem.message
-
-
-def _awaited(run: RunAnswers) -> str:
-    phase = run.phase()
-    if phase is not None:
-        return f"{phase[0].upper()}{phase[1:]}"
-    if run.strategy is not None:
-        return tr("Waiting for the ranks to report.")
-    return tr("Waiting for the supervisor.")
-
-
 def sources(run: RunAnswers) -> tuple[tuple[str, str], tuple[str, str]]:
     """(text, short text) of what the figures are: for the cards of memory, and for the others."""
-    if run.is_script:
-        source = tr(run.source or "")
-        return (source, source), ("", "")
     if not run.is_rehearsal:
         source = tr(run.source or "")
-        return (source, source), (source, source)
+        return (source, source), ((source, source) if run.is_planned else ("", ""))
     rehearsal = tr(REHEARSAL)
     simulated = tr("simulated time (CPU rehearsal)"), tr(SIMULATED_TIME)
     return (tr(REHEARSAL_BYTES), rehearsal), (simulated if run.is_simulated else (rehearsal, rehearsal))

@@ -50,27 +50,41 @@ def heat_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
 def loss_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     """Training losses, then held-out ones: a step has one row for each that it has."""
     yield ("step", "loss", "ema", "held_out")
-    yield ManyRows(*by_step(run.losses, run.loss_ema), "")
-    steps, losses = by_step(run.held_out)
+    yield ManyRows(*_by_step(run.losses, run.loss_ema), "")
+    steps, losses = _by_step(run.held_out)
     yield ManyRows(steps, "", "", losses)
 
 
 def lr_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("step", "lr")
-    yield ManyRows(*by_step(run.fold.lrs))
+    yield ManyRows(*_by_step(run.fold.lrs))
 
 
 def norm_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     yield ("step", "grad_norm")
-    yield ManyRows(*by_step(run.fold.grad_norms))
+    yield ManyRows(*_by_step(run.fold.grad_norms))
 
 
 def rate_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
-    yield ("step", "samples_per_s", "smoothed")
-    yield ManyRows(*by_step(run.rates, run.rate_ema))
+    """In samples, or of a person's own script in steps."""
+    script = run.fold.script
+    curves = (run.rates, run.rate_ema) if run.is_planned else (script.step_rates, script.step_rate_ema)
+    yield ("step", "samples_per_s" if run.is_planned else "steps_per_s", "smoothed")
+    yield ManyRows(*_by_step(*curves))
 
 
-def by_step(*curves: Curve) -> tuple[Column, ...]:
+def wait_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
+    yield ("step", "wait_share")
+    yield ManyRows(*_by_step(run.fold.script.waits))
+
+
+def metrics_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
+    yield ("name", "through", "step", "value")
+    for name, one in run.fold.metrics.items():
+        yield ManyRows(name, one.through, *_by_step(one.curve))
+
+
+def _by_step(*curves: Curve) -> tuple[Column, ...]:
     """The steps of the first curve, and the values of all: they are over the same."""
     points = [curve.points() for curve in curves]
     return (Column(points[0][0], WHOLE), *(Column(values) for _, values in points))

@@ -151,26 +151,26 @@ class LaunchView(SideBarView):
         """Which of the two Launch starts."""
         switch, group = QWidget(), QButtonGroup(self)
 
-        def segment(text: str, tooltip: str, is_script: bool) -> QPushButton:
-            button = push_button(text, tooltip, lambda: script.choose(is_script), kind="segment", height=26)
+        def segment(text: str, tooltip: str, choose: Callable[[], object]) -> QPushButton:
+            button = push_button(text, tooltip, choose, kind="segment", height=26)
             group.addButton(button)
             return button
 
         what = tr("Train a model under a strategy, planned before it runs")
-        self.configuration_button = segment(tr("Configuration"), what, is_script=False)
+        self.configuration_button = segment(tr("Configuration"), what, partial(script.choose, False))
         what = tr("Run your own script as it is")
-        self.script_button = segment(tr("Script"), what, is_script=True)
+        self.script_button = segment(tr("Script"), what, partial(script.choose, True))
         parts = ((self.configuration_button, 1), (self.script_button, 1))
         row(*parts, on=switch, margins=(12, 0, 12, 8), spacing=0)
         return switch
 
     def _show_kind(self) -> None:
-        is_script = self._draft_of_script.is_chosen
-        (self.script_button if is_script else self.configuration_button).setChecked(True)
+        script_chosen = self._draft_of_script.is_chosen
+        (self.script_button if script_chosen else self.configuration_button).setChecked(True)
         for section in self._of_script:
-            section.setVisible(is_script)
+            section.setVisible(script_chosen)
         for section in self._of_configuration:
-            section.setVisible(not is_script)
+            section.setVisible(not script_chosen)
 
     def save_state(self) -> dict[str, Any]:
         return super().save_state() | {"more": self.model.more_button.isChecked()}

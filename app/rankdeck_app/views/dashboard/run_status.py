@@ -1,0 +1,154 @@
+"""What the strip of figures and the banner above the cards say of a run: plain functions, no widgets made.
+
+A figure has a cell once it is known. Those that a configuration promises have one before, with a dash.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
+from rankdeck.run.problems import failed_problem, lost_problem
+from rankdeck_app.language import in_words, tr
+from rankdeck_app.state.run_answers import RunAnswers
+from rankdeck_app.widgets.chart import UNKNOWN
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
+from rankdeck_app.widgets.time_words import span_in_words
+
+
+def stats(run: RunAnswers) -> tuple[Stat, ...]:
+    """The cells of the strip."""
+    is_promised = bool(run.is_planned)
+    cells = [] if run.is_stepless and not is_promised else [_step(run)]
+    if cells and (is_promised or run.loss is not None or not run.is_over):
+        cells.append(_loss(run))
+    if cells and not is_promised:
+        cells.append(Stat(tr("Steps/s"), _rate(run, run.steps_per_s), "88 888"))
+    if is_promised or run.samples_per_s is not None:
+        cells.append(Stat(tr("Samples/s"), _rate(run, run.samples_per_s), "88 888"))
+    if (wait := run.fold.script.wait_share) is not None:
+        cells.append(Stat(tr("Loader wait"), f"{100 * wait:.1f}%", "88.8%"))
+    elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
+    cells.append(Stat(tr("Elapsed"), elapsed, "8:88:88"))
+    if is_promised:
+        cells.append(_outlook(run))
+    if (status := run.fold.script.script_status) is not None:
+        cells.append(Stat(tr("Exit status"), str(status), "888", is_hot=status != 0))
+    return (*cells, *_balance(run))
+
+
+def _step(run: RunAnswers) -> Stat:
+    step = UNKNOWN if run.step is None else format_count(run.step)
+    if run.steps is None:
+        return Stat(tr("Step"), step, "8" * max(5, len(step)))
+    total = f" / {format_count(run.steps)}"
+    return Stat(tr("Step"), step + total, format_count(run.steps) + total)
+
+
+def _loss(run: RunAnswers) -> Stat:
+    is_lost = run.loss is not None and not math.isfinite(run.loss)
+    text = UNKNOWN if run.loss is None else tr("not finite") if is_lost else format_loss(run.loss)
+    return Stat(tr("Last loss"), text, text if is_lost else "88.8888", is_hot=is_lost)
+
+
+def _rate(run: RunAnswers, rate: float | None) -> str:
+    """A rate of now: none while ranks make no progress."""
+    return UNKNOWN if rate is None else format_rate(0.0 if run.standstill is not None else rate)
+
+
+def _outlook(run: RunAnswers) -> Stat:
+    """While the run lives its ETA, then its held-out loss."""
+    if not run.is_over:
+        return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
+    evaluation = run.evaluation
+    loss = UNKNOWN if evaluation is None or evaluation.loss is None else f"{evaluation.loss:.4f}"
+    if evaluation is None or evaluation.accuracy is None:
+        return Stat(tr("Held-out loss"), loss, "88.8888")
+    accuracy = f"{loss}  {100 * evaluation.accuracy:.1f}%"
+    short = tr("Held-out, accuracy")
+    return Stat(tr("Held-out loss, accuracy"), accuracy, "88.8888  88.8%", short=short)
+
+
+def _balance(run: RunAnswers) -> list[Stat]:
+    """The lead device against the median of the others; alone, a device shows its peak."""
+    if len(run.devices) != 1:
+        is_known = run.imbalance is not None
+        labels = [run.label_of(device) for device in run.rows]
+        return [imbalance_stat(run.imbalance, labels)] if is_known or run.is_planned else []
+    total_bytes = run.total_bytes_of(run.devices[0])
+    if total_bytes is None and not run.is_planned:
+        return []
+    value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
+    device = run.label_of(run.devices[0])
+    label = tr("{device} live", device=device) if run.is_by_owners else tr("{device} peak", device=device)
+    return [Stat(label, value, "888.8 MiB")]
+
+
+# The banner
+
+Headline = tuple[str, str, str]
+"""(tone, message, what next); tones are info, warning and error."""
+
+
+def headline(run: RunAnswers) -> Headline | None:
+    """Of the state, or None where the figures say it all."""
+    if run.ending == "stopping":
+        return "info", tr("Stopping, saving a checkpoint…") if run.is_planned else tr("Stopping…"), ""
+    if not run.is_over:
+        return _of_living(run)
+    if run.outcome == "completed":
+        return None if run.is_planned or run.step is not None else _without_steps(run)
+    if run.outcome == "stopped":
+        reason = run.end.reason or "" if run.end is not None else ""
+        if run.step is None:
+            return "info", tr("Stopped before its first step."), reason
+        return "info", tr("Stopped at step {step}.", step=format_count(run.step)), reason
+    errors = [problem for problem in run.fold.problems if problem.severity == "error"]
+    unexplained = lost_problem if run.outcome == "lost" else failed_problem
+    problem = errors[0] if errors else unexplained(run.run)
+    said = in_words(problem)
+    return "error", _of_rank(said), said.advice or ""
+
+
+def _of_living(run: RunAnswers) -> Headline | None:
+    if run.silent_hosts:
+        host, seconds = max(run.silent_hosts.items(), key=lambda item: item[1])
+        words = tr("{host} has told nothing for {time}.", host=host, time=span_in_words(seconds))
+        return "info", words, tr("What is shown of it is old.")
+    if (still := run.standstill_problem) is not None:
+        return "warning", _of_rank(still), still.advice or ""
+    if run.step is not None or run.is_stepless:
+        return None
+    if run.is_planned is False:
+        return "info", tr("Running; no optimizer step was seen yet."), tr("Its output is below.")
+    return "info", tr("Starting ranks…"), _awaited(run)
+
+
+def _without_steps(run: RunAnswers) -> Headline:
+    """A script that completed without a step that was seen."""
+    unseen = (
+        tr("Completed; it ended before its first steps were written down.")
+        if run.fold.script.ranks
+        else tr("Completed; no optimizer step was seen.")
+    )
+    return "info", unseen, tr("Its output is below.")
+
+
+def _of_rank(problem: Problem) -> str:
+    """The message, with the rank and the host that it is of."""
+    told = {"rank": problem.rank, "host": problem.host, "message": problem.message}
+    if problem.rank is not None and problem.host:
+        return tr("Rank {rank} on {host}: {message}", **told)
+    if problem.rank is not None and f"rank {problem.rank}" not in problem.message.lower():
+        return tr("Rank {rank}: {message}", **told)
+    return problem.message
+
+
+def _awaited(run: RunAnswers) -> str:
+    phase = run.phase()
+    if phase is not None:
+        return f"{phase[0].upper()}{phase[1:]}"
+    if run.strategy is not None:
+        return tr("Waiting for the ranks to report.")
+    return tr("Waiting for the supervisor.")
