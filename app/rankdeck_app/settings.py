@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import read_bytes, read_toml, write_whole
 from rankdeck.base.phrases import Phrase, marked, phrase
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import ENDING, SYSTEM, known_languages, spoken, tr
 
 Value = bool | int | float | str
@@ -223,7 +223,7 @@ class Settings(QObject):
     def __init__(self, path: Path, options: tuple[Setting, ...] = OPTIONS) -> None:
         super().__init__()
         self.path = path
-        self.disk = Disk(self)
+        self.disk = IoThread(self)
         self.options: dict[str, Setting] = {option.key: option for option in options}
         self.problems: list[str] = []
         self._values: dict[str, Value] = {}

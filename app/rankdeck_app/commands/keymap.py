@@ -21,7 +21,7 @@ from shiboken6 import isValid
 
 from rankdeck.base.files import read_toml, write_whole
 from rankdeck_app.commands.table import CommandTable
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
 
 
@@ -56,9 +56,9 @@ class Keymap(QObject):
     changed = Signal()
     failed = Signal(str)
 
-    def __init__(self, commands: CommandTable, path: Path, *, disk: Disk | None = None) -> None:
+    def __init__(self, commands: CommandTable, path: Path, *, disk: IoThread | None = None) -> None:
         super().__init__()
-        self._disk = disk or Disk(self)
+        self._disk = disk or IoThread(self)
         self._commands = commands
         self._path = path
         self.problem: str | None = None

@@ -13,7 +13,7 @@ from rankdeck.base import home
 from rankdeck.base.home import expanded
 from rankdeck_app.commands.keymap import Keymap
 from rankdeck_app.commands.table import CommandTable, Context
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.theme import Theme
@@ -37,7 +37,7 @@ class Services:
     open_path: Path | None = None
 
     @property
-    def disk(self) -> Disk:
+    def disk(self) -> IoThread:
         return self.settings.disk
 
 

@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from rankdeck.base.home import copies_dir
 from rankdeck.rundir import RunDir
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
 
 _AGAIN_MS = 2000
@@ -30,7 +30,7 @@ def is_copy(path: Path) -> bool:
 class Copying(QObject):
     """Follows one copy until `close`."""
 
-    def __init__(self, engine: Engine, disk: Disk, path: Path, parent: QObject) -> None:
+    def __init__(self, engine: Engine, disk: IoThread, path: Path, parent: QObject) -> None:
         super().__init__(parent)
         self._engine, self._disk, self._path = engine, disk, path
         self._stream: Stream | None = None

@@ -27,7 +27,7 @@ from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
 from rankdeck.config.devices import parse_devices
 from rankdeck.config.naming import title_of
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
 from rankdeck_app.state.toml_writing import Place, write_value
@@ -65,12 +65,12 @@ class Draft(QObject):
         folder: Path,
         parent: QObject | None = None,
         *,
-        disk: Disk | None = None,
+        disk: IoThread | None = None,
         num_chosen: Callable[[RunConfig], int | None] = attrgetter("known_count"),
     ) -> None:
         """`num_chosen`: how many devices a configuration is for."""
         super().__init__(parent)
-        self._disk = disk or Disk(self)
+        self._disk = disk or IoThread(self)
         self._num_chosen = num_chosen
         self._kept = KeptFile(file, self._to_keep, self, disk=self._disk)
         self._settling = QTimer(self, interval=SETTLE_MS, singleShot=True)

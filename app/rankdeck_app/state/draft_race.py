@@ -11,6 +11,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.race import RUNNING, Race, RaceEntry, entry_run, read_race
 from rankdeck.run.row import last_step
 from rankdeck.rundir import RaceDir
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import in_words
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.plan import full_options, relevant_tables
 from rankdeck_app.state.runs import Runs
 
@@ -43,8 +44,7 @@ class DraftRace(QObject):
         self._wanted = False
         self._asked: dict[Path, str | None] = {}
         self._watch: RaceWatch | None = None
-        self._lookup = Lookup(self)
-        self._lookup.found.connect(self._read)
+        self._thread = IoThread(self, name="races", started=True)
         draft.changed.connect(self._choose)
         runs.changed.connect(self._choose)
 
@@ -85,7 +85,7 @@ class DraftRace(QObject):
         self._choose()
 
     def close(self) -> None:
-        self._lookup.close()
+        self._thread.leave()
         if self._watch is not None:
             self._watch.close()
 
@@ -99,14 +99,14 @@ class DraftRace(QObject):
         if not self._wanted:
             return
         unread = [path for path in self._races() if path not in self._asked]
-        if unread and not self._lookup.is_looking:
-            self._lookup.ask(lambda: {path: _asked_by(RaceDir(path)) for path in unread})
+        if unread and not self._thread.is_busy:
+            self._thread.do(lambda: {path: _asked_by(RaceDir(path)) for path in unread}, self._read)
         question = None if config is None else _question(tomllib.loads(config.to_toml()))
         known = (path for path in self._races() if self._asked.get(path) is not None)
         self._follow(next((path for path in known if self._asked[path] == question), None))
 
-    def _read(self, asked: dict[Path, str | None] | None) -> None:
-        self._asked |= asked or {}
+    def _read(self, asked: dict[Path, str | None]) -> None:
+        self._asked |= asked
         self._choose()
 
     def _follow(self, path: Path | None) -> None:
@@ -173,8 +173,7 @@ class RaceWatch(QObject):
         self.folder = RaceDir(path)
         self.seen = RaceSeen()
         self.was_read = False
-        self._lookup = Lookup(self)
-        self._lookup.found.connect(self._found)
+        self._thread = IoThread(self, name="race", started=True)
         self._timer = QTimer(self, interval=EVERY_MS)
         self._timer.timeout.connect(self.look)
 
@@ -195,17 +194,18 @@ class RaceWatch(QObject):
             self._timer.start()
 
     def look(self) -> None:
-        if not self._lookup.is_looking:
-            folder = self.folder
-            self._lookup.ask(lambda: look_at(folder))
+        if not self._thread.is_busy:
+            self._thread.do(
+                partial(look_at, self.folder), self._found, lambda _error: self._found(RaceSeen())
+            )
 
     def close(self) -> None:
         self._timer.stop()
-        self._lookup.close()
+        self._thread.leave()
 
-    def _found(self, seen: RaceSeen | None) -> None:
+    def _found(self, seen: RaceSeen) -> None:
         before = self.seen if self.was_read else None
-        self.seen, self.was_read = seen or RaceSeen(), True
+        self.seen, self.was_read = seen, True
         for entry in self.race.entries if self.race is not None else ():
             entry.problem = None if entry.problem is None else in_words(entry.problem)
         if self.is_over:

@@ -7,6 +7,7 @@ anew. Read rankdeck/compare/reported.py before.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
@@ -16,8 +17,8 @@ from rankdeck.compare.naming import RunAt
 from rankdeck.compare.reported import Reported, reported
 from rankdeck.run.fold import Fold
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.live_run import LiveRun
-from rankdeck_app.state.lookup import Lookup
 
 
 class EndedRun(QObject):
@@ -30,8 +31,7 @@ class EndedRun(QObject):
         self._run = run
         self.report: Reported | None = None
         self._asked: object = None
-        self._lookup = Lookup(self)
-        self._lookup.found.connect(self._found)
+        self._thread = IoThread(self, name="report", started=True)
 
     def look(self) -> None:
         """Ask for the figures where there are others than those that are known."""
@@ -41,14 +41,16 @@ class EndedRun(QObject):
         if asked == self._asked:
             return
         self._asked = asked
+        self._thread.drop()
         if asked is None:
             self._found(None)
             return
         at, fold, outcome = RunAt(run.run.path), run.fold, run.outcome or ""
-        self._lookup.ask(lambda: report_of(at, fold, outcome, prediction))
+        work = partial(report_of, at, fold, outcome, prediction)
+        self._thread.do(work, self._found, lambda _error: self._found(None))
 
     def _found(self, report: Reported | None) -> None:
-        self.report = report if self._asked is not None else None
+        self.report = report
         self.changed.emit()
 
 

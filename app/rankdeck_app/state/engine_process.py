@@ -25,7 +25,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.files import write_private
 from rankdeck.base.units import format_bytes
 from rankdeck.remote.ssh import is_here
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.problem_list import text_of
 
@@ -89,7 +89,7 @@ class EngineCall(QObject):
         folder: Path,
         parent: QObject,
         *,
-        disk: Disk,
+        disk: IoThread,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(parent)
@@ -286,11 +286,11 @@ class Engine(QObject):
     """Starts launches and stops. `python` is read anew each time: a changed setting counts at once."""
 
     def __init__(
-        self, launch_folder: Path, parent: QObject | None = None, *, disk: Disk | None = None
+        self, launch_folder: Path, parent: QObject | None = None, *, disk: IoThread | None = None
     ) -> None:
         super().__init__(parent)
         self.python = sys.executable
-        self.disk = disk or Disk(self)
+        self.disk = disk or IoThread(self)
         self._launch_folder = launch_folder
         self._count = 0
         self._launches: list[Launch] = []

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.files import write_private
 from rankdeck.compare.naming import LEAST_RUNS, RunAt, parse
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 
 SAVE_DELAY_MS = 500
 
@@ -30,12 +30,12 @@ class KeptFile(QObject):
         content: Callable[[], dict[str, Any]],
         parent: QObject,
         *,
-        disk: Disk | None = None,
+        disk: IoThread | None = None,
         refused: Callable[[OSError], object] | None = None,
     ) -> None:
         super().__init__(parent)
         self._path, self._content, self._refused = path, content, refused
-        self._disk = disk or Disk(self)
+        self._disk = disk or IoThread(self)
         self._timer = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
         self._timer.timeout.connect(self.save_now)
 
@@ -67,7 +67,7 @@ class RecentComparisons(QObject):
 
     changed = Signal()
 
-    def __init__(self, path: Path, parent: QObject, *, disk: Disk | None = None) -> None:
+    def __init__(self, path: Path, parent: QObject, *, disk: IoThread | None = None) -> None:
         super().__init__(parent)
         self._file = KeptFile(path, self._content, self, disk=disk)
         self.all = self._read()
@@ -109,7 +109,7 @@ Layout = dict[str, Any]
 class CardLayouts(QObject):
     """Layouts by kind; what was never arranged is empty."""
 
-    def __init__(self, file: Path, parent: QObject | None = None, *, disk: Disk | None = None) -> None:
+    def __init__(self, file: Path, parent: QObject | None = None, *, disk: IoThread | None = None) -> None:
         super().__init__(parent)
         self._layouts: dict[str, Layout] = {}
         self._kept = KeptFile(file, lambda: dict(self._layouts), self, disk=disk)

@@ -21,7 +21,7 @@ from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 from rankdeck.base.files import write_private
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
 from rankdeck_app.settings import PLAN_TIMEOUT_S
 from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
@@ -52,7 +52,7 @@ class PlanProcess(Stream):
         folder: Path,
         parent: QObject,
         *,
-        disk: Disk,
+        disk: IoThread,
         prepare: Callable[[], object] = lambda: None,
         over: Callable[[], object] = lambda: None,
         silence_ms: int = SILENCE_MS,

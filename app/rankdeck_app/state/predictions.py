@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject
 from rankdeck.config import RunConfig
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.plan import DraftPlan, is_choice_of
 from rankdeck_app.state.plan_process import Asker, Planner
 from rankdeck_app.state.plan_words import is_virtual
@@ -28,10 +28,15 @@ class Predictions(Asker):
     """Tells each run that is followed what was predicted for it, as soon as that is known."""
 
     def __init__(
-        self, planner: Planner, plan: DraftPlan, parent: QObject | None = None, *, disk: Disk | None = None
+        self,
+        planner: Planner,
+        plan: DraftPlan,
+        parent: QObject | None = None,
+        *,
+        disk: IoThread | None = None,
     ) -> None:
         super().__init__(parent)
-        self._disk = disk or Disk(self)
+        self._disk = disk or IoThread(self)
         self._planner, self._plan = planner, plan
         self._followed: dict[LiveRun, RunConfig | None] = {}
         """The configuration that each run was last asked about with."""

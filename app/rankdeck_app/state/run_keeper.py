@@ -1,8 +1,8 @@
 """What a person does to runs and races: says something of them, throws away what is over, brings it back.
 
-The disk does it (disk.py). A run that is alive is not thrown away; while it is moved its lock is held, so
-that nobody resumes it meanwhile. It goes to the system's trash, or where there is none into `.trash` beside
-it.
+A thread does it (io_thread.py). A run that is alive is not thrown away; while it is moved its lock is held,
+so that nobody resumes it meanwhile. It goes to the system's trash, or where there is none into `.trash`
+beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
 from rankdeck.run.race_row import race_info
 from rankdeck.rundir import Labels, RaceDir, RunDir, is_race, read_labels, write_labels
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import error_in_words, tr
 
 OWN_TRASH = ".trash"
@@ -53,7 +53,7 @@ class RunKeeper(QObject):
     restored = Signal(list)
     failed = Signal(str)
 
-    def __init__(self, disk: Disk, parent: QObject | None = None) -> None:
+    def __init__(self, disk: IoThread, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._disk = disk
 

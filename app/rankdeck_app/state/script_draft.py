@@ -21,7 +21,7 @@ from rankdeck.base.home import expanded
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.folder_file import ScriptEntry
 from rankdeck.config.script import OBSERVE, ScriptConfig
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
 
@@ -59,10 +59,10 @@ class ScriptDraft(QObject):
     changed = Signal()
 
     def __init__(
-        self, file: Path, folder: Path, parent: QObject | None = None, *, disk: Disk | None = None
+        self, file: Path, folder: Path, parent: QObject | None = None, *, disk: IoThread | None = None
     ) -> None:
         super().__init__(parent)
-        self._disk = disk or Disk(self)
+        self._disk = disk or IoThread(self)
         self._kept = KeptFile(file, self._to_keep, self, disk=self._disk)
         self._seen: tuple[Path, str] | None = None
         """The script that was looked at last, and whether it is a file, a folder or nothing ("")."""

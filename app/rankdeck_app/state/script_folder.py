@@ -1,8 +1,8 @@
 """What the opened folder holds for running scripts: its scripts, its rankdeck.toml, the interpreters around.
 
-Everything is read by a thread (lookup.py) and nothing is executed, so that a folder can be looked at before
-anybody trusts it. Which interpreter its scripts run with is remembered for each folder; without a choice it
-is the one that the command line would take.
+Everything is read by a thread (io_thread.py) and nothing is executed, so that a folder can be looked at
+before anybody trusts it. Which interpreter its scripts run with is remembered for each folder; without a
+choice it is the one that the command line would take.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from rankdeck.config import environments, folder_file, interpreters, script
 from rankdeck.config.environments import OWN, Interpreter
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.script import FoundScript
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import in_words, tr
 from rankdeck_app.state.kept_file import KeptFile
-from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.workspace import Workspace
 
 Done = Callable[[], object]
@@ -79,10 +78,10 @@ class ScriptFolder(QObject):
         choices_file: Path,
         parent: QObject | None = None,
         *,
-        disk: Disk | None = None,
+        disk: IoThread | None = None,
     ) -> None:
         super().__init__(parent)
-        self._disk = disk or Disk(self)
+        self._disk = disk or IoThread(self)
         self._workspace = workspace
         self._kept = KeptFile(
             choices_file, lambda: dict(self._choices), self, disk=disk, refused=self._say_forgotten
@@ -92,8 +91,7 @@ class ScriptFolder(QObject):
         self.is_known = False
         self._chosen: Interpreter | None = None
         self._described: dict[Path, Interpreter | None] = {}
-        self._lookup = Lookup(self)
-        self._lookup.found.connect(self._found)
+        self._thread = IoThread(self, name="folder", started=True)
         workspace.changed.connect(self._folder_changed)
         self._describe_choice()
 
@@ -105,10 +103,10 @@ class ScriptFolder(QObject):
         """Look again; `changed` follows."""
         folder, environ = self.folder, dict(os.environ)
         self._described.clear()
-        self._lookup.ask(lambda: look_at(folder, environ))
+        self._thread.do(partial(look_at, folder, environ), self._found, lambda _error: None, key="look")
 
     def close(self) -> None:
-        self._lookup.close()
+        self._thread.leave()
 
     # The interpreter
 
@@ -199,9 +197,7 @@ class ScriptFolder(QObject):
 
     # Helpers
 
-    def _found(self, facts: FolderFacts | None) -> None:
-        if facts is None or facts.folder != self.folder:
-            return
+    def _found(self, facts: FolderFacts) -> None:
         if facts != self.facts or not self.is_known:
             self.facts, self.is_known = facts, True
             self.changed.emit()
@@ -210,6 +206,7 @@ class ScriptFolder(QObject):
         if self.facts.folder != self.folder:
             self.facts = FolderFacts(self.folder, FolderFile(self.folder / FOLDER_FILE))
             self.is_known = False
+            self._thread.drop()
             self._describe_choice()
             self.look()
 

@@ -7,9 +7,8 @@ and nothing kept, of a run that nobody looks back at.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
+from functools import partial
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -18,10 +17,11 @@ from rankdeck.run.past import Past, beside
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
 from rankdeck.rundir import RunDir
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.past_run import PastRun
 from rankdeck_app.state.run_answers import RunAnswers
 
-_TAKE_EVERY_MS = 30
+_PLAYED_EVERY_MS = 30
 _WHOLE_PLAY_S = 30.0
 """A run is played in so many seconds, or as fast as it went."""
 _FINISHED_WITHIN_S = 0.15
@@ -29,44 +29,23 @@ _FINISHED_WITHIN_S = 0.15
 shows something on its way."""
 
 
-class _PastReader(threading.Thread):
-    """Reads the newest moment that was asked for. `found` is safe to pop from elsewhere."""
+class _PastReader:
+    """Reads moments of a run one after the other, in a thread. `wanted` is the newest that was asked for."""
 
     def __init__(self, run: RunDir) -> None:
-        super().__init__(name=f"past of {run.name}", daemon=True)
-        self.found: deque[tuple[float, Fold, PlanLine | None]] = deque(maxlen=1)
-        self._run = run
-        self._wanted: float | None = None
-        self._is_over = False
-        self._asked = threading.Condition()
+        self.wanted: float | None = None
+        self._run, self._past = run, Past(run)
 
-    def ask(self, moment: float) -> None:
-        with self._asked:
-            self._wanted = moment
-            self._asked.notify()
-
-    def stop(self) -> None:
-        with self._asked:
-            self._is_over = True
-            self._asked.notify()
-
-    def run(self) -> None:
-        past, done = Past(self._run), None
-        while True:
-            with self._asked:
-                self._asked.wait_for(lambda: self._is_over or self._wanted != done)  # noqa: B023
-                moment = self._wanted
-            if self._is_over or moment is None:
-                return
-            until = time.monotonic() + _FINISHED_WITHIN_S
-            fold = past.fold_at(moment, lambda: self._goes_on(moment, until))  # noqa: B023
-            if fold is not None:
-                done = moment
-                attempt = max((number for number, one in fold.attempts.items() if one.started), default=0)
-                self.found.append((moment, fold, read_prediction(self._run, attempt)))
-
-    def _goes_on(self, moment: float, until: float) -> bool:
-        return not self._is_over and (self._wanted == moment or time.monotonic() < until)
+    def read(self, moment: float) -> tuple[float, Fold, PlanLine | None] | None:
+        """The moment, what was told until then, and the prediction of the attempt that was under way; None
+        where another moment is wanted by then.
+        """
+        until = time.monotonic() + _FINISHED_WITHIN_S
+        fold = self._past.fold_at(moment, lambda: self.wanted == moment or time.monotonic() < until)
+        if fold is None:
+            return None
+        attempt = max((number for number, one in fold.attempts.items() if one.started), default=0)
+        return moment, fold, read_prediction(self._run, attempt)
 
 
 class TimeMachine(QObject):
@@ -84,8 +63,9 @@ class TimeMachine(QObject):
         self.is_playing = False
         self._played_at = 0.0
         self._reader: _PastReader | None = None
-        self._timer = QTimer(self, interval=_TAKE_EVERY_MS)
-        self._timer.timeout.connect(self._tick)
+        self._thread = IoThread(self, name=f"past of {live.run.name}", started=True)
+        self._timer = QTimer(self, interval=_PLAYED_EVERY_MS)
+        self._timer.timeout.connect(self._play_on)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -117,10 +97,8 @@ class TimeMachine(QObject):
             return
         if self._reader is None:
             self._reader = _PastReader(self._live.run)
-            self._reader.start()
-        self.moment = moment
-        self._reader.ask(moment)
-        self._timer.start()
+        self.moment = self._reader.wanted = moment
+        self._thread.do(partial(self._reader.read, moment), self._found, key="moment")
         self.moved.emit()
 
     def go_to_start(self) -> None:
@@ -168,19 +146,22 @@ class TimeMachine(QObject):
     def close(self) -> None:
         """Ends the thread, which may be held up by a disk: it is not waited for."""
         self._timer.stop()
+        self._thread.drop()
         if self._reader is not None:
-            self._reader.stop()
+            self._reader.wanted = None
             self._reader = None
 
-    def _tick(self) -> None:
-        if self._reader is not None and self._reader.found:
-            moment, fold, prediction = self._reader.found.popleft()
+    def _found(self, found: tuple[float, Fold, PlanLine | None] | None) -> None:
+        if found is not None:
+            moment, fold, prediction = found
             self.past = PastRun(self._live, fold, moment, prediction)
             self.arrived.emit()
-        if self.is_playing and self.moment is not None:
-            now = time.monotonic()
-            if not self.is_waiting:
-                self.go(self.moment + (now - self._played_at) * self.speed)
-            self._played_at = now
-        elif not self.is_waiting:
+
+    def _play_on(self) -> None:
+        if not self.is_playing or self.moment is None:
             self._timer.stop()
+            return
+        now = time.monotonic()
+        if not self.is_waiting:
+            self.go(self.moment + (now - self._played_at) * self.speed)
+        self._played_at = now

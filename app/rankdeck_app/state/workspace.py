@@ -12,7 +12,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.home import expanded
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.kept_file import KeptFile
@@ -36,7 +36,7 @@ class Workspace(QObject):
         folder: Path | None = None,
         runs: Path | None = None,
         parent: QObject | None = None,
-        disk: Disk | None = None,
+        disk: IoThread | None = None,
     ) -> None:
         super().__init__(parent)
         self._kept = KeptFile(

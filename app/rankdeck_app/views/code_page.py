@@ -14,10 +14,10 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.code_file import CodeText, read_code
-from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.code_editor import CodeEditor
 from rankdeck_app.widgets.find_bar import EditorSearch, FindBar
@@ -65,8 +65,7 @@ class CodePage(Page):
         self.find_bar = FindBar(theme, EditorSearch(self.editor))
         column(self._strip, self.find_bar, (self.editor, 1), (self.refusal, 1), on=self, spacing=0)
         self.setFocusProxy(self.editor)
-        self._file = Lookup(self)
-        self._file.found.connect(self._show)
+        self._thread = IoThread(self, name="code", started=True)
         self._strip.hide()
         self.refusal.hide()
 
@@ -102,7 +101,7 @@ class CodePage(Page):
         self._read()
 
     def _read(self) -> None:
-        self._file.ask(partial(read_code, self.path))
+        self._thread.do(partial(read_code, self.path), self._show, key="read")
 
     def _show(self, code: CodeText) -> None:
         has_changed = self.editor.toPlainText() != code.text

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.config import from_dict
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, StepTime
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.plan import choose
 from rankdeck_app.state.plan_process import PlanProcess
 from tests.helpers.told_plan import GIB, TOLD, PlanWorld, line
@@ -147,7 +147,9 @@ def test_the_engines_own_words_are_shown(qtbot: QtBot, world: PlanWorld) -> None
 
 def test_a_silent_planner_is_given_up(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="hang")
-    process = PlanProcess(str(TOLD), [], world.folder, world.parent, disk=Disk(world.parent), silence_ms=2500)
+    process = PlanProcess(
+        str(TOLD), [], world.folder, world.parent, disk=IoThread(world.parent), silence_ms=2500
+    )
     with qtbot.waitSignal(process.ended, timeout=WAIT_MS) as ended:
         process.start()
     assert "nothing" in ended.args[0]

@@ -9,7 +9,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck.rundir import Labels, list_folder, read_labels
-from rankdeck_app.disk import Disk
+from rankdeck_app.io_thread import IoThread
 from rankdeck_app.state.run_keeper import KeepingError, RunKeeper, Trashed, bring_back, move_to_trash
 from tests.helpers.written_run import WrittenRun
 
@@ -18,7 +18,7 @@ from tests.helpers.written_run import WrittenRun
 def keeper(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunKeeper]:
     """Of a person whose trash is empty."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    disk = Disk()
+    disk = IoThread()
     disk.start()
     yield RunKeeper(disk)
     disk.close()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
-from shiboken6 import delete
 
 from rankdeck_app.language import error_in_words
 from rankdeck_app.settings import Settings
-from rankdeck_app.state.lookup import Lookup
 from rankdeck_app.state.script_folder import ScriptFolder, short_words
 from rankdeck_app.state.workspace import Workspace
 from tests.helpers.own_scripts import environment, project
@@ -117,29 +113,3 @@ def test_an_interpreter_that_cannot_be_remembered_holds_all_the_same(
     with qtbot.waitSignal(scripts.failed) as failed:
         scripts.choose(other)
     assert "will not be remembered" in failed.args[0] and scripts.is_chosen
-
-
-def test_of_what_is_asked_while_it_looks_only_the_newest_is_answered(qtbot: QtBot) -> None:
-    lookup, answers = Lookup(), list[object]()
-    lookup.found.connect(answers.append)
-    for number in range(5):
-        lookup.ask(lambda number=number: number)
-    qtbot.waitUntil(lambda: len(answers) == 2, timeout=5000)
-    assert answers == [0, 4] and not lookup.is_looking
-
-
-def test_no_thread_outlives_whoever_asked(qtbot: QtBot) -> None:
-    asks, began = QObject(), threading.Event()
-
-    def slow() -> None:
-        began.set()
-        time.sleep(0.3)
-
-    Lookup(asks).ask(slow)
-    assert began.wait(5) and _is_looking()
-    delete(asks)
-    assert not _is_looking()
-
-
-def _is_looking() -> bool:
-    return any(thread.name == "lookup" for thread in threading.enumerate())

@@ -145,8 +145,8 @@ def test_until_a_moment_is_read_the_one_before_is_held(
     held, gate = live.shown, threading.Event()
     reader = live.time._reader
     assert reader is not None
-    goes_on = reader._goes_on
-    monkeypatch.setattr(reader, "_goes_on", lambda *asked: gate.wait(10) and goes_on(*asked))
+    read_at = reader.read
+    monkeypatch.setattr(reader, "read", lambda moment: read_at(moment) if gate.wait(10) else None)
     live.time.go(written.started + 3 * STEP_S + 0.1)
     assert live.time.is_waiting and live.shown is held
     gate.set()

@@ -558,3 +558,16 @@ def test_a_run_that_was_refused_offers_its_fix(
     qtbot.waitUntil(lambda: page._banner.text == "The model mixes samples.\nUse model.")
     assert page._banner.buttons[0].text() == "Use Model parallel"
     assert page.tab_actions()[0].command == "run.cure"
+
+
+def test_no_card_is_shown_before_it_is_known_what_runs(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], tmp_path: Path
+) -> None:
+    unwritten = tmp_path / "unwritten"
+    unwritten.mkdir()
+    page = opened(unwritten)
+    page._frame()
+    assert page.run.is_planned is None and not page.grid.shown
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: len(page.grid.shown) == 6)

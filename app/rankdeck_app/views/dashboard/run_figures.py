@@ -253,7 +253,7 @@ def heat_subtitle(run: RunAnswers) -> tuple[str, str]:
     if run.is_rehearsal:
         what = tr("thread busy")
     else:
-        what = tr("% SM") if run.has_gpus or run.is_planned else tr("CPU busy")
+        what = tr("% SM") if run.has_gpus or not run.devices else tr("CPU busy")
     return f"{what}, {_span(run)}", what
 
 

@@ -66,11 +66,14 @@ def norm_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
 
 
 def rate_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
-    """In samples, or of a person's own script in steps."""
+    """In steps where those were timed, else in samples."""
     script = run.fold.script
-    curves = (run.rates, run.rate_ema) if run.is_planned else (script.step_rates, script.step_rate_ema)
-    yield ("step", "samples_per_s" if run.is_planned else "steps_per_s", "smoothed")
-    yield ManyRows(*_by_step(*curves))
+    if len(script.step_rates):
+        yield ("step", "steps_per_s", "smoothed")
+        yield ManyRows(*_by_step(script.step_rates, script.step_rate_ema))
+    else:
+        yield ("step", "samples_per_s", "smoothed")
+        yield ManyRows(*_by_step(run.rates, run.rate_ema))
 
 
 def wait_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:

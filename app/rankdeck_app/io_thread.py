@@ -1,8 +1,10 @@
-"""One thread for what the window wants of the disk, so that a slow one never blocks a click.
+"""Work that the window does not wait for: one class of threads, so that a slow disk never blocks a click.
 
-Jobs are done in the order in which they were asked for; what came of one is told on the thread of the window.
-A job that writes a file may take the place of one that waits to write the same file. What reads a run's
-events has threads of its own (state/run_tail.py, state/runs.py).
+Jobs of a thread are done in the order in which they were asked for; what came of one is told on the thread of
+the window. A job may take the place of one that waits under the same key: writes of one file, or questions of
+which only the newest counts. The window has one thread for all its files, as what was written a moment ago is
+read then; what takes long, such as a report, has a thread of its own. What reads a run's events goes on as
+long as the run does (state/run_tail.py, state/runs.py).
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from rankdeck.base.errors import RankdeckError
 T = TypeVar("T")
 
 CLOSING_WAIT_S = 30.0
+_LEAVING_WAIT_S = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Job:
     work: Callable[[], Any]
     then: Callable[[Any], object] | None
@@ -31,19 +34,30 @@ class _Job:
     key: Hashable | None
 
 
-class Disk(QObject):
-    """Until `start`, and after `close`, a job is done at once by who asks for it."""
+class IoThread(QObject):
+    """Until `start`, and after `close`, a job is done at once by who asks for it. There is a thread as long
+    as there are jobs; it ends before its parent does.
+    """
 
     _done = Signal()
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, parent: QObject | None = None, *, name: str = "disk", started: bool = False) -> None:
         super().__init__(parent)
-        self._jobs: deque[_Job] = deque()
+        self._name, self._is_started = name, started
+        self._waiting: deque[_Job] = deque()
+        self._current: _Job | None = None
         self._results: deque[Callable[[], object]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._is_busy = self._is_closing = False
         self._done.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
+        if parent is not None:
+            # As a slot of this object it might be gone by then: a child goes in any order.
+            parent.destroyed.connect(lambda _parent: self.leave())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is asked for that was not told yet."""
+        return bool(self._waiting or self._current or self._results)
 
     def do(
         self,
@@ -57,19 +71,27 @@ class Disk(QObject):
         RankdeckError that it raised. A job with the same `key` that still waits is not done.
         """
         job = _Job(work, then, failed, key)
-        if self._thread is None:
+        if not self._is_started:
             _outcome(job)()
             return
         with self._changed:
             if key is not None:
-                self._jobs = deque(one for one in self._jobs if one.key != key)
-            self._jobs.append(job)
-            self._changed.notify_all()
+                self._waiting = deque(one for one in self._waiting if one.key != key)
+            self._waiting.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
 
     def start(self) -> None:
-        self._is_closing = False
-        self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
-        self._thread.start()
+        self._is_started = True
+
+    def drop(self) -> None:
+        """Nothing of what was asked for counts any more: what waits is not done, what is done is not told."""
+        with self._changed:
+            self._waiting.clear()
+            self._results.clear()
+            if self._current is not None:
+                self._current.then = self._current.failed = None
 
     def settle(self, timeout_s: float = CLOSING_WAIT_S) -> bool:
         """Wait until all that was asked for is done and told, and what that asked for; whether it was."""
@@ -77,7 +99,7 @@ class Disk(QObject):
         while True:
             with self._changed:
                 is_done = self._changed.wait_for(
-                    lambda: not self._jobs and not self._is_busy, max(0.0, until - time.monotonic())
+                    lambda: not self._waiting and self._current is None, max(0.0, until - time.monotonic())
                 )
             if not is_done or not self._results:
                 return is_done
@@ -85,28 +107,27 @@ class Disk(QObject):
 
     def close(self) -> None:
         """Once all is done; a disk that holds it up for longer than that is left behind."""
-        thread = self._thread
-        if thread is None:
-            return
         self.settle()
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        thread.join(timeout=1)
-        self._thread = None
+        self._is_started = False
+
+    def leave(self) -> None:
+        """What was asked for counts no more; the thread ends, unless a disk holds it up."""
+        self.drop()
+        if (thread := self._thread) is not None:
+            thread.join(timeout=_LEAVING_WAIT_S)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._jobs) or self._is_closing)
-                if not self._jobs:
+                if not self._waiting:
+                    self._thread = None
                     return
-                job, self._is_busy = self._jobs.popleft(), True
+                job = self._current = self._waiting.popleft()
             outcome = _outcome(job)
             with self._changed:
+                self._current = None
                 self._results.append(outcome)
                 del job, outcome  # or whoever asked would live until the next job
-                self._is_busy = False
                 self._changed.notify_all()
             try:
                 self._done.emit()
