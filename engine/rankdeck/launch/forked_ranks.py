@@ -135,7 +135,9 @@ class ForkedRanks(RankGroup):
         one_process = self._config.strategy_card.one_process and len(self.devices) > 1
         if not self.devices or (one_process and self.devices[0].kind == "virtual"):
             return None
-        return "--first", str(self.numbers.start)
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        threads = given if given.isdecimal() else "1"
+        return "--first", str(self.numbers.start), "--threads", threads
 
     def wait(self) -> None:
         time.sleep(_POLL_S)

@@ -146,8 +146,7 @@ class ScriptRanks(RankGroup):
         cores = len(os.sched_getaffinity(0))
         given = self._environment_given().get("OMP_NUM_THREADS", "")
         threads = given if given.isdecimal() else str(cores if self._config.script.ranks == 1 else 1)
-        os.environ["OMP_NUM_THREADS"] = threads
-        return ("--trees",)
+        return "--threads", threads, "--trees"
 
     def release(self) -> None:
         """Relay what they write, and what is typed for them: threads begin here."""

@@ -8,7 +8,6 @@ there is no sampler.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 
@@ -34,17 +33,17 @@ def virtual_uuid(index: int) -> str:
 class HostProvider(Provider):
     """`pids`: the ranks in order; rank i is virtual device i.
 
-    Busy is CPU time over wall time, per thread that the rank may use, since the reading before; with `trees`
-    what a rank has started counts as well, as a person's own script may start its ranks itself.
+    Busy is CPU time over wall time since the reading before, per thread that a rank may use (`threads`); with
+    `trees` what a rank has started counts as well, as a person's own script may start its ranks itself.
     """
 
-    def __init__(self, pids: Sequence[int], *, trees: bool = False) -> None:
+    def __init__(self, pids: Sequence[int], *, threads: int = 1, trees: bool = False) -> None:
         self._pids = {virtual_uuid(index): pid for index, pid in enumerate(pids)}
         self._ranks: dict[str, psutil.Process] = {}
         self._trees = trees
         self._started: dict[str, tuple[float, list[psutil.Process]]] = {}
         self._before: dict[str, tuple[float, dict[int, float]]] = {}
-        self._threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
+        self._threads = max(1, threads)
 
     def probe(self) -> DevicesLine:
         devices = []

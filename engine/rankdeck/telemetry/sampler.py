@@ -292,6 +292,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--ranks", default="", help="process ids of the ranks, in order")
     parser.add_argument("--first", type=int, default=0, help="the number of the first device and rank")
+    parser.add_argument("--threads", type=int, default=1, help="how many threads a rank may use")
     parser.add_argument("--trees", action="store_true", help="what a rank has started counts as the rank")
     return parser.parse_args(argv)
 
@@ -318,7 +319,7 @@ def main(argv: Sequence[str]) -> int:
         if kind == "virtual":
             from rankdeck.telemetry.host import HostProvider
 
-            provider: Provider = HostProvider(pids, trees=options.trees)
+            provider: Provider = HostProvider(pids, threads=options.threads, trees=options.trees)
         else:
             from rankdeck.telemetry.nvml import NvmlProvider
 
