@@ -23,7 +23,7 @@ from rankdeck.base.errors import RankdeckError
 T = TypeVar("T")
 
 CLOSING_WAIT_S = 30.0
-_LEAVING_WAIT_S = 2.0
+_LEAVING_WAIT_S = 0.5
 
 
 @dataclass(eq=False)
