@@ -47,7 +47,8 @@ class IoThread(QObject):
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
         self._results: deque[Callable[[], object]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._is_working = False
         self._thread: threading.Thread | None = None
         self._done.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
         if parent is not None:
@@ -74,11 +75,12 @@ class IoThread(QObject):
         if not self._is_started:
             _outcome(job)()
             return
-        with self._changed:
+        with self._lock:
             if key is not None:
                 self._waiting = deque(one for one in self._waiting if one.key != key)
             self._waiting.append(job)
-            if self._thread is None:
+            if not self._is_working:
+                self._is_working = True
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
 
@@ -87,7 +89,7 @@ class IoThread(QObject):
 
     def drop(self) -> None:
         """Nothing of what was asked for counts any more: what waits is not done, what is done is not told."""
-        with self._changed:
+        with self._lock:
             self._waiting.clear()
             self._results.clear()
             if self._current is not None:
@@ -97,12 +99,13 @@ class IoThread(QObject):
         """Wait until all that was asked for is done and told, and what that asked for; whether it was."""
         until = time.monotonic() + timeout_s
         while True:
-            with self._changed:
-                is_done = self._changed.wait_for(
-                    lambda: not self._waiting and self._current is None, max(0.0, until - time.monotonic())
-                )
-            if not is_done or not self._results:
-                return is_done
+            if (thread := self._thread) is not None:
+                # To its very end: while it emits, this object must not be destroyed.
+                thread.join(max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    return False
+            if not self._results:
+                return True
             self._deliver()
 
     def close(self) -> None:
@@ -118,17 +121,16 @@ class IoThread(QObject):
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._waiting:
-                    self._thread = None
+                    self._is_working = False
                     return
                 job = self._current = self._waiting.popleft()
             outcome = _outcome(job)
-            with self._changed:
+            with self._lock:
                 self._current = None
                 self._results.append(outcome)
                 del job, outcome  # or whoever asked would live until the next job
-                self._changed.notify_all()
             try:
                 self._done.emit()
             except RuntimeError:
