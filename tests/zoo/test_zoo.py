@@ -39,6 +39,7 @@ ONCE_WRONG = [
     ("models/returns_dataclass_with_none", "pipeline gpipe x2", "equal"),
     ("models/shifts_of_all_blocks_in_one", "pipeline zbv x2", "refused"),
     ("models/flow_with_act_norm", "tensor x2", "refused"),
+    ("models/flow_with_act_norm", "dp x2", "refused"),
     ("models/gcn_joined", "model x2", "refused"),
     ("data/joined_graphs", "dp x2", "refused"),
     ("data/packed_sentences", "pipeline 1f1b x2", "refused"),

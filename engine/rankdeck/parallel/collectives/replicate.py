@@ -127,7 +127,8 @@ def _broadcast(
             for index, part in zip(
                 bucket, unflatten(devices.copy(flat, 0, device, kind), group), strict=True
             ):
-                copies[device][index] = part
+                # With a version of its own: a forward that writes into one parameter changes no other one.
+                copies[device][index] = part.data
     return copies
 
 
