@@ -1,0 +1,74 @@
+"""The walks of docs/tour.md lead from file to file as the code does, and are short enough to be walked."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tree import CHECKOUT
+
+MOST_FILES = {"a click on Launch": 26, "one training step": 11, "an event becomes a pixel": 16}
+
+
+def walk_of(page: str, title: str) -> list[tuple[int, Path]]:
+    """The depth and the file of each line of a walk."""
+    section = page.split(f"\n## Walk: {title}\n")[1].split("\n## ")[0]
+    found = []
+    for indent, name in re.findall(r"^( *)- `([\w./]+)`: \S", section, re.MULTILINE):
+        of_app = name.startswith("rankdeck_app/")
+        found.append((len(indent) // 2, Path("app" if of_app else "engine/rankdeck", name)))
+    assert len(found) == section.count("- `"), "each line names a file and says what it is"
+    return found
+
+
+def steps(walk: list[tuple[int, Path]]) -> Iterator[tuple[Path, Path]]:
+    """Each file with the one that leads to it."""
+    above: list[Path] = []
+    for depth, file in walk:
+        assert depth <= len(above), f"{file} is indented below nothing"
+        if depth:
+            yield above[depth - 1], file
+        above[depth:] = [file]
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts[1:]).removesuffix(".__init__")
+
+
+def named_in(file: Path) -> set[str]:
+    """The modules that a file imports anywhere, or whose names it holds as text."""
+    found = set()
+    for node in ast.walk(ast.parse((CHECKOUT / file).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value, f"{node.value}.__main__"}
+    return found
+
+
+def leads_to(file: Path, to: Path) -> bool:
+    """It imports `to`, starts it, or takes it from the package that hands it on; or `to` implements it."""
+    named, module = named_in(file), module_of(to)
+    package = to.parent / "__init__.py"
+    handed_on = module_of(package) in named and module in named_in(package)
+    return module in named or handed_on or module_of(file) in named_in(to)
+
+
+@pytest.mark.parametrize("title", MOST_FILES)
+def test_a_walk_goes_where_the_code_goes(title: str) -> None:
+    walk = walk_of((CHECKOUT / "docs/tour.md").read_text("utf-8"), title)
+    assert [str(file) for _, file in walk if not (CHECKOUT / file).is_file()] == []
+    assert [f"{file} does not lead to {to}" for file, to in steps(walk) if not leads_to(file, to)] == []
+    assert 5 < len({file for _, file in walk}) <= MOST_FILES[title]
+
+
+def test_a_step_that_the_code_does_not_take_is_found() -> None:
+    page = "\n## Walk: wrong\n\n- `launch/guard.py`: one\n  - `training/loop.py`: another\n"
+    ((file, to),) = steps(walk_of(page, "wrong"))
+    assert not leads_to(file, to)
