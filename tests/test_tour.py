@@ -57,7 +57,16 @@ def leads_to(file: Path, to: Path) -> bool:
     named, module = named_in(file), module_of(to)
     package = to.parent / "__init__.py"
     handed_on = module_of(package) in named and module in named_in(package)
-    return module in named or handed_on or module_of(file) in named_in(to)
+    return module in named or handed_on or _implements(to, module_of(file))
+
+
+def _implements(file: Path, contract: str) -> bool:
+    """Whether it has a class whose base is one of the contract's."""
+    tree = ast.parse((CHECKOUT / file).read_text("utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == contract]
+    names = {alias.name for node in imports for alias in node.names}
+    bases = [base for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases]
+    return any(isinstance(base, ast.Name) and base.id in names for base in bases)
 
 
 @pytest.mark.parametrize("title", MOST_FILES)
@@ -69,6 +78,6 @@ def test_a_walk_goes_where_the_code_goes(title: str) -> None:
 
 
 def test_a_step_that_the_code_does_not_take_is_found() -> None:
-    page = "\n## Walk: wrong\n\n- `launch/guard.py`: one\n  - `training/loop.py`: another\n"
+    page = "\n## Walk: wrong\n\n- `training/workload.py`: one\n  - `training/worker.py`: the user\n"
     ((file, to),) = steps(walk_of(page, "wrong"))
-    assert not leads_to(file, to)
+    assert leads_to(to, file) and not leads_to(file, to)

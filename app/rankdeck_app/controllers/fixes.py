@@ -24,7 +24,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.compare.naming import RunAt
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.findings.machine import CODE
-from rankdeck.diagnose.fixes import STRATEGY, Changes, fix_name, is_out_of_memory, options_of, with_changes
+from rankdeck.diagnose.fixes import STRATEGY, Changes, fix_name, is_memory_problem, options_of, with_changes
 from rankdeck.doctor.offering import may_explain
 from rankdeck.run.standstill import is_of_standstill
 from rankdeck_app.commands.table import Command
@@ -154,7 +154,7 @@ class Fixes(QObject):
             yield tr("Look the Machine Over"), self._doctor.show
         if run is None:
             return
-        if is_out_of_memory(problem):
+        if is_memory_problem(problem):
             yield tr("Why Out of Memory"), partial(self.explain, run)
         if problem.path == "strategy.sync_batchnorm" and not problem.cure:
             yield tr("Sync Batch Norms"), partial(self._alerts.sync_batch_norms, run)

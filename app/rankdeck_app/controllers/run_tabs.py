@@ -17,7 +17,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
 from rankdeck.base.units import format_loss
-from rankdeck.diagnose.fixes import is_out_of_memory
+from rankdeck.diagnose.fixes import is_memory_problem
 from rankdeck.run.batch import Changed
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
@@ -165,7 +165,7 @@ class RunTabs(QObject):
                 "activeRunResumable": run is not None and run.is_resumable,
                 "activeRunAgain": run is not None and run.is_over,
                 "activeRunCure": run is not None and run.is_over and bool(run.fix_changes),
-                "activeRunOutOfMemory": run is not None and any(map(is_out_of_memory, run.problems)),
+                "activeRunOutOfMemory": run is not None and any(map(is_memory_problem, run.problems)),
             }
         )
         if run is not None and run is not self.current:

@@ -206,7 +206,7 @@ def _held_out(run: ComparedRun) -> Iterator[Fix]:
 
 def _going_on(run: ComparedRun) -> Iterator[Fix]:
     name = run.at.path.name
-    if run.at.attempt is not None or is_entry(run.at.path):
+    if run.at.attempt is not None or run.observed is not None or is_entry(run.at.path):
         return
     if run.outcome in RESUMABLE:
         if not list_checkpoints(run.at.run.checkpoints_folder):

@@ -87,11 +87,6 @@ def _fullest(line: PlanLine) -> PlannedDevice:
 # Changes of a configuration
 
 
-def is_out_of_memory(problem: Problem) -> bool:
-    """Whether a problem says that a device, or one that a rehearsal pretends, had no room."""
-    return problem.code in ("out-of-memory", "over-capacity")
-
-
 def config_of(run: RunDir) -> RunConfig | None:
     """The configuration that fixes of a run change; None for a script's, or where it cannot be read."""
     try:
@@ -152,6 +147,11 @@ def _settings(changes: Changes) -> Iterator[tuple[str, str]]:
 
 
 # Of a problem of a run that has started
+
+
+def is_memory_problem(problem: Problem) -> bool:
+    """Whether a problem says that a device, or one that a rehearsal pretends, had no room."""
+    return problem.code in ("out-of-memory", "over-capacity")
 
 
 def with_fix(problem: Problem, config: RunConfig) -> Problem:

@@ -19,7 +19,7 @@ from rankdeck.base.allocations import Allocation, allocation_of
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.base.units import format_bytes, format_count
-from rankdeck.diagnose.fixes import Fix, config_of, is_out_of_memory, planned_fixes
+from rankdeck.diagnose.fixes import Fix, config_of, is_memory_problem, planned_fixes
 from rankdeck.diagnose.own_code import CodeLine, own_lines
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import RunDir
@@ -256,7 +256,7 @@ def ran_out_of(run: RunDir, fold: Fold) -> RanOut | None:
 
 def ran_out(fold: Fold, capacity_bytes: int | None = None) -> RanOut | None:
     """The same, with the memory that the devices of a rehearsal pretend to have."""
-    found = [problem for problem in fold.problems if is_out_of_memory(problem)]
+    found = [problem for problem in fold.problems if is_memory_problem(problem)]
     if not found:
         return None
     problem = next((one for one in reversed(found) if one.severity == "error"), found[-1])

@@ -73,7 +73,8 @@ def put_devices_together(
 
 
 def _infos(latest: Attempt) -> dict[int, events.DeviceInfo]:
-    """The devices as they were announced; of a script on CPUs a rank that it started itself has one too."""
+    """The devices as they were announced; on CPUs a rank that nobody announced, as a script may start some
+    itself, has one too."""
     announced = latest.started.devices if latest.started is not None else []
     infos = {info.index: info for info in announced}
     if announced and all(info.kind == "virtual" for info in announced):

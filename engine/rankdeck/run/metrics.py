@@ -142,7 +142,8 @@ class LoggedMetric:
 
 
 class LoggedCurves:
-    """The names of one attempt, at most MOST_NAMES. `points_held` of each one by one; None is all."""
+    """The names of one attempt, at most MOST_NAMES, with `points_held` of each one by one; None is all names
+    and all points."""
 
     def __init__(self, points_held: int | None = POINTS_HELD) -> None:
         self._points_held = points_held
@@ -157,13 +158,17 @@ class LoggedCurves:
     def add(self, rank: int, key: MetricKey, columns: MetricColumns) -> None:
         known = self.by_key.get(key)
         if known is None or rank < known.rank:
-            if known is None and (len(self.by_key) >= MOST_NAMES or len(key.name) > _LONGEST_NAME):
+            if known is None and self._is_too_much(key):
                 if len(self._cut) < _MOST_CUT:
                     self._cut.add(key)
                 return
             known = self.by_key[key] = LoggedMetric(rank, self._points_held)
         if rank == known.rank:
             known.append(columns)
+
+    def _is_too_much(self, key: MetricKey) -> bool:
+        is_bound = self._points_held is not None
+        return is_bound and (len(self.by_key) >= MOST_NAMES or len(key.name) > _LONGEST_NAME)
 
 
 def _new_series() -> Series:

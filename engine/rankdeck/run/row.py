@@ -152,6 +152,9 @@ def read_info(run: RunDir) -> RunInfo:
 
 
 def _has_checkpoint(run: RunDir, begun: events.RunStarted | None) -> bool:
+    """What a script keeps in the run's folder is none of ours."""
+    if begun is not None and begun.source == events.SCRIPT:
+        return False
     if begun is not None and any(device.host for device in begun.devices):
         return True
     return bool(list_checkpoints(run.checkpoints_folder))

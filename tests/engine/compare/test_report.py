@@ -16,6 +16,7 @@ from rankdeck.compare.reported import fixes
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
+from rankdeck.run.row import read_info
 from rankdeck.rundir import create_race
 from tests.helpers.hostile_run import HOSTILE, Seen, hostile
 from tests.helpers.verified import VERIFIED
@@ -68,7 +69,7 @@ def test_a_run_that_told_nothing_has_a_page_and_an_attempt_its_own(tmp_path: Pat
     assert resumed not in report_of(read(RunAt(empty.path, 0)), "step")
 
 
-def commit_checkpoint(run: WrittenRun) -> None:
+def commit_checkpoint(run: WrittenRun | WrittenScript) -> None:
     saved = run.dir.checkpoints_folder / "5"
     saved.mkdir(parents=True)
     (saved / "COMMIT").write_text("{}")
@@ -131,4 +132,6 @@ def test_a_script_that_was_stopped_has_nothing_to_continue_from(tmp_path: Path) 
     run.launch(1)
     run.step(0, 1, [3.0, 2.0])
     run.end("stopped")
+    commit_checkpoint(run)  # its own file, which happens to be called so
     assert fixes(read(RunAt(run.path)).figures) == []
+    assert not read_info(run.dir).is_resumable

@@ -416,6 +416,17 @@ def test_a_loss_that_explodes(configured: Any) -> None:
         assert found(fine) == {}, name
 
 
+def test_of_a_configuration_that_cannot_be_read_nothing_is_changed_and_no_code_is_named(
+    configured: Any,
+) -> None:
+    run = configured({"use": "single"})
+    trained(run, [*falling(700, end=0.3), *(0.3 + 0.02 * at for at in range(300))])
+    with run.dir.config_file.open("a") as file:
+        file.write("\nof_a_newer_version = true\n")
+    problem = found(run)["loss-exploding"]
+    assert problem.cure == {} and "train.clip_norm" in str(problem.advice)
+
+
 def test_no_gradient(script: Any) -> None:
     run, fine, late = script(), script(), script()
     for one in (run, fine, late):

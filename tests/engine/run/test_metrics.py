@@ -94,6 +94,8 @@ def test_names_without_number_are_cut_and_counted(run: WrittenScript) -> None:
     fold = read_fold(run.dir)
     assert len(fold.metrics) == MOST_NAMES
     assert fold.script.num_names_cut == 3 * 400 - MOST_NAMES + 1
+    whole = read_fold(run.dir, rows_held=None)  # for an export, or Python
+    assert len(whole.metrics) == 3 * 400 + 1 and whole.script.num_names_cut == 0
 
 
 def test_a_long_run_keeps_the_newest_values_one_by_one_and_all_as_a_curve(run: WrittenScript) -> None:

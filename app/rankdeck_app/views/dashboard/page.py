@@ -14,7 +14,7 @@ from typing import Any
 
 from PySide6.QtGui import QResizeEvent, QShowEvent
 
-from rankdeck.diagnose.fixes import fix_name, is_out_of_memory
+from rankdeck.diagnose.fixes import fix_name, is_memory_problem
 from rankdeck.run.batch import Changed
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.frame_clock import FrameClock
@@ -132,7 +132,7 @@ class RunPage(Page):
         compare = PageAction("git-compare", tr("Compare"), "run.compare")
         actions = [*(resume if self.run.is_resumable else []), again, compare]
         # A banner has room for three beside its words.
-        if any(map(is_out_of_memory, self.run.problems)):
+        if any(map(is_memory_problem, self.run.problems)):
             return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
         if changes := self.run.fix_changes:
             use = tr("Use {fix}", fix=spoken(fix_name(changes)))

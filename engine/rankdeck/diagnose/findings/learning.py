@@ -158,7 +158,7 @@ def loss_exploding(seen: SeenRun) -> Problem | None:
             "Lower the learning rate, bound the gradients (train.clip_norm = 1.0), and go on from a "
             "checkpoint before it rose."
         )
-        if seen.config is not None
+        if not seen.is_observed
         else phrase(
             "Lower the learning rate, bound the gradients (torch.nn.utils.clip_grad_norm_), and go on from a "
             "checkpoint before it rose."
@@ -268,7 +268,7 @@ def learning_rate_zero(seen: SeenRun) -> Problem | None:
             )
         ),
         advice=phrase("Make the schedule as long as the run, or end it above zero.")
-        if seen.config is not None
+        if not seen.is_observed
         else phrase(
             "Make the scheduler as long as the training (it counts its own step() calls, not epochs), or end "
             "it above zero."

@@ -200,7 +200,7 @@ def gpu_idle(seen: SeenRun) -> Problem | None:
             "Each step gives them too little to do: a larger batch per device, or train.compile = true, "
             "which starts fewer and larger kernels."
         )
-        if seen.config is not None
+        if not seen.is_observed
         else phrase(
             "Each step gives them too little to do: a larger batch per rank, torch.compile, and no .item() "
             "or print of a GPU's tensor in every step."

@@ -34,12 +34,17 @@ class FindingRule(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenRun:
-    """A run as it stands. `config` is None of a person's own script, and where it cannot be read: what to do
-    is then said of the code."""
+    """A run as it stands. `config` is None of a person's own script, and where it cannot be read: nothing of
+    it can be changed then."""
 
     fold: Fold
     config: RunConfig | None = None
     is_over: bool = False
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether it is a person's own loop: what to do is then said of the code."""
+        return self.fold.script.is_observed
 
     @cached_property
     def attempt(self) -> Attempt | None:

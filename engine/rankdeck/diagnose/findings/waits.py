@@ -102,7 +102,7 @@ def _workers_to_use(seen: SeenRun) -> int | None:
 def _advice_on_data(seen: SeenRun, workers: int | None) -> str:
     if workers is not None:
         return phrase("Read batches in worker processes: data.workers = {workers}.", workers=workers)
-    if seen.config is not None:
+    if not seen.is_observed:
         return phrase("Make reading a sample cheaper: decode and resize once, and keep the result.")
     has_workers = any(one.loader_workers for one in seen.fold.script.seen.values())
     if has_workers:
@@ -136,7 +136,7 @@ def comm_bound(seen: SeenRun) -> Problem | None:
             "Send less often: a larger batch per device, or gradient accumulation; send less: compressed "
             "gradients (strategy.compress of ddp); or look at the links: rankdeck doctor"
         )
-        if seen.config is not None
+        if not seen.is_observed
         else phrase(
             "Send less often: a larger batch per rank, or gradient accumulation under no_sync; or let "
             "DistributedDataParallel send while backward computes. What the links give: rankdeck doctor"
