@@ -89,8 +89,9 @@ class Supervisor(SupervisorCalls):
         self._group.close()
         if self._sampler is not None:
             self._sampler.stop()
-        self._write_end(code)
-        if self._restarts and self._group.restarts_itself:
+        goes_on = self._restarts and self._group.restarts_itself and not self.is_asked_to_stop
+        self._write_end(code, goes_on=goes_on)
+        if goes_on:
             self._begin_next_attempt()
         return code
 
@@ -174,6 +175,7 @@ class Supervisor(SupervisorCalls):
         while True:
             over = [rank for rank in group.ranks if rank.poll() is not None]
             if not all(map(self._watch.has_finished, over)) and not group.excuses(over):
+                self._ending = True  # from here on a stop changes nothing of the cause
                 self._settle()
                 return False
             if self._poll():
@@ -209,19 +211,24 @@ class Supervisor(SupervisorCalls):
         return self._watch.poll()
 
     def _name_cause(self, oom_kills: int) -> int:
-        """Raise the one problem behind the failure; the run's exit code."""
-        self._ending = True
+        """Raise the one problem behind the failure; the run's exit code.
+
+        Raises: StopAsked: that is what the others' ranks ended for.
+        """
         kills = max(0, _count_oom_kills() - oom_kills)
         disk = files.refusal(self._run.path)
         found = find_cause(self._watch.evidence(), time.monotonic(), kills, disk=disk)
         cause = self._with_evidence(self._group.cause(found))
+        if self.is_asked_to_stop and cause.problem.code == COMMUNICATION:
+            raise StopAsked
         # Of one host alone it is the cause where nothing else is known.
         self._is_victim = cause.problem.code == COMMUNICATION and not self._group.restarts_itself
         self._failed = "" if self._is_victim else _signature(cause.problem, self._watch.evidence())
         if self._failed and self._failed == self._arguments.failed:
             message = phrase("{cause} It was the same before the restart.", cause=_sentence(cause.problem))
             return self._fail(cause.problem.but(message=message), cause.exit_code)
-        if self._arguments.restarts < self._group.max_restarts and self._group.may_restart(cause):
+        has_restarts = self._arguments.restarts < self._group.max_restarts and not self.is_asked_to_stop
+        if has_restarts and self._group.may_restart(cause):
             self._restarts = True
             self._reason = cause.problem.headline()
             told = cause.problem.but(severity="warning")
@@ -261,7 +268,8 @@ class Supervisor(SupervisorCalls):
         print(problem.text(), file=sys.stderr)
         return exit_code
 
-    def _write_end(self, code: int) -> None:
+    def _write_end(self, code: int, *, goes_on: bool) -> None:
+        """The end of the attempt, and of the run unless that goes on."""
         lost, disk = self._watch.lost_lines(), files.refusal(self._run.path)
         num_lines = sum(one.lines for one in lost)
         disk = disk or next((one.reason for one in lost), "")
@@ -281,7 +289,7 @@ class Supervisor(SupervisorCalls):
             words = disk_problem(disk, self._writer.dropped + num_lines, lost).message
             self._reason = f"{self._reason} {words}" if self._reason else words
         self._watch.close()
-        if self._arguments.words is not None and self._reason is not None:
+        if self._arguments.words is not None and self._reason is not None and not goes_on:
             told = {"reason": self._reason[:4000]}
             told |= {"again": self._failed[:4000]} if self._restarts else {}
             told |= {"victim": "yes"} if self._is_victim else {}

@@ -375,6 +375,63 @@ def test_a_script_that_fails_begins_again_as_often_as_it_may(
     assert told[0].message == "train.py exited with 5. The script begins again (restart 1 of 3)."
 
 
+_FAILS_FIRST = """
+import os, sys
+sys.exit(5 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else int(sys.argv[1]))
+"""
+
+
+def test_a_run_ends_for_the_reason_of_its_last_attempt(tmp_path: Path) -> None:
+    end, _ = finished(launch_script(tmp_path, _FAILS_FIRST, args=["0"], max_restarts=1))
+    assert (end.outcome, end.reason) == ("completed", None)
+    end, status = finished(run := launch_script(tmp_path, _FAILS_FIRST, args=["7"], max_restarts=1))
+    assert (end.outcome, end.reason, status) == ("failed", "train.py exited with 7.", 7)
+    assert [problem.headline() for problem in launching.problems(run)] == [end.reason]
+
+
+_FAILS_BESIDE = """
+import os, signal, sys, time
+from pathlib import Path
+
+def last_words(*_):
+    print("asked", flush=True)
+    while not Path("may-end").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    sys.exit(0)
+
+if os.environ["RANK"] == "1":
+    while not Path("listens").exists():
+        time.sleep(0.05)
+    print(os.getpid(), flush=True)
+    os.abort() if sys.argv[1] == "abort" else sys.exit(5)
+signal.signal(signal.SIGTERM, last_words)
+Path("listens").touch()
+while True:
+    time.sleep(9)
+"""
+
+
+def test_a_stop_right_after_a_failure_hides_no_cause(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _FAILS_BESIDE, args=["abort"], ranks=2)
+    (tmp_path / "may-end").touch()
+    wait_until(lambda: log(run, 1).endswith(b"\n") and not Path(f"/proc/{int(log(run, 1))}").exists())
+    request_stop(run)
+    end, status = finished(run)
+    assert (end.outcome, status) == ("failed", 128 + signal.SIGABRT)
+    assert "SIGABRT" in str(end.reason)
+
+
+def test_what_is_stopped_while_it_ends_after_a_failure_does_not_begin_again(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _FAILS_BESIDE, args=["exit"], ranks=2, max_restarts=3)
+    wait_until(lambda: log(run, 0) == b"asked\n")
+    request_stop(run)
+    (tmp_path / "may-end").touch()
+    end, status = finished(run)
+    assert (end.outcome, status) == ("failed", 5) and "exited with 5" in str(end.reason)
+    assert run.next_attempt() == 1 and launching.problems(run, "warning") == []
+
+
 _SAVES = """
 import os, signal, subprocess, sys, time
 def save(*_):
