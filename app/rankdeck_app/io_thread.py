@@ -48,7 +48,7 @@ class IoThread(QObject):
         self._current: _Job | None = None
         self._results: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
-        self._is_working = False
+        self._is_working = self._is_left = False
         self._thread: threading.Thread | None = None
         self._done.connect(self._deliver, Qt.ConnectionType.QueuedConnection)
         if parent is not None:
@@ -58,7 +58,8 @@ class IoThread(QObject):
     @property
     def is_busy(self) -> bool:
         """Whether something is asked for that was not told yet."""
-        return bool(self._waiting or self._current or self._results)
+        with self._lock:
+            return bool(self._waiting or self._current or self._results)
 
     def do(
         self,
@@ -118,6 +119,8 @@ class IoThread(QObject):
         self.drop()
         if (thread := self._thread) is not None:
             thread.join(timeout=_LEAVING_WAIT_S)
+        with self._lock:
+            self._is_left = True
 
     def _work(self) -> None:
         while True:
@@ -131,10 +134,9 @@ class IoThread(QObject):
                 self._current = None
                 self._results.append(outcome)
                 del job, outcome  # or whoever asked would live until the next job
-            try:
+                if self._is_left:
+                    return  # a disk held this up, and there is no object to emit through
                 self._done.emit()
-            except RuntimeError:
-                return  # the window was closed while a disk held this up
 
     def _deliver(self) -> None:
         while self._results:

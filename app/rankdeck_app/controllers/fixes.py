@@ -33,7 +33,7 @@ from rankdeck_app.controllers.device_watch import DeviceWatch, DoctorTab
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.places import OpenPlace, Standstills
 from rankdeck_app.controllers.run_alerts import RunAlerts
-from rankdeck_app.controllers.run_tabs import RACE, RunTabs
+from rankdeck_app.controllers.run_tabs import RUN, RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import in_words, spoken, tr
 from rankdeck_app.shell.page import Page, PageUnavailable
@@ -326,7 +326,7 @@ class Fixes(QObject):
 
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
-        if self._tabs.kind_of(path) in ("", RACE):
+        if self._tabs.kind_of(path) != RUN:
             raise PageUnavailable(tr("The run's folder is gone: {folder}", folder=path))
         from rankdeck_app.views.memory_why import MemoryWhyPage
 

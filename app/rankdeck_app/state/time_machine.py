@@ -41,7 +41,12 @@ class _PastReader:
         where another moment is wanted by then.
         """
         until = time.monotonic() + _FINISHED_WITHIN_S
-        fold = self._past.fold_at(moment, lambda: self.wanted == moment or time.monotonic() < until)
+
+        def goes_on() -> bool:
+            is_on_its_way = self.wanted is not None and time.monotonic() < until
+            return self.wanted == moment or is_on_its_way
+
+        fold = self._past.fold_at(moment, goes_on)
         if fold is None:
             return None
         attempt = max((number for number, one in fold.attempts.items() if one.started), default=0)
@@ -144,7 +149,7 @@ class TimeMachine(QObject):
         return max(1.0, (ended - began) / _WHOLE_PLAY_S)
 
     def close(self) -> None:
-        """Ends the thread, which may be held up by a disk: it is not waited for."""
+        """Nothing is read any more; a thread that a disk holds up is not waited for."""
         self._timer.stop()
         self._thread.drop()
         if self._reader is not None:

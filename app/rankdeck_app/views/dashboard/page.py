@@ -133,10 +133,10 @@ class RunPage(Page):
         actions = [*(resume if self.run.is_resumable else []), again, compare]
         # A banner has room for three beside its words.
         if any(map(is_memory_problem, self.run.problems)):
-            return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions[:-1]]
+            return [PageAction("lightbulb", tr("Why Out of Memory"), "run.why"), *actions][:3]
         if changes := self.run.fix_changes:
             use = tr("Use {fix}", fix=spoken(fix_name(changes)))
-            return [PageAction("lightbulb", use, "run.cure"), *actions[:-1]]
+            return [PageAction("lightbulb", use, "run.cure"), *actions][:3]
         return actions
 
     def _state_in_words(self) -> tuple[tuple[str, str, str] | None, list[PageAction]]:

@@ -127,7 +127,7 @@ class RunGrid(ArrangedGrid):
             self.anatomy.set_figure(run_figures.anatomy(run))
             self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
-            self._show_curves()
+            self._show_curves(with_loss=not self.logged.is_large)
         if self.logged.take(pending) or pending:
             self.show_only(run_figures.shown_cards(run) | ({"metrics"} if self.logged.is_filled else set()))
 
@@ -140,17 +140,17 @@ class RunGrid(ArrangedGrid):
         for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
 
-    def _show_curves(self) -> None:
+    def _show_curves(self, *, with_loss: bool) -> None:
         run = self.shown_run
         for name, figure in run_curves.curves(run.charted).items():
             if not isinstance(plot := self.plot(name), CurvePlot):
                 continue
             plot.awaited = run_curves.awaited(run, name)
-            if name != "loss" or not self.logged.is_large:
+            if name != "loss" or with_loss:
                 plot.set_curves(*figure.series, words=figure.words, digits=figure.digits)
             plot.set_last_step(run.steps)
             plot.request_draw()
-        if not self.logged.is_large:
+        if with_loss:
             self.cards["loss"].set_subtitle(*run_curves.loss_subtitle(run))
         self.cards["rate"].set_subtitle(*run_curves.rate_subtitle(run))
         self.cards["wait"].set_subtitle(run_curves.wait_subtitle(run))
@@ -158,7 +158,7 @@ class RunGrid(ArrangedGrid):
     def _show_loss(self) -> None:
         """After a curve that was logged stood in its place."""
         self.cards["loss"].set_title(tr("Training loss"))
-        self._show_curves()
+        self._show_curves(with_loss=True)
 
     def _show_band(self) -> None:
         card = self.cards["band"]
