@@ -47,7 +47,6 @@ class ScriptFigures:
         self.step_rates = self._curve("step_rates")
         self.step_rate_ema = self._curve("step_rate_ema")
         self.waits = self._curve("waits")
-        self.grad_norms = self._curve("grad_norms")
         """All over steps; the waits are shares of a step that went by in the loader."""
 
     def _curve(self, name: str) -> Curve:

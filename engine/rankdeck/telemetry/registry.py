@@ -117,7 +117,7 @@ class DeviceRegistry:
             **msgspec.structs.asdict(device),
             **values,
             states=states,
-            processes=on_it.processes or () if device.uuid in self._processes else None,
+            processes=on_it.processes or () if keeps or device.uuid in self._processes else None,
             run=on_it.run,
             instance=instance,
             age_s=max(ages, default=None),

@@ -120,7 +120,7 @@ def test_curves_connect_the_steps_that_were_sampled(run: WrittenScript) -> None:
     run.step(0, 1, [4.0, None, None, 1.0], grad_norm=0.5)
     fold = _with_curves(run.dir)
     assert [part.tolist() for part in fold.losses.points()] == [[1.0, 4.0], [4.0, 1.0]]
-    assert [part.tolist() for part in fold.script.grad_norms.points()] == [[1.0, 4.0], [0.5, 0.5]]
+    assert [part.tolist() for part in fold.grad_norms.points()] == [[1.0, 4.0], [0.5, 0.5]]
     assert fold.script.step_rates.points()[1].tolist() == [2.0] * 4
     assert np.isnan(fold.rates.points()[1]).all()
 

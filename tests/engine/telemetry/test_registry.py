@@ -122,3 +122,11 @@ def test_no_reading_is_called_stale_between_two_of_its_own_turns() -> None:
 def test_throttle_reasons_have_names_and_being_idle_is_none() -> None:
     assert throttle_words(0x1) == []
     assert throttle_words(0x4 | 0x20) == ["power limit", "thermal limit"]
+
+
+def test_a_listing_that_ran_out_of_patience_calls_memory_in_use_nobodys() -> None:
+    """No run may take it unasked; in the window, which goes on looking, nothing is said of it yet."""
+    registry = shown(DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(40 * GIB)))
+    (listed,), (seen,) = registry.gpus(100.0, keeps=True), registry.gpus(100.0)
+    assert listed.hidden_bytes == 40 * GIB and not listed.is_for_auto
+    assert seen.hidden_bytes is None
