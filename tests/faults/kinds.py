@@ -298,14 +298,22 @@ STARTED = (
     ),
 )
 NUMBERS = (
-    Kind("NaN in the loss", "NaN", Told(("loss-not-finite",), ("NaN",)), ("loss",), classes=OURS),
+    # Not in a step of the trial that comes before the first step: it would find a strategy that computes NaN.
+    Kind(
+        "NaN in the loss",
+        "NaN",
+        Told(("loss-not-finite",), ("NaN",)),
+        ("loss",),
+        classes=OURS,
+        moments=("middle", "last"),
+    ),
     Kind(
         "infinite gradients",
         "infinite",
         Told(("loss-not-finite",), (), rank="any"),
         ("backward",),
         classes=OURS,
-        moments=("first", "middle"),
+        moments=("middle",),
     ),
     _raises("fewer targets than outputs", "fewer targets", "batch", where=("loss",)),
     _raises("targets of another dtype", "float targets", "", where=("loss",)),

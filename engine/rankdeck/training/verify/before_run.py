@@ -95,6 +95,7 @@ _MESSAGES: dict[Cause, str] = {
         "out why; what differs most: {names}."
     ),
 }
+_NOT_FINITE = marked("The loss is NaN or infinite there, and finite on one device.")
 _WHOLE_BATCHES = Fix(
     marked('Use strategy.use = "model" or "tensor", which take whole batches.'),
     changes={"strategy.use": "model"},
@@ -150,11 +151,13 @@ def refusal(finding: Discrepancy, config: RunConfig, cut: tuple[int, int]) -> Mo
         num=cut[1],
         names=_listed(finding),
     )
+    is_finite = all(one.kind != "loss" or math.isfinite(one.largest) for one in finding.differences)
+    told = sentences((message, None if is_finite else phrase(_NOT_FINITE)))
     fix = _FIXES[finding.cause]
     if fix == _WHOLE_MODEL and config.strategy.use == "ddp":
         fix = _ONE_DEVICE
     advice = sentences((phrase(fix.text), phrase(_OVERRIDE)))
-    return ModelError(message, code=REFUSED, path="strategy.use", advice=advice, cure=fix.changes)
+    return ModelError(told, code=REFUSED, path="strategy.use", advice=advice, cure=fix.changes)
 
 
 def _listed(finding: Discrepancy) -> str:

@@ -192,6 +192,14 @@ def test_a_difference_without_time_for_its_cause_is_told_and_says_how_to_find_ou
     assert told.problem.cure == {"train.verify": "full"}
 
 
+@pytest.mark.parametrize("largest", [float("nan"), float("inf"), 0.5])
+def test_a_loss_that_is_finite_on_one_device_only_is_told(largest: float) -> None:
+    config = from_text(configuration('{ use = "ddp" }'), folder=Path.cwd())
+    difference = TensorDifference("loss", 1, "loss", largest, largest)
+    told = refusal(Discrepancy("forward", (difference,)), config, (16, 8))
+    assert ("The loss is NaN or infinite there" in told.message) == (largest != 0.5)
+
+
 def test_no_steps_over_slices_are_begun_that_the_budget_does_not_allow() -> None:
     workload = workloads.load(from_text(configuration('{ use = "ddp" }'), folder=Path.cwd()))
     scope = scope_of(workload, 2, precision="fp64", whole_batch=True, has_batch_norm=False)
