@@ -539,7 +539,8 @@ MACHINE = (
     Kind(
         "parameters without a gradient",
         "unused",
-        Told(("unused-parameters",), (), rank="any"),
+        # 2 where the check before the first step finds it.
+        Told(("unused-parameters",), (), rank="any", exit_codes=(1, 2)),
         ("none",),
         classes=("ddp", "script, ddp"),
         moments=("first",),
