@@ -40,7 +40,7 @@ class Counting(nn.Linear):
         return super().forward(inputs)
 
     def get_extra_state(self):
-        if os.environ.get("FAULT") == "slow save" and self.calls > 3:
+        if Path(__file__).with_name("slow").exists() and self.calls > 3:
             time.sleep(2)  # asked for several times: longer than a stop waits for a step
         return {"calls": self.calls}
 
@@ -133,10 +133,10 @@ def told(run: RunDir) -> list[tuple[int, str]]:
 def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_a_stop_now_that_lost_a_save(
     job: Path, strategy: str, devices: str
 ) -> None:
-    """Each save takes longer than a stop waits for a step."""
-    slow, of = {"FAULT": "slow save"}, ("--strategy", strategy, "--devices", devices)
+    """A stop's save takes longer than a stop waits for a step."""
+    of = ("--strategy", strategy, "--devices", devices)
     endless = ("--set", "train.steps=1000000", "--set", "train.checkpoint_every=0")
-    started = rankdeck_here("train", job, *endless, *of, "--detach", "--json", env=slow, code=0)
+    started = rankdeck_here("train", job, *endless, *of, "--detach", "--json", code=0)
     assert set(started.json) == {"run", "path"}
     run = RunDir(Path(started.json["path"]))
     assert run.is_alive() and run.name == started.json["run"]
@@ -148,6 +148,7 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_a_stop_now_tha
         assert Path(asked.out.strip()).is_dir() and asked.err.startswith("step ")
         assert rankdeck_here("resume", run.path, code=2).err.startswith(f"{run.name} is running.")
     finally:
+        job.with_name("slow").touch()
         stopped = rankdeck_here("stop", run.path, "--json", code=0).json
     assert stopped == {"run": run.name, "outcome": "stopped"}
     stopped_at = saved_steps(run)[-1]
@@ -157,7 +158,8 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_a_stop_now_tha
     )
     assert problems(run, "warning") == []
 
-    lost_at = _stopped_in_a_save(run, slow)
+    lost_at = _stopped_in_a_save(run)
+    job.with_name("slow").unlink()
     assert saved_steps(run)[-1] == stopped_at < lost_at
     again = rankdeck_here("resume", run.path, "--set", f"train.steps={stopped_at + 4}", "--strategy", "ddp",
                      "--devices", "cpu:2", "--json", code=0).json  # fmt: skip
@@ -174,10 +176,10 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_a_stop_now_tha
     assert min(firsts) == stopped_at + 1
 
 
-def _stopped_in_a_save(run: RunDir, slow: dict[str, str]) -> int:
+def _stopped_in_a_save(run: RunDir) -> int:
     """Resume it and end it in the middle of the save of its stop; the step that it had come to at least."""
     before = saved_steps(run)
-    rankdeck_here("resume", run.path, "--detach", env=slow, code=0)
+    rankdeck_here("resume", run.path, "--detach", code=0)
     step = before[-1] + 5
     killing.wait_for_step(run, step)
     request_stop(run)
