@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -61,9 +62,10 @@ class Chain(ABC):
     def only(self, starts: Sequence[int]) -> Chain:
         """The model with fewer possible cuts: before the units `starts`, the first one not among them."""
 
-    def holds_weights(self) -> list[bool]:
-        """Per unit: whether it has a parameter, frozen or not: an optimizer asks for one."""
-        return [any(True for _ in unit.parameters()) for unit in self.units()]
+    @cached_property
+    def weights(self) -> list[list[nn.Parameter]]:
+        """Per unit: its parameters, frozen or not."""
+        return [list(unit.parameters()) for unit in self.units()]
 
 
 def handed_on(output: Any, unit: str) -> tuple[Tensor, ...]:

@@ -160,8 +160,8 @@ def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) ->
 def parameter_costs(chain: Chain) -> list[float]:
     counted: set[int] = set()
     costs = []
-    for unit in chain.units():
-        fresh = [p for p in unit.parameters() if id(p) not in counted]
+    for weights in chain.weights:
+        fresh = [parameter for parameter in weights if id(parameter) not in counted]
         counted.update(map(id, fresh))
         costs.append(float(sum(parameter.numel() for parameter in fresh)))
     return costs

@@ -143,7 +143,7 @@ def cut_model(
     Raises: ModelError, ConfigError.
     """
     chain = find_chain(model, inputs, num_samples, known)
-    holds_weights = chain.holds_weights()
+    holds_weights = [bool(weights) for weights in chain.weights]  # an optimizer asks for one
     if options.cuts:
         cuts = given_cuts(options.cuts, chain.names, num_stages, holds_weights)
     else:
