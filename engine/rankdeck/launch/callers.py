@@ -16,7 +16,6 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 MAX_LINE_BYTES = 65536
 _NSIG = 65
@@ -103,7 +102,7 @@ class Callers:
             self._selector.unregister(caller)
             caller.close()
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
+    def _answer(self, line: bytes) -> dict[str, object]:
         try:
             request = json.loads(line)
             command = request["command"]
@@ -119,7 +118,7 @@ class Callers:
             return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint, signal"}
         return {"ok": True}
 
-    def _pass_on(self, number: object) -> dict[str, Any]:
+    def _pass_on(self, number: object) -> dict[str, object]:
         if self._signal is None:
             return {"ok": False, "error": "only a script's ranks are signalled"}
         if not isinstance(number, int) or not 0 < number < _NSIG:
@@ -127,7 +126,7 @@ class Callers:
         self._signal(number)
         return {"ok": True}
 
-    def _ask_for_checkpoint(self) -> dict[str, Any]:
+    def _ask_for_checkpoint(self) -> dict[str, object]:
         """Rank 0 looks for this file between two steps."""
         if self._signal is not None:
             return {"ok": False, "error": "a script saves its own checkpoints"}

@@ -19,10 +19,10 @@ import selectors
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 from rankdeck.launch.descendants import SuspendedChild, descendants
+from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.last_word import LastWord, Sentence, how_it_was_killed, phrase
 from rankdeck.launch.saves import SaveWatch, was_cut_off
 from rankdeck.launch.whereabouts import Whereabouts
@@ -75,30 +75,30 @@ class Guard:
 
     look_s = LOOK_S
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: GuardSpec) -> None:
         self._spec = spec
-        self._resumes: bool = spec["hidden"] == spec["final"]
-        self._run: str = spec["final"]
+        self._resumes = spec["hidden"] == spec["final"]
+        self._run = spec["final"]
         self.held: list[int] = []
         self._folder = -1
         self._selector = selectors.DefaultSelector()
         self._supervisor = 0
         self._status: int | None = None
         self._stop_asked = False
-        self._attempt: int = spec["attempt"]
-        self._max_restarts: int = spec.get("max_restarts", 0)
+        self._attempt = spec["attempt"]
+        self._max_restarts = spec["max_restarts"]
         self._word = LastWord(self._attempt)
         self._kill_at: float | None = None
         self._saves, self._suspended = SaveWatch(self._run), SuspendedChild()
         self._words = b""
         self._words_end = -1
         # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
-        self._signals: tuple[int, int] | None = os.pipe2(_PIPE) if spec.get("signals") else None
-        self._stop_s: float = spec.get("stop_s", STOP_S)
+        self._signals: tuple[int, int] | None = os.pipe2(_PIPE) if spec["signals"] else None
+        self._stop_s = spec["stop_s"]
 
     def prepare(self) -> None:
         """Everything up to the final name. Raises: Refused, OSError."""
-        hidden: str = self._spec["hidden"]
+        hidden = self._spec["hidden"]
         title.name_process("guard", self._run)
         title.name_arguments("guard", self._run)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -177,7 +177,7 @@ class Guard:
         os.close(log)
         if not self._max_restarts:
             # Nobody but the supervisor has them: whoever is at the other end hears that it has gone.
-            for handle in (*self._spec.get("passed", ()), *(self._signals or ())[:1]):
+            for handle in (*self._spec["passed"], *(self._signals or ())[:1]):
                 os.close(handle)
 
     def watch(self) -> None:
@@ -366,7 +366,7 @@ class Guard:
         reason = self._last_words().get("reason")
         return reason if isinstance(reason, str) else None
 
-    def _last_words(self) -> dict[str, Any]:
+    def _last_words(self) -> dict[str, object]:
         """What the supervisor said last, in its pipe."""
         try:
             told = json.loads(self._words)

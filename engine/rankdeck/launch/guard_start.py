@@ -7,9 +7,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rankdeck.launch.guard import Alive, Guard, Refused
+from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.head_guard import HeadGuard
 from rankdeck.launch.host_guard import LEAVE_S, VICTIM_S, HostGuard, how_it_went, ranks_by_host
 from rankdeck.launch.last_word import phrase
@@ -30,21 +31,16 @@ def daemonise() -> None:
     os.close(null)
 
 
-def main(spec: dict[str, Any]) -> NoReturn:
-    """`spec`: hidden, final, command, leases, attempt, max_restarts, and the descriptors ready_fd and
-    tether_fd. A script has also: signals (whether they are passed on), stop_s (what it has from TERM to KILL)
-    and the descriptors passed, which are the supervisor's alone. An entry of a race has the race's locks as
-    descriptors held, which are free once its guard, too, has ended.
-    """
+def main(spec: GuardSpec) -> NoReturn:
     daemonise()
-    ready: int = spec["ready_fd"]
-    for handle in (ready, spec["tether_fd"], *spec.get("held", ())):
+    ready = spec["ready_fd"]
+    for handle in (ready, spec["tether_fd"], *spec["held"]):
         if handle is not None:
             os.set_inheritable(handle, False)
-    hosts = spec.get("hosts")
+    hosts = spec["hosts"]
     kind = Guard if not hosts else MemberGuard if "head" in hosts else HeadGuard
     guard = kind(spec)
-    answer: dict[str, Any] = {"ready": os.getpid()}
+    answer: dict[str, int | bool | str] = {"ready": os.getpid()}
     try:
         guard.prepare()
         guard.begin()
@@ -78,7 +74,7 @@ def main(spec: dict[str, Any]) -> NoReturn:
 class MemberGuard(HostGuard):
     """It sends the head what its ranks tell."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
         self._sender = Sender(self._run, self._attempt)
         self._next: Word | None = None

@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
+from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.host_guard import LEAVE_S, REMOVED, HostGuard, how_it_went, ranks_by_host
 from rankdeck.launch.last_word import Sentence, phrase
 from rankdeck.launch.peers import LEFT, Gathering, Word
@@ -30,7 +30,7 @@ _ALIKE = ("rankdeck", "python", "torch", "nccl", "lock", "config", "attempt")
 class HeadGuard(HostGuard):
     """It has the whole run's events, and the last word."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
         self._ended: dict[str, Word] = {}
         self._receiver: Receiver | None = None

@@ -15,9 +15,9 @@ from __future__ import annotations
 import abc
 import json
 import time
-from typing import Any
 
 from rankdeck.launch.guard import EXIT_STOPPED, STOP_S, Guard
+from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.last_word import Sentence, how_it_was_killed, phrase
 from rankdeck.launch.peers import ALONE, AWAY, BEAT_S, LAPSE_S, SILENT, UNPLUGGED, Word
 
@@ -30,18 +30,14 @@ _SEE_IT = phrase("See whether it is on and reachable, then go on from the newest
 
 
 class HostGuard(Guard, abc.ABC):
-    """`spec["hosts"]`: name, secret, own (what the others are told of this host), order (of the hosts, where
-    the configuration names them), least (with how many the run may go on), max_restarts; and of the head
-    listener (a socket), its address and others (how many), else head (address and port).
-    """
-
     look_s = BEAT_S / 2
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: GuardSpec) -> None:
         super().__init__(spec)
-        self.given: dict[str, Any] = spec["hosts"]
+        assert spec["hosts"] is not None
+        self.given = spec["hosts"]
         self.given["own"]["attempt"] = self._attempt
-        self.name: str = self.given["name"]
+        self.name = self.given["name"]
         self.layout: Word | None = None
         self.because: Sentence | None = None
         self.lost: Sentence | None = None

@@ -9,8 +9,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 _PART = "end.json.part"
 _RESERVED_BYTES = 4096
@@ -79,14 +79,15 @@ class LastWord:
         self, code: str, message: Sentence, advice: Sentence | None = None, *, severity: str = "error"
     ) -> None:
         """A problem (base/errors.py), in the file of events that is the guard's."""
-        problem: dict[str, Any] = {"code": code, "message": message, "advice": advice, "severity": severity}
         said = {"message": message} if advice is None else {"message": message, "advice": advice}
-        for kind in ("templates", "arguments"):
-            problem[kind] = {
+        problem = {"code": code, "message": message, "advice": advice, "severity": severity} | {
+            kind: {
                 f"{name}{place}": made
                 for name, one in said.items()
                 for place, made in getattr(one, kind).items()
             }
+            for kind in ("templates", "arguments")
+        }
         self._tell({"kind": "problem", "problem": problem})
 
     def tell_suspended(self, supervisor: int) -> None:
@@ -102,7 +103,7 @@ class LastWord:
         end = {"outcome": outcome, "exit_code": exit_code, "attempt": self.attempt()}
         self._tell({"kind": "run_ended", **end})
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _tell(self, event: Mapping[str, object]) -> None:
         whole = {**event, "v": 1, "seq": self._num_told, "t": time.time()}
         self._num_told += 1
         try:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,6 +25,7 @@ from rankdeck.checkpoint_files import digest
 from rankdeck.config import DevicesConfig, RunConfig
 from rankdeck.config.over_hosts import NAME, portable
 from rankdeck.events import DeviceInfo
+from rankdeck.launch.guard_spec import HostsSpec
 
 _PLACE = re.compile(
     r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})"
@@ -95,7 +95,7 @@ class Several:
         return f"{address}:{port}/{self.secret}/{run}@{attempt}"
 
     @contextmanager
-    def handed_over(self, config: RunConfig, devices: list[DeviceInfo]) -> Iterator[dict[str, Any]]:
+    def handed_over(self, config: RunConfig, devices: list[DeviceInfo]) -> Iterator[HostsSpec]:
         """What the guard has to know, which is started meanwhile: this process listens no more then."""
         try:
             yield self.spec(config, devices)
@@ -145,7 +145,7 @@ class Several:
         """A command line without the secret in it."""
         return [word.replace(self.secret, "...") for word in argv]
 
-    def spec(self, config: RunConfig, devices: list[DeviceInfo]) -> dict[str, Any]:
+    def spec(self, config: RunConfig, devices: list[DeviceInfo]) -> HostsSpec:
         """For the guard."""
         own = {
             "ranks": len(devices),
@@ -157,14 +157,20 @@ class Several:
             "lock": _lock_digest(config),
             "config": _digest(config),
         }
-        launch, least = config.launch, config.hosts.min or self.num_hosts
-        given: dict[str, Any] = {"name": self.name, "secret": self.secret, "own": own, "least": least}
-        given["order"] = config.hosts.use
-        given["max_restarts"] = max(launch.max_restarts, int(launch.on_hang == "restart"))
+        launch = config.launch
+        given: HostsSpec = {
+            "name": self.name,
+            "secret": self.secret,
+            "own": own,
+            "order": config.hosts.use,
+            "least": config.hosts.min or self.num_hosts,
+            "max_restarts": max(launch.max_restarts, int(launch.on_hang == "restart")),
+        }
         if self.head is not None:
-            return given | {"head": list(self.head)}
+            return {**given, "head": self.head}
         assert self.listener is not None
-        return given | {
+        return {
+            **given,
             "listener": self.listener.fileno(),
             "address": self.listener.getsockname()[0],
             "others": self.num_hosts - 1,

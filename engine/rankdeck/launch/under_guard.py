@@ -12,19 +12,18 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.phrases import phrase
-from rankdeck.config import RunConfig
 from rankdeck.config.consent import agree_to_start
 from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose, guard
+from rankdeck.launch.guard_spec import GuardSpec, HostsSpec
 from rankdeck.launch.streams import Attached
 from rankdeck.launch.torchrun import without_observer
 from rankdeck.rundir import RunDir
@@ -68,7 +67,7 @@ def start_guard(
     worker: str | None = None,
     attached: Attached | None = None,
     held: Sequence[int] = (),
-    hosts: Mapping[str, Any] | None = None,
+    hosts: HostsSpec | None = None,
 ) -> RunDir:
     """A run under guard, with its final name and its lock held. `worker` is what the ranks of a configuration
     run; `attached` are the streams that a script shares with this command. `held` are descriptors of locks
@@ -88,7 +87,9 @@ def start_guard(
     answer_end, ready_end = os.pipe()
     tether_end, kept_end = (None, None) if detach else os.pipe()
     streams = [] if attached is None else attached.handles()
-    spec = {
+    is_script = isinstance(config, ScriptConfig)
+    limits = config.script if isinstance(config, ScriptConfig) else config.launch
+    spec: GuardSpec = {
         "hidden": str(hidden.path),
         "final": str(run.path),
         "command": _command(run, attempt, worker, attached),
@@ -96,7 +97,9 @@ def start_guard(
         "ready_fd": ready_end,
         "tether_fd": tether_end,
         "attempt": attempt,
-        **_limits_of(config),
+        "max_restarts": limits.max_restarts,
+        "signals": is_script,
+        "stop_s": SCRIPT_STOP_S if is_script else guard.STOP_S,
         "passed": streams,
         "held": list(held),
         "hosts": hosts,
@@ -120,13 +123,6 @@ def start_guard(
     return run
 
 
-def _limits_of(config: RunConfig | ScriptConfig) -> dict[str, Any]:
-    """What a guard does for a run of this kind."""
-    if isinstance(config, ScriptConfig):
-        return {"max_restarts": config.script.max_restarts, "signals": True, "stop_s": SCRIPT_STOP_S}
-    return {"max_restarts": config.launch.max_restarts}
-
-
 def _command(run: RunDir, attempt: int, worker: str | None, attached: Attached | None) -> list[str]:
     """How the guard starts the supervisor, with places for its descriptors."""
     command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
@@ -136,7 +132,7 @@ def _command(run: RunDir, attempt: int, worker: str | None, attached: Attached |
     return command if attached is None else [*command, "--attached", attached.to_argument()]
 
 
-def _popen(run: RunDir, spec: Mapping[str, Any], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+def _popen(run: RunDir, spec: GuardSpec, passed: Sequence[int]) -> subprocess.Popen[bytes]:
     callers = without_observer(os.environ)
     environment = {name: value for name, value in callers.items() if name not in _SET_BY_RUNS}
     try:

@@ -23,6 +23,7 @@ from rankdeck.base.files import lease_holder, lease_path
 from rankdeck.launch import control, under_guard
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.guard import STOP_S
+from rankdeck.launch.guard_spec import GuardSpec
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.under_guard import start_guard
 from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
@@ -352,8 +353,21 @@ def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) 
     hidden = create(tmp_path / "runs", launching.small_config(tmp_path), {})
     run = RunDir(final_path(hidden))
     answer_end, ready_end = os.pipe()
-    spec = {"hidden": str(hidden.path), "final": str(run.path), "leases": [], "attempt": 0, "tether_fd": None}
-    spec |= {"command": [str(tmp_path / "no-python")], "ready_fd": ready_end}
+    spec: GuardSpec = {
+        "hidden": str(hidden.path),
+        "final": str(run.path),
+        "command": [str(tmp_path / "no-python")],
+        "leases": [],
+        "attempt": 0,
+        "max_restarts": 0,
+        "signals": False,
+        "stop_s": STOP_S,
+        "ready_fd": ready_end,
+        "tether_fd": None,
+        "passed": [],
+        "held": [],
+        "hosts": None,
+    }
     command = [sys.executable, "-I", "-S", "-c", under_guard._GUARD, under_guard._ENGINE]
     subprocess.run(command, input=json.dumps(spec).encode(), pass_fds=[ready_end], check=True, timeout=60)
     os.close(ready_end)
@@ -375,7 +389,7 @@ def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> Non
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     launch = {
         f"rankdeck.launch.{name}"
-        for name in ("guard", "callers", "descendants", "last_word", "saves", "whereabouts")
+        for name in ("guard", "guard_spec", "callers", "descendants", "last_word", "saves", "whereabouts")
     }
     own = {"rankdeck", "rankdeck.launch", *launch, "rankdeck.observer", "rankdeck.observer.title"}
     assert set(done.stdout.split()) == own

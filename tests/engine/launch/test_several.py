@@ -94,11 +94,11 @@ def test_what_the_first_says_is_taken_from_the_environment_too(
     assert member is not None and (member.secret, member.run, member.attempt) == (head.secret, "a-run-1", 2)
 
 
-def own_word(folder: Path, use: str = "net.py:make", kind: str = "virtual") -> dict[str, str]:
+def own_word(folder: Path, use: str = "net.py:make", kind: str = "virtual") -> dict[str, object]:
     """What a host says of itself whose configuration is in that folder."""
     config = from_dict({"model": {"use": use}, "strategy": {"use": "ddp"}}, folder=folder)
     spec = Several.as_member(2, _PLACE).spec(config, [DeviceInfo(0, "one", kind)])
-    return dict(spec["own"])
+    return spec["own"]
 
 
 def test_lock_files_are_told_by_their_bytes_where_code_of_a_person_runs(tmp_path: Path) -> None:
