@@ -10,10 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rankdeck.base.home import state_dir
-from rankdeck.base.parsing import toml_of
+from rankdeck.base.parsing import JsonObject, TomlTables, json_object, toml_of
 from rankdeck.base.phrases import phrase
 
 _PAGE_BYTES = 4096
@@ -107,7 +106,7 @@ def sync_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> TomlTables:
     """The tables of a TOML file; a byte order mark, which some editors write, is skipped.
 
     Raises:
@@ -115,6 +114,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         ValueError: it is not UTF-8 text, or not TOML.
     """
     return toml_of(read_bytes(path, LARGEST_TOML_BYTES).decode("utf-8-sig"))
+
+
+def read_toml_or_empty(path: Path) -> TomlTables:
+    """As `read_toml`; no tables where that fails."""
+    try:
+        return read_toml(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def read_json(path: Path) -> JsonObject:
+    """Raises OSError or ValueError: it cannot be read, or holds no JSON object."""
+    return json_object(read_text(path))
 
 
 # Reading. Every file of a run is opened here, since a run's folder may come from anywhere.

@@ -72,7 +72,7 @@ def mask_arguments(words: Sequence[str], *, any_key: bool = False) -> list[str]:
     return masked
 
 
-def mask_table(table: Mapping[str, Any]) -> dict[str, Any]:
+def mask_table(table: Mapping[str, Any]) -> dict[str, object]:
     """Tables of a configuration without their secrets."""
     return {key: _masked(str(key), value) for key, value in table.items()}
 

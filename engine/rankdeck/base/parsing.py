@@ -14,6 +14,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+TomlTables = dict[str, Any]
+"""Tables by name, as a file of TOML has them, with tables inside."""
+JsonObject = dict[str, Any]
+"""What a file or another process said in JSON; who reads it checks what stands in it."""
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"
@@ -38,7 +42,15 @@ def json_of(text: str | bytes) -> Any:
     return _whole(value) if has_escapes else value
 
 
-def toml_of(text: str) -> dict[str, Any]:
+def json_object(text: str | bytes) -> JsonObject:
+    """As `json_of`. Raises: ValueError, it is no JSON, or no object."""
+    value = json_of(text)
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    return value
+
+
+def toml_of(text: str) -> TomlTables:
     """Raises: tomllib.TOMLDecodeError, which is a ValueError."""
     try:
         if _LONG_KEY.search(text) or fault_of(value := tomllib.loads(text)) == _TOO_DEEP:

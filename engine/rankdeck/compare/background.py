@@ -13,7 +13,7 @@ from typing import Any
 
 from rankdeck.base import files
 from rankdeck.base.masking import mask_arguments, mask_table
-from rankdeck.base.parsing import json_of
+from rankdeck.base.parsing import JsonObject
 from rankdeck.compare.naming import RunAt
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.prediction import read_prediction
@@ -61,7 +61,7 @@ def read_background(at: RunAt) -> Background:
     return Background(
         title=run.title,
         tables=_tables(config_file_of(at)),
-        environment=_json(run.file_of("environment", "json", at.attempt)),
+        environment=_json_or_empty(run.file_of("environment", "json", at.attempt)),
         prediction=read_prediction(run, at.attempt),
         is_past=is_past,
     )
@@ -72,7 +72,7 @@ def config_file_of(at: RunAt) -> Path:
     return at.run.file_of("config", "toml", at.attempt)
 
 
-def _tables(file: Path) -> dict[str, Any] | None:
+def _tables(file: Path) -> Mapping[str, object] | None:
     """Masked here as well: runs of before have their secrets in the file."""
     try:
         return mask_table(files.read_toml(file))
@@ -80,12 +80,11 @@ def _tables(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json_or_empty(file: Path) -> JsonObject:
     try:
-        told = json_of(files.read_text(file))
+        return files.read_json(file)
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
 
 
 def _text(value: object) -> str | None:

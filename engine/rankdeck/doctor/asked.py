@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from rankdeck.base.parsing import JsonObject
 from rankdeck.base.phrases import phrase
 from rankdeck.doctor.python import last_object
 from rankdeck.remote.hosts import Host, Ran
@@ -17,10 +18,10 @@ class AskedHost(NamedTuple):
     address: str
     ran: Ran
 
-    def steps(self, stage: str) -> list[dict[str, Any]]:
+    def steps(self, stage: str) -> list[JsonObject]:
         return [step for step in steps_of(self.ran) if step.get("stage") == stage]
 
-    def step(self, stage: str) -> dict[str, Any]:
+    def step(self, stage: str) -> JsonObject:
         """The first; empty where it was not told."""
         return next(iter(self.steps(stage)), {})
 
@@ -38,5 +39,5 @@ class AskedHost(NamedTuple):
         return {name: str(one)[:40] for name, one in told.items()} if isinstance(told, dict) else {}
 
 
-def steps_of(ran: Ran) -> Iterable[dict[str, Any]]:
+def steps_of(ran: Ran) -> Iterable[JsonObject]:
     return filter(None, map(last_object, bytes(ran.out).splitlines()))

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from rankdeck.base.errors import MachineError
 from rankdeck.base.heartbeat import die_with_parent
+from rankdeck.base.parsing import JsonObject
 from rankdeck.base.phrases import ALL_OF, listed, marked, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row
@@ -51,7 +52,7 @@ _FRAMES = ("frame #", "Exception raised from")
 class Meeting:
     """How it went: `stages` are the steps that a rank had done, with their facts, one list for each rank."""
 
-    stages: tuple[list[dict[str, Any]], list[dict[str, Any]]] = field(default_factory=lambda: ([], []))
+    stages: tuple[list[JsonObject], list[JsonObject]] = field(default_factory=lambda: ([], []))
     codes: tuple[int | None, int | None] = (None, None)
     """None of a rank that was ended because it had its time."""
     last_lines: tuple[str, str] = ("", "")

@@ -12,6 +12,7 @@ from typing import Any
 
 import rankdeck
 from rankdeck.base import installed
+from rankdeck.base.parsing import JsonObject
 from rankdeck.base.phrases import ALL_OF, COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes
 from rankdeck.diagnose.network import SAME_MTU
@@ -282,7 +283,7 @@ def _few(words: Sequence[str]) -> list[str]:
     return [*words[:_MOST_PACKAGES], *([phrase("and {count} more", count=more)] if more > 0 else [])]
 
 
-def _short(name: str, facts: dict[str, Any]) -> str:
+def _short(name: str, facts: JsonObject) -> str:
     """Of Python the first two numbers count."""
     version = str(facts.get(name))
     return ".".join(version.split(".")[:2]) if name == "python" else version
@@ -353,7 +354,7 @@ def _together(hosts: Hosts, asked: Sequence[AskedHost]) -> CheckLine:
     head, *others = asked
     numbers = range(1, len(asked))
 
-    def pairs() -> dict[int, dict[str, Any]]:
+    def pairs() -> dict[int, JsonObject]:
         told = {step["number"]: step for other in others for step in other.steps("pair") if "error" in step}
         return {**told, **{step["number"]: step for step in head.steps("pair")}}
 

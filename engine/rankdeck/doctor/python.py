@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.base.parsing import json_of
+from rankdeck.base.parsing import JsonObject, json_object
 from rankdeck.base.phrases import counted, marked, phrase, sentences
 from rankdeck.config.interpreters import ChosenPython
 from rankdeck.doctor.lines import CheckLine, Verdict, row
@@ -52,13 +52,12 @@ def look_at_python(name: str, chosen: ChosenPython, driver: Path = _DRIVER) -> I
     yield _judged(name, python, told, place, driver.exists())
 
 
-def last_object(text: str | bytes) -> dict[str, Any] | None:
+def last_object(text: str | bytes) -> JsonObject | None:
     """What the last line of a probe says; others may print before it."""
     try:
-        told = json_of((text.strip().splitlines() or [""])[-1])
+        return json_object((text.strip().splitlines() or [""])[-1])
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
 
 
 def _judged(name: str, python: Path, told: Mapping[str, Any], place: str, has_driver: bool) -> CheckLine:

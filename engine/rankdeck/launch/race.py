@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rankdeck import events, rundir
 from rankdeck.base.errors import DeviceError, RankdeckError
-from rankdeck.base.files import read_toml
+from rankdeck.base.files import read_toml_or_empty
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig, from_dict, on_devices
 from rankdeck.config.consent import check_paths
@@ -218,15 +217,8 @@ def _title(asked: Asked, num_devices: int) -> str:
     beside = [one for one in rundir.list_races(asked.runs) if one.path.parent == asked.runs.absolute()]
     alike = [one for one in beside if rundir.slug(name) in one.name][:_MOST_ALIKE]
     titles = {found.title: one for one in alike if (found := races.read_race(one)) is not None}
-    others = {title: partial(_tables, one) for title, one in titles.items()}
+    others = {title: partial(read_toml_or_empty, one.asked) for title, one in titles.items()}
     return tell_apart(name, asked.config.to_dict(), others)
-
-
-def _tables(folder: RaceDir) -> dict[str, Any]:
-    try:
-        return read_toml(folder.asked)
-    except (OSError, ValueError):
-        return {}
 
 
 def check_devices(asked: Asked, num_devices: int) -> None:
@@ -261,7 +253,7 @@ def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> R
 
     Raises: ConfigError where the two do not go together.
     """
-    tables: dict[str, Any] = base.to_dict()
+    tables = base.to_dict()
     tables["strategy"] = {"use": line.strategy, **line.options}
     if steps is not None:
         tables["launch"] |= {"max_restarts": 0, "on_hang": "stop"}

@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, MachineError
-from rankdeck.base.files import read_toml
+from rankdeck.base.files import read_toml_or_empty
 from rankdeck.base.masking import mask_table
 from rankdeck.base.names import checked_name
+from rankdeck.base.parsing import JsonObject
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.config.consent import check_paths
@@ -245,15 +245,12 @@ def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
     """What a new run is called: the name, told apart from the folder's runs that are called so."""
     beginning = rundir.slug(name)
     alike = [run for run in rundir.list_folder(runs) if run.title_slug.startswith(beginning)]
-    beside = {run.title: partial(_tables, run) for run in alike[:_MOST_ALIKE]}
+    beside = {run.title: partial(_masked, run.config_file) for run in alike[:_MOST_ALIKE]}
     return tell_apart(name, mask_table(config.to_dict()), beside)
 
 
-def _tables(run: RunDir) -> dict[str, Any]:
-    try:
-        return mask_table(read_toml(run.config_file))
-    except (OSError, ValueError):
-        return {}
+def _masked(file: Path) -> dict[str, object]:
+    return mask_table(read_toml_or_empty(file))
 
 
 def _check(config: RunConfig, several: Several | None = None) -> tuple[RunConfig, choose.ChosenDevices]:
@@ -289,7 +286,7 @@ def check_here(config: RunConfig) -> None:
 
 def environment_of(
     config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
-) -> dict[str, Any]:
+) -> JsonObject:
     """environment.json of a configuration, which trains in this environment."""
     told = _surroundings(config.folder, choice, command_line, started, reads_files=bool(config.own_code()))
     told["versions"] |= {name: _version(name) for name in _VERSIONED}
@@ -303,7 +300,7 @@ def _surroundings(
     started: float,
     *,
     reads_files: bool = True,
-) -> dict[str, Any]:
+) -> JsonObject:
     """environment.json of a script: versions of its own environment are told once it has imported them.
     `problems` are warnings that the supervisor passes on as events."""
     return {

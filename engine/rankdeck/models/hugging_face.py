@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import MachineError, ModelError
 from rankdeck.base.home import expanded
-from rankdeck.base.parsing import json_of
+from rankdeck.base.parsing import JsonObject, json_object
 from rankdeck.base.phrases import phrase
 
 SAMPLES = 4096
@@ -85,11 +85,11 @@ class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
-def _fields(config: str) -> dict[str, Any]:
+def _fields(config: str) -> JsonObject:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        fields = json_of(path.read_text(encoding="utf-8"))
+        return json_object(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
             phrase(
@@ -100,13 +100,6 @@ def _fields(config: str) -> dict[str, Any]:
             path="model.args.config",
             advice=phrase("Give the config.json of a model, or the folder that holds it."),
         ) from None
-    if not isinstance(fields, dict):
-        raise ModelError(
-            phrase("{path} is no configuration of Hugging Face: it holds no object.", path=path),
-            path="model.args.config",
-            advice=phrase("Give the config.json of a model."),
-        )
-    return fields
 
 
 def _transformers() -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
+from rankdeck.base.parsing import TomlTables
 from rankdeck.base.phrases import marked
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.imbalance import Imbalance
@@ -130,7 +131,7 @@ def read_info(run: RunDir) -> RunInfo:
     first, begun = (started[-1], started[0]) if started else (None, None)
     if begun is not None and begun.attempt < attempt_of(run.config_file.name):
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
-    tables = _tables(run) if begun is None else {}
+    tables = files.read_toml_or_empty(run.config_file) if begun is None else {}
     stamp, labels, outcome = labels_stamp(run.path), read_labels(run.path), run.outcome()
     return RunInfo(
         path=run.path,
@@ -179,7 +180,7 @@ def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> 
             yield Spell(began, max(told, default=run.here(one.t)))
 
 
-def _strategy(run: RunDir, begun: events.RunStarted | None, tables: dict[str, Any]) -> str:
+def _strategy(run: RunDir, begun: events.RunStarted | None, tables: TomlTables) -> str:
     if begun is not None:
         return begun.strategy or _wrapper(run, begun.attempt) or ""
     strategy = tables.get("strategy")
@@ -290,13 +291,6 @@ def _files(run: RunDir, writer: str, attempt: int | None) -> list[Path]:
     """The files of events of a writer, the newest attempt first."""
     paths = run.events_folder.glob(f"{writer}.{'*' if attempt is None else attempt}.jsonl")
     return sorted(paths, key=lambda path: attempt_of(path.name), reverse=True)
-
-
-def _tables(run: RunDir) -> dict[str, Any]:
-    try:
-        return files.read_toml(run.config_file)
-    except (OSError, ValueError):
-        return {}
 
 
 def _seconds(value: object) -> float | None:

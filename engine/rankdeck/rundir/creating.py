@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.masking import mask_arguments, mask_table
+from rankdeck.base.parsing import JsonObject
 from rankdeck.base.phrases import phrase
 from rankdeck.rundir.directory import PRIVATE, RunDir, slug
 from rankdeck.rundir.unbegun import HIDDEN, remove_abandoned, removed_unless_begun
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_attempt(
-    run: RunDir, config: RunConfig | ScriptConfig, environment: dict[str, Any], least: int = 0
+    run: RunDir, config: RunConfig | ScriptConfig, environment: JsonObject, least: int = 0
 ) -> tuple[int, list[Path]]:
     """The files of the next attempt: its number, `least` or more, and what to remove if it never begins.
 
@@ -53,7 +54,7 @@ def add_attempt(
 
 
 def create(
-    runs: Path, config: RunConfig | ScriptConfig, environment: dict[str, Any], name: str | None = None
+    runs: Path, config: RunConfig | ScriptConfig, environment: JsonObject, name: str | None = None
 ) -> RunDir:
     """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
     Without a `name` both are made of the environment's "title", what the run is called.

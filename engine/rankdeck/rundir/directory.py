@@ -20,7 +20,7 @@ import re
 import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,7 +28,7 @@ from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.home import copies_dir
-from rankdeck.base.parsing import document_of, json_of
+from rankdeck.base.parsing import JsonObject, document_of
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import EventWriter, attempt_of, events_from_end
@@ -119,8 +119,8 @@ class RunDir:
     def own_title(self) -> str:
         """What it was called when its latest attempt began, which may have another strategy."""
         for file, read, key in (
-            (self.file_of("environment", "json"), _read_json, "title"),
-            (self.path / "environment.json", _read_json, "title"),
+            (self.file_of("environment", "json"), files.read_json, "title"),
+            (self.path / "environment.json", files.read_json, "title"),
             (self.path / "config.toml", files.read_toml, "name"),  # a run of before titles were kept
         ):
             try:
@@ -207,10 +207,10 @@ class RunDir:
 
         return script.load(_with_secrets(self.config_file))
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> JsonObject:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
-            told = _read_json(self.file_of("environment", "json"))
+            told = files.read_json(self.file_of("environment", "json"))
         except (OSError, ValueError):
             return {}
         try:
@@ -300,14 +300,6 @@ def _regular(file: Path) -> Path:
         return file
     message = phrase("{path} is no regular file.", path=file)
     raise ConfigError(message, code="unreadable", path=str(file))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Raises OSError or ValueError: it cannot be read, or holds no JSON object."""
-    value = json_of(files.read_text(file))
-    if not isinstance(value, dict):
-        raise ValueError("no object")
-    return value
 
 
 def final_path(hidden: RunDir) -> Path:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.names import LONGEST_NAME, checked_name
-from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import marked, phrase
 
 if TYPE_CHECKING:
@@ -58,10 +57,8 @@ class Labels:
 def read_labels(run: Path) -> Labels:
     """What labels.json says; what it does not say, or not as it was written, is empty."""
     try:
-        told = json_of(files.read_text(_file(run)))
+        told = files.read_json(_file(run))
     except (OSError, ValueError):
-        return Labels()
-    if not isinstance(told, dict):
         return Labels()
     name, tags, note = told.get("name"), told.get("tags"), told.get("note")
     return Labels(
