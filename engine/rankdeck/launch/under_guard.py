@@ -19,6 +19,7 @@ import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import MachineError, RankdeckError
 from rankdeck.base.phrases import phrase
+from rankdeck.config import RunConfig
 from rankdeck.config.consent import agree_to_start
 from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.config.script import ScriptConfig
@@ -70,8 +71,7 @@ def start_guard(
     hosts: HostsSpec | None = None,
 ) -> RunDir:
     """A run under guard, with its final name and its lock held. `worker` is what the ranks of a configuration
-    run; `attached` are the streams that a script shares with this command. `held` are descriptors of locks
-    that the guard is to hold as well as this process; `hosts` is what a run of several is started with.
+    run; `attached` are the streams that a script shares with this command. `held`, `hosts`: see GuardSpec.
 
     Raises:
         DeviceError: a lease is held meanwhile.
@@ -87,8 +87,7 @@ def start_guard(
     answer_end, ready_end = os.pipe()
     tether_end, kept_end = (None, None) if detach else os.pipe()
     streams = [] if attached is None else attached.handles()
-    is_script = isinstance(config, ScriptConfig)
-    limits = config.script if isinstance(config, ScriptConfig) else config.launch
+    max_restarts, stop_s = _limits_of(config)
     spec: GuardSpec = {
         "hidden": str(hidden.path),
         "final": str(run.path),
@@ -97,17 +96,16 @@ def start_guard(
         "ready_fd": ready_end,
         "tether_fd": tether_end,
         "attempt": attempt,
-        "max_restarts": limits.max_restarts,
-        "signals": is_script,
-        "stop_s": SCRIPT_STOP_S if is_script else guard.STOP_S,
+        "max_restarts": max_restarts,
+        "signals": isinstance(config, ScriptConfig),
+        "stop_s": stop_s,
         "passed": streams,
         "held": list(held),
         "hosts": hosts,
     }
-    listener = [] if hosts is None or "listener" not in hosts else [hosts["listener"]]
     own_ends = [ready_end] if tether_end is None else [ready_end, tether_end]
     try:
-        first = _popen(run, spec, [*own_ends, *streams, *held, *listener])
+        first = _popen(run, spec)
     finally:
         for handle in [*own_ends, *streams]:
             os.close(handle)
@@ -123,6 +121,13 @@ def start_guard(
     return run
 
 
+def _limits_of(config: RunConfig | ScriptConfig) -> tuple[int, float]:
+    """How often the guard begins again, and what the supervisor has from TERM to KILL."""
+    if isinstance(config, ScriptConfig):
+        return config.script.max_restarts, SCRIPT_STOP_S
+    return config.launch.max_restarts, guard.STOP_S
+
+
 def _command(run: RunDir, attempt: int, worker: str | None, attached: Attached | None) -> list[str]:
     """How the guard starts the supervisor, with places for its descriptors."""
     command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
@@ -132,7 +137,9 @@ def _command(run: RunDir, attempt: int, worker: str | None, attached: Attached |
     return command if attached is None else [*command, "--attached", attached.to_argument()]
 
 
-def _popen(run: RunDir, spec: GuardSpec, passed: Sequence[int]) -> subprocess.Popen[bytes]:
+def _popen(run: RunDir, spec: GuardSpec) -> subprocess.Popen[bytes]:
+    listener = None if spec["hosts"] is None else spec["hosts"].get("listener")
+    ends = [spec["ready_fd"], spec["tether_fd"], listener, *spec["passed"], *spec["held"]]
     callers = without_observer(os.environ)
     environment = {name: value for name, value in callers.items() if name not in _SET_BY_RUNS}
     try:
@@ -141,7 +148,7 @@ def _popen(run: RunDir, spec: GuardSpec, passed: Sequence[int]) -> subprocess.Po
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=passed,
+            pass_fds=[end for end in ends if end is not None],
             # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
             env={**environment, guard.GUARD: str(run.path)},
         )
