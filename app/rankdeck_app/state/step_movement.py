@@ -24,6 +24,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem, changes_in_w
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import StrategyCard, option_fields
 from rankdeck.config.devices import parse_devices
+from rankdeck.config.planning import Options
 from rankdeck.run.movement import MOST_PARTS, Timeline, timeline
 from rankdeck.run.plan_lines import CANNOT, PlanLine
 from rankdeck_app.language import in_words, spoken, tr
@@ -38,8 +39,6 @@ ELSEWHERE = ("cpu:4", "cpu:2")
 """The first that the draft does not have, where a step cannot be drawn for its own."""
 _OWN = "own"
 _MOST_FIXES = 4
-
-Options = dict[str, Any]
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankdeck.base.home import state_dir
-from rankdeck.base.parsing import JsonObject, TomlTables, json_object, toml_of
+from rankdeck.base.parsing import JsonObject, TomlTable, json_object, toml_of
 from rankdeck.base.phrases import phrase
 
 _PAGE_BYTES = 4096
@@ -106,7 +106,7 @@ def sync_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def read_toml(path: Path) -> TomlTables:
+def read_toml(path: Path) -> TomlTable:
     """The tables of a TOML file; a byte order mark, which some editors write, is skipped.
 
     Raises:
@@ -116,7 +116,7 @@ def read_toml(path: Path) -> TomlTables:
     return toml_of(read_bytes(path, LARGEST_TOML_BYTES).decode("utf-8-sig"))
 
 
-def read_toml_or_empty(path: Path) -> TomlTables:
+def read_toml_or_empty(path: Path) -> TomlTable:
     """As `read_toml`; no tables where that fails."""
     try:
         return read_toml(path)

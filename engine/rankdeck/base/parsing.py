@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-TomlTables = dict[str, Any]
-"""Tables by name, as a file of TOML has them, with tables inside."""
+TomlTable = dict[str, Any]
+"""A table of a TOML file, or the whole file: values by key, with tables inside."""
 JsonObject = dict[str, Any]
 """What a file or another process said in JSON; who reads it checks what stands in it."""
 
@@ -50,7 +50,7 @@ def json_object(text: str | bytes) -> JsonObject:
     return value
 
 
-def toml_of(text: str) -> TomlTables:
+def toml_of(text: str) -> TomlTable:
     """Raises: tomllib.TOMLDecodeError, which is a ValueError."""
     try:
         if _LONG_KEY.search(text) or fault_of(value := tomllib.loads(text)) == _TOO_DEEP:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from rankdeck.base.parsing import JsonObject
 from rankdeck.config import mesh_sizes
 from rankdeck.config.planning import Planning, uses_torchs_ddp, usual_meshes
 
@@ -277,7 +278,7 @@ class StrategyCard(CatalogCard):
         """Whether its options are the sizes of a mesh."""
         return issubclass(self.options, MeshOptions)
 
-    def changed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(self, options: Mapping[str, Any]) -> dict[str, object]:
         """Options that are not the default ones."""
         defaults = self.options().model_dump()
         return {name: value for name, value in options.items() if defaults.get(name) != value}
@@ -673,7 +674,7 @@ def option_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
     )
 
 
-def _option_field(name: str, info: FieldInfo, schema: dict[str, Any], text: str) -> OptionField:
+def _option_field(name: str, info: FieldInfo, schema: JsonObject, text: str) -> OptionField:
     """`schema` is the field's JSON schema."""
     either = schema.get("anyOf", [schema])
     schema = next(one for one in either if one.get("type") != "null")

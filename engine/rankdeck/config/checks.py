@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from rankdeck.base.errors import Problem, closest, did_you_mean, one_of
-from rankdeck.base.parsing import Place, line_of
+from rankdeck.base.parsing import Place, TomlTable, line_of
 from rankdeck.base.phrases import Phrase, marked, phrase
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
 from rankdeck.config.schema import Choice
@@ -151,7 +151,7 @@ class ProblemReport:
         self.add("wrong-value", place, wrong, right, cure)
 
 
-def fill_ins_told(report: ProblemReport, tables: dict[str, Any], place: Place = ()) -> dict[str, Any]:
+def fill_ins_told(report: ProblemReport, tables: TomlTable, place: Place = ()) -> TomlTable:
     """The tables without what is still to be filled in, which is told."""
     filled = {}
     for key, value in tables.items():
@@ -179,7 +179,7 @@ class _Boolean:
         return str(self._value).lower()
 
 
-def _without_booleans(table_type: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+def _without_booleans(table_type: type[BaseModel], values: Mapping[str, object]) -> dict[str, object]:
     fields = table_type.model_fields
     return {
         key: _marked(value) if key in fields and not _takes_booleans(fields[key].annotation) else value

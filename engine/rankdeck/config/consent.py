@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError
@@ -83,12 +83,12 @@ def _agreed_file() -> Path:
     return state_dir() / "agreed"
 
 
-def _execution(words: list[str], told: dict[str, Any]) -> Execution:
+def _execution(words: list[str], told: Mapping[str, object]) -> Execution:
     text = json.dumps(told, sort_keys=True, default=str)
     return Execution(tuple(words), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest())
 
 
-def _call_words(use: str, arguments: dict[str, Any], folder: Path) -> str:
+def _call_words(use: str, arguments: Mapping[str, object], folder: Path) -> str:
     """'/home/me/model.py:Model(width=64)'; of a module the folder that it is looked for in first, too."""
     module, _, name = use.rpartition(":")
     call = f":{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"

@@ -23,12 +23,11 @@ from typing import Annotated, Any, Literal
 
 import tomlkit
 from pydantic import Field
-from tomlkit import TOMLDocument
-from tomlkit.items import Table as TomlTable
+from tomlkit import TOMLDocument, items
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, closest, did_you_mean, one_of
-from rankdeck.base.parsing import key_lines, toml_of
+from rankdeck.base.parsing import TomlTable, key_lines, toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.schema import Count, Table
@@ -61,7 +60,7 @@ class ScriptEntry(Table):
     observe: Literal["none", "light", "full"] | None = None
     max_restarts: Count | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """What differs from the defaults, as a person writes it."""
         return self.model_dump(exclude_defaults=True)
 
@@ -143,7 +142,7 @@ def _refused(path: Path, problems: Sequence[Problem]) -> ConfigError:
     return refused
 
 
-def _checked(report: ProblemReport, path: Path, tables: dict[str, Any]) -> FolderFile:
+def _checked(report: ProblemReport, path: Path, tables: TomlTable) -> FolderFile:
     for key in tables:
         if key not in _TABLES:
             message = phrase("{key} is not a table of {file}.", key=key, file=FOLDER_FILE)
@@ -194,7 +193,7 @@ def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
     def change(document: TOMLDocument) -> None:
         scripts = document.setdefault("scripts", tomlkit.table(is_super_table=True))
         values = entry.to_dict()
-        if not isinstance(scripts.get(name), TomlTable):
+        if not isinstance(scripts.get(name), items.Table):
             scripts[name] = tomlkit.item(values)
             return
         there = scripts[name]

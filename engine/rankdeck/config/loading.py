@@ -16,16 +16,18 @@ from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.base.files import LARGEST_TOML_BYTES
 from rankdeck.base.home import expanded
 from rankdeck.base.names import checked_name
-from rankdeck.base.parsing import Place, key_lines, toml_of
+from rankdeck.base.parsing import Place, TomlTable, key_lines, toml_of
 from rankdeck.base.phrases import phrase
 from rankdeck.config.checks import ProblemReport, choice, fill_ins_told, find_card
 from rankdeck.config.naming import given_name
-from rankdeck.config.rules import TABLE_RULES, check_together
-from rankdeck.config.schema import Choice, RunConfig
+from rankdeck.config.rules import TABLE_RULES, CheckedTables, check_together
+from rankdeck.config.schema import Choice, RunConfig, Table
 
 _TOP_LEVEL = RunConfig.model_fields
-_SECTIONS: dict[str, Any] = {
-    name: field.annotation for name, field in _TOP_LEVEL.items() if name not in ("name", "folder", "strategy")
+_SECTIONS = {
+    name: field.annotation
+    for name, field in _TOP_LEVEL.items()
+    if name != "strategy" and isinstance(field.annotation, type) and issubclass(field.annotation, Table)
 }
 
 
@@ -133,7 +135,7 @@ def _not_in_file(lines: dict[Place, int | None], place: Place) -> None:
 
 
 def from_dict(
-    tables: dict[str, Any],
+    tables: TomlTable,
     *,
     folder: Path,
     stem: str = "run",
@@ -177,11 +179,12 @@ def from_dict(
         values[section] = _section(report, section, tables.get(section, {}))
     values["strategy"] = choice(report, ("strategy",), tables.get("strategy", {}), "single")
     if is_filled_in and all(values[key] is not None for key in ("train", "strategy", "devices", "hosts")):
-        check_together(report, values)
+        checked = CheckedTables(**{name: values[name] for name in CheckedTables._fields})
+        values["strategy"] = check_together(report, checked)
     if report.problems:
         problems = sorted(report.problems, key=lambda problem: problem.line or 0)
         raise ConfigError(problems[0].said("message"), problems=problems)
-    return RunConfig(**_absolute_paths(values, base, resolve))
+    return _with_absolute_paths(RunConfig(**values), base, resolve)
 
 
 def _section(report: ProblemReport, section: str, values: Any) -> Any:
@@ -219,7 +222,7 @@ def _card_table(report: ProblemReport, section: str, table: Any) -> Any:
     )
 
 
-def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
+def _apply_override(tables: TomlTable, override: str) -> Problem | None:
     """One "--set key=value" applied to the tables. A value that is not TOML is taken as text."""
     key, equals, raw = override.partition("=")
     parts = _override_place(override)
@@ -253,17 +256,18 @@ def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
     return None
 
 
-def _absolute_paths(values: dict[str, Any], base: Path, resolve: Callable[[Path], Path]) -> dict[str, Any]:
+def _with_absolute_paths(config: RunConfig, base: Path, resolve: Callable[[Path], Path]) -> RunConfig:
     """Paths in args made absolute, and "path/to/file.py:factory" too: the resolved copy runs alone."""
+    tables = {}
     for section in ("model", "data", "loss"):
-        table = values[section]
-        update: dict[str, Any] = {"use": _absolute_code(table.use, base, resolve)}
+        table = getattr(config, section)
+        update: dict[str, object] = {"use": _absolute_code(table.use, base, resolve)}
         args = getattr(table, "args", {})
         path = args.get("path")
         if isinstance(path, str) and not path.startswith("@"):
             update["args"] = {**args, "path": str(resolve(base / expanded(path)))}
-        values[section] = table.model_copy(update=update)
-    return values
+        tables[section] = table.model_copy(update=update)
+    return config.model_copy(update=tables)
 
 
 def _absolute_code(use: str, base: Path, resolve: Callable[[Path], Path]) -> str:

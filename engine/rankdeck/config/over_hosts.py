@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rankdeck.base.errors import DeviceError, Problem, one_of
+from rankdeck.base.parsing import TomlTable
 from rankdeck.base.phrases import phrase
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import STRATEGIES
@@ -24,7 +24,7 @@ JOIN = "RANKDECK_JOIN"
 """In the environment, in place of --join: what nobody else can read."""
 
 
-def portable(config: RunConfig) -> dict[str, Any]:
+def portable(config: RunConfig) -> TomlTable:
     """The tables for another host: code in the configuration's folder is named from there on."""
     tables = config.to_dict()
     folder = Path(tables.pop("folder", None) or ".").resolve()

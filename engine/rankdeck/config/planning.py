@@ -4,7 +4,7 @@ the planner compares no names of strategies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +15,9 @@ Options = Mapping[str, Any]
 class Planning:
     """Of one strategy. Options are all of its options by name, defaults included."""
 
-    variants: Callable[[int], list[dict[str, Any]]] = lambda num_devices: [{}]
+    variants: Callable[[int], Sequence[Options]] = lambda num_devices: [{}]
     """The options that a plan of all strategies asks about on so many devices."""
-    less_memory: Callable[[Options], dict[str, Any]] = lambda options: {}
+    less_memory: Callable[[Options], Options] = lambda options: {}
     """Options that need less memory than these."""
     label_option: str | None = None
     """The option that names a row of defaults."""
@@ -43,7 +43,7 @@ class Planning:
     """The strategy whose figures, with a set of buckets, serve where torch's wrapper cannot be followed."""
 
 
-def usual_meshes(num_devices: int) -> list[dict[str, Any]]:
+def usual_meshes(num_devices: int) -> list[dict[str, int]]:
     """Pairs of axes over an even number of devices: replicas of pipelines, of slices, and split layers."""
     half = num_devices // 2
     if num_devices < 4 or num_devices % 2:

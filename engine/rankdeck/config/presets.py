@@ -7,9 +7,9 @@ A preset is a TOML file whose leading comment says what one learns from it. In a
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -79,7 +79,7 @@ def _card(path: Path) -> PresetCard:
     )
 
 
-def _use(tables: dict[str, Any], section: str, default: str) -> str:
+def _use(tables: Mapping[str, object], section: str, default: str) -> str:
     table = tables.get(section, {})
     use = table.get("use", default) if isinstance(table, dict) else None
     if not isinstance(use, str):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem, one_of
 from rankdeck.base.phrases import marked, phrase
@@ -23,6 +23,7 @@ from rankdeck.config.schema import (
     DataConfig,
     DevicesConfig,
     HostsConfig,
+    ModelConfig,
     RehearsalConfig,
     RunConfig,
     TrainConfig,
@@ -76,16 +77,27 @@ TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
 }
 
 
-def check_together(report: ProblemReport, values: dict[str, Any]) -> None:
-    """What one table alone cannot tell."""
-    hosts: HostsConfig = values["hosts"]
-    selections = hosts.selections(values["devices"])
+class CheckedTables(NamedTuple):
+    """What is checked together; None where something is wrong in the table itself."""
+
+    model: ModelConfig | None
+    data: DataConfig | None
+    train: TrainConfig
+    strategy: Choice
+    devices: DevicesConfig
+    rehearsal: RehearsalConfig | None
+    hosts: HostsConfig
+
+
+def check_together(report: ProblemReport, tables: CheckedTables) -> Choice:
+    """What one table alone cannot tell. The strategy, with a mesh where nobody gave its axes sizes."""
+    selections = tables.hosts.selections(tables.devices)
     if (odd := over_hosts.kinds_problem(selections)) is not None:
         report.take(odd)
-    _check_batch(report, values["train"], values["data"])
+    _check_batch(report, tables.train, tables.data)
     kinds = {one.kind for one in selections.values()}
     kind = "gpu" if "gpu" in kinds else None if "auto" in kinds else "cpu"
-    _check_on(report, values, kind, hosts.counts(values["devices"]))
+    return _check_on(report, tables, kind, tables.hosts.counts(tables.devices))
 
 
 def _check_batch(report: ProblemReport, train: TrainConfig, data: DataConfig | None) -> None:
@@ -113,39 +125,39 @@ def on_devices(config: RunConfig, kind: str, *counts: int) -> RunConfig:
         ConfigError: something in it does not go with them.
     """
     report = ProblemReport({}, [])
-    values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal", "hosts")}
-    _check_on(report, values, kind, counts)
+    tables = CheckedTables(**{name: getattr(config, name) for name in CheckedTables._fields})
+    strategy = _check_on(report, tables, kind, counts)
     if report.problems:
         raise ConfigError(report.problems[0].said("message"), problems=report.problems)
-    return config.model_copy(update={"strategy": values["strategy"]})
+    return config.model_copy(update={"strategy": strategy})
 
 
 def _check_on(
-    report: ProblemReport, values: dict[str, Any], kind: str | None, counts: Sequence[int] | None
-) -> None:
+    report: ProblemReport, tables: CheckedTables, kind: str | None, counts: Sequence[int] | None
+) -> Choice:
     """What does not go together on such devices; None for what is not known yet."""
-    train: TrainConfig = values["train"]
+    train, strategy, rehearsal, hosts = tables.train, tables.strategy, tables.rehearsal, tables.hosts
     num_devices = None if counts is None else sum(counts)
     if num_devices is not None:
-        values["strategy"] = _with_mesh(values["strategy"], num_devices)
-    model_args = values["model"].args if values["model"] else {}
-    for row in refusals(Facts(values["strategy"], train, model_args, kind)):
+        strategy = _with_mesh(strategy, num_devices)
+    model_args = tables.model.args if tables.model else {}
+    for row in refusals(Facts(strategy, train, model_args, kind)):
         report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead, row.cure)
     if kind == "gpu" and train.precision == "fp64":
         message = phrase("train.precision = fp64 is for rehearsals on CPU.")
         advice, cure = phrase("Use fp32, or cpu:N for a rehearsal."), {"train.precision": "fp32"}
         report.add("precision", ("train", "precision"), message, advice, cure)
-    if kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
+    if kind == "gpu" and rehearsal and rehearsal.pace == "simulated":
         message = phrase("rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs.")
         advice, cure = phrase('Use pace = "real", or devices.use = "cpu:4".'), {"rehearsal.pace": "real"}
         report.add("does-not-combine", ("rehearsal", "pace"), message, advice, cure)
-    hosts: HostsConfig = values["hosts"]
     num_hosts = len(counts or hosts.use)
-    if odd := over_hosts.problem(values["strategy"], num_hosts, counts, hosts.across):
+    if odd := over_hosts.problem(strategy, num_hosts, counts, hosts.across):
         report.take(odd)
     if num_devices is not None:
-        for problem in batch_problems(train, values["strategy"], num_devices):
+        for problem in batch_problems(train, strategy, num_devices):
             report.take(problem)
+    return strategy
 
 
 def _with_mesh(strategy: Choice, num_devices: int) -> Choice:

@@ -8,11 +8,12 @@ Read loading.py next.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
+from rankdeck.base.parsing import TomlTable
 from rankdeck.base.units import parse_bytes
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck.config.devices import DeviceSelection, parse_devices
@@ -34,10 +35,10 @@ class Choice(Table):
     """A card by name with its options beside it: `{ use = "adamw", lr = 3e-4 }`."""
 
     use: str
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: TomlTable = Field(default_factory=dict)
 
     @model_serializer
-    def _as_table(self) -> dict[str, Any]:
+    def _as_table(self) -> TomlTable:
         """As a person writes it: the options beside `use`."""
         return {"use": self.use, **self.options}
 
@@ -45,13 +46,13 @@ class Choice(Table):
 class ModelConfig(Table):
     use: str = "mlp"
     """A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory"."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: TomlTable = Field(default_factory=dict)
 
 
 class DataConfig(Table):
     use: str = "digits"
     """digits, text, images, synthetic, or your own "module:factory"."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: TomlTable = Field(default_factory=dict)
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """DataLoader workers per rank."""
     pin_memory: bool = True
@@ -207,7 +208,7 @@ class RunConfig(Table):
         """What is used that is a person's own, "module:attribute"."""
         return [use for use, _ in self.own_calls().values()]
 
-    def own_calls(self) -> dict[str, tuple[str, dict[str, Any]]]:
+    def own_calls(self) -> dict[str, tuple[str, TomlTable]]:
         """By part, what is used that is a person's own, with what it is called with."""
         used = {
             "model": (self.model.use, self.model.args),
@@ -217,7 +218,7 @@ class RunConfig(Table):
         }
         return {part: call for part, call in used.items() if ":" in call[0]}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> TomlTable:
         """The tables as a person writes them, without what is None."""
         told = self.model_dump(exclude_none=True)
         return told if self.hosts != HostsConfig() else {name: told[name] for name in told if name != "hosts"}

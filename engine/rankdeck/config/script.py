@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tomlkit
 from pydantic import Field, ValidationError
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.parsing import toml_of
+from rankdeck.base.parsing import TomlTable, toml_of
 from rankdeck.base.phrases import counted, marked, phrase
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.config.environments import is_environment
@@ -96,7 +96,7 @@ class ScriptConfig(Table):
         run = f"./{table.run}" if table.kind == "file" and table.run.startswith("-") else table.run
         return [table.python, "-u", *(["-m"] if table.kind == "module" else []), run, *table.args]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> TomlTable:
         return self.model_dump(exclude_none=True)
 
     def to_toml(self) -> str:

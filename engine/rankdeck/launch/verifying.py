@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -33,7 +33,7 @@ class StrategyRow(Protocol):
     @property
     def strategy(self) -> str: ...
     @property
-    def options(self) -> dict[str, Any]: ...
+    def options(self) -> Mapping[str, object]: ...
 
 
 AnyRow = TypeVar("AnyRow", bound=StrategyRow)
@@ -67,7 +67,7 @@ class Verification:
             return phrase("Cannot run")
         return phrase("One device: there is nothing to compare")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """As `--json` has it."""
         return {
             "verified": msgspec.to_builtins(verified_summary(self.verified)),

@@ -11,17 +11,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+from rankdeck.base.parsing import TomlTable
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_setting
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.gpu_models import GpuModel, Rates
+from rankdeck.config.planning import Options
 from rankdeck.run.plan_lines import FITS, TIGHT, PlanLine
 
-Options = dict[str, Any]
 ALL, OWN = "all", "own"
 MAX_BATCH = 2**20
 _ROUNDS = 12
@@ -33,7 +33,7 @@ class Candidate:
 
     strategy: str
     options: Options = field(default_factory=dict)
-    changes: Options = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     configured: bool = False
 
     @property
@@ -111,13 +111,13 @@ def effort(config: RunConfig, num_devices: int) -> tuple[int, bool]:
     return replicas * num_microbatches(options, stages), not card.one_process
 
 
-def num_microbatches(options: Mapping[str, Any], stages: int) -> int:
+def num_microbatches(options: Options, stages: int) -> int:
     """Into how many microbatches a replica's batch is cut."""
     return int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
 
 
 def representatives(
-    equal_ranks: str, options: Mapping[str, Any], num_devices: int, alike: Sequence[int] = ()
+    equal_ranks: str, options: Options, num_devices: int, alike: Sequence[int] = ()
 ) -> dict[int, int]:
     """For every rank the rank whose figures are its own as well.
 
@@ -191,7 +191,7 @@ class Target:
     def num_devices(self) -> int:
         return len(self.devices)
 
-    def as_tables(self, across: Sequence[str]) -> dict[str, Any]:
+    def as_tables(self, across: Sequence[str]) -> TomlTable:
         """What a configuration for it says of devices and hosts, so that it is refused what these refuse."""
         hosts = {name: self._use(count) for name, count in self.by_host.items()}
         of_hosts = {"use": list(hosts), "devices": hosts, "across": list(across)} if hosts else {}

@@ -260,14 +260,14 @@ def empty_line(candidate: Candidate, target: Target, error: RankdeckError | None
     """A candidate that has no figures."""
     return PlanLine(
         strategy=candidate.strategy,
-        options=candidate.options,
+        options=dict(candidate.options),
         label=candidate.label,
         verdict=CANNOT,
         reason=None if error is None else sentences((error.message, error.advice)),
         refusal=None if error is None else refusal_of(error),
         target=target.words,
         configured=candidate.configured,
-        changes=candidate.changes,
+        changes=dict(candidate.changes),
     )
 
 

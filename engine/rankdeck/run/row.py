@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
-from rankdeck.base.parsing import TomlTables
+from rankdeck.base.parsing import TomlTable
 from rankdeck.base.phrases import marked
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.imbalance import Imbalance
@@ -180,7 +179,7 @@ def _spells(run: RunDir, started: list[events.RunStarted], *, goes_on: bool) -> 
             yield Spell(began, max(told, default=run.here(one.t)))
 
 
-def _strategy(run: RunDir, begun: events.RunStarted | None, tables: TomlTables) -> str:
+def _strategy(run: RunDir, begun: events.RunStarted | None, tables: TomlTable) -> str:
     if begun is not None:
         return begun.strategy or _wrapper(run, begun.attempt) or ""
     strategy = tables.get("strategy")
@@ -196,7 +195,7 @@ def _wrapper(run: RunDir, attempt: int) -> str | None:
     return None
 
 
-def row_of(info: RunInfo) -> dict[str, Any]:
+def row_of(info: RunInfo) -> dict[str, object]:
     """The row of `rankdeck runs --json`. One of a script has two keys more, one of a race four."""
     race = info.race
     row = {

@@ -17,12 +17,13 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QHBoxLayout, QSiz
 from rankdeck.base.phrases import marked
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config.catalog import STRATEGIES, OptionField, StrategyCard, option_fields
+from rankdeck.config.planning import Options
 from rankdeck.run.movement import Timeline
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.state.plan_words import device_label, step_text, target_text
-from rankdeck_app.state.step_movement import Options, StepMovement
+from rankdeck_app.state.step_movement import StepMovement
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.chart_colors import BUBBLE, IDLE, phase_label
