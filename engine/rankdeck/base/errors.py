@@ -65,7 +65,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     severity: str = "error"
     last_lines: tuple[str, ...] = ()
-    cure: dict[str, Any] = {}
+    cure: dict[str, object] = {}
     evidence: tuple[Evidence, ...] = ()
     templates: dict[str, str] = {}
     arguments: dict[str, dict[str, Argument]] = {}

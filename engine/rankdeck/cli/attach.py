@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -144,7 +144,7 @@ def _words(stack: RankStack) -> Phrase:
     return phrase("{place}: {call}", place=where(stack.answer.frames), call=call.words())
 
 
-def _as_json(stack: RankStack) -> dict[str, Any]:
+def _as_json(stack: RankStack) -> dict[str, object]:
     call = stack.answer.call
     return {
         "rank": stack.rank,
@@ -157,7 +157,7 @@ def _as_json(stack: RankStack) -> dict[str, Any]:
     }
 
 
-def _frame(frame: Frame) -> dict[str, Any]:
+def _frame(frame: Frame) -> dict[str, object]:
     return {"file": frame.file, "line": frame.line, "function": frame.function}
 
 

@@ -68,7 +68,7 @@ def script_config(
     chosen = _python(options, entry, folder, file, environ)
     observe = options.observe if options.observe is not None else entry.observe
     restarts = options.max_restarts if options.max_restarts is not None else entry.max_restarts
-    table: dict[str, Any] = {
+    table: dict[str, object] = {
         "run": entry.run,
         "kind": entry.kind,
         "args": entry.args,

@@ -78,7 +78,7 @@ def render(template: str, facts: Mapping[str, Any]) -> str:
     return environment.get_template(template).render(facts)
 
 
-def losses(folds: Sequence[Fold], by: str, *, has_letters: bool = True) -> dict[str, Any]:
+def losses(folds: Sequence[Fold], by: str, *, has_letters: bool = True) -> dict[str, object]:
     """The drawings over each axis on which there are losses, and which is on top."""
     charts = {}
     for axis in BY:

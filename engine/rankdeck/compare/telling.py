@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from rankdeck.compare.words import kind_in_words
 from rankdeck.run.series import Floats
 
 
-def as_json(comparison: Comparison, by: str, lines: Sequence[LossLine]) -> dict[str, Any]:
+def as_json(comparison: Comparison, by: str, lines: Sequence[LossLine]) -> dict[str, object]:
     """`lines` are the losses of the runs over `by`. Unknown is None."""
     letters = [comparison.letter(place) for place in range(len(comparison.runs))]
     return {
@@ -31,7 +30,7 @@ def as_json(comparison: Comparison, by: str, lines: Sequence[LossLine]) -> dict[
     }
 
 
-def _run(run: ComparedRun, letter: str) -> dict[str, Any]:
+def _run(run: ComparedRun, letter: str) -> dict[str, object]:
     return {
         "letter": letter,
         "run": run.at.path.name,
@@ -57,7 +56,7 @@ def _run(run: ComparedRun, letter: str) -> dict[str, Any]:
     }
 
 
-def _row(row: FigureRow, letters: Sequence[str]) -> dict[str, Any]:
+def _row(row: FigureRow, letters: Sequence[str]) -> dict[str, object]:
     return {
         "key": row.key,
         "label": row.label,
@@ -72,17 +71,17 @@ def _row(row: FigureRow, letters: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _figure(figure: Figure | None) -> dict[str, Any] | None:
+def _figure(figure: Figure | None) -> dict[str, object] | None:
     if figure is None:
         return None
     return {"value": figure.value, "step": figure.step, "low": figure.low, "high": figure.high}
 
 
-def _difference(row: Difference, letters: Sequence[str]) -> dict[str, Any]:
+def _difference(row: Difference, letters: Sequence[str]) -> dict[str, object]:
     return {"key": row.key, "values": dict(zip(letters, row.values, strict=True))}
 
 
-def _line(line: LossLine) -> dict[str, Any]:
+def _line(line: LossLine) -> dict[str, object]:
     """The average alone: raw losses are in `rankdeck export`."""
     return {
         "at": _numbers(line.average_x),

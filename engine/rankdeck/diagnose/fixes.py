@@ -222,7 +222,7 @@ def planned_fixes(lines: Iterable[PlanLine], run: RunDir | None = None) -> list[
     return list(best.values())[:MOST_PLANNED]
 
 
-def strategy_changes(line: PlanLine) -> dict[str, Any]:
+def strategy_changes(line: PlanLine) -> dict[str, object]:
     """The strategy of a planned line and its options, but the default ones, as changes."""
     options = STRATEGIES[line.strategy].changed(line.options)
     return {STRATEGY: line.strategy, **{f"strategy.{name}": value for name, value in options.items()}}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import CHECK, CHECK_STEP, FIRST_STEP, NOT_BEGUN, STEP, VERIFYING, Beat
@@ -250,7 +249,7 @@ def _own(frames: Sequence[Frame]) -> Frame:
 
 def _listed(words: Sequence[Phrase]) -> Phrase:
     told = dict(zip("abcd", words, strict=False))
-    more: dict[str, Any] = {"more": len(words) - _NUM_TOLD} if len(words) > _NUM_TOLD else {}
+    more: dict[str, int] = {"more": len(words) - _NUM_TOLD} if len(words) > _NUM_TOLD else {}
     return phrase(_RANKS[len(told) + len(more) - 1], **told, **more)
 
 

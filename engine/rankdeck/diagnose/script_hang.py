@@ -5,8 +5,6 @@ Nothing is known of how long its phases take, and nothing ends because of this. 
 
 from __future__ import annotations
 
-from typing import Any
-
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.base.phrases import Phrase, marked, phrase
@@ -55,7 +53,7 @@ def standing_still(standing: Standing, now_s: float, run: str) -> Problem:
 
 
 def _left(rank: int, beat: Beat | None, seconds: float, standing: Standing) -> Phrase:
-    told: dict[str, Any] = {"rank": rank, "seconds": seconds}
+    told: dict[str, object] = {"rank": rank, "seconds": seconds}
     if beat is not None:
         told["place"] = place(beat)
     if standing.stacks:

@@ -91,8 +91,8 @@ def _answer_one(end: socket.socket) -> None:
             end.sendall(b"large")
 
 
-def _facts() -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _facts() -> dict[str, object]:
+    facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": installed.version("torch"),
         "nccl": installed.nccl(),
@@ -140,7 +140,7 @@ def _add_up(number: int, num_hosts: int, store: Place, own: socket.socket | None
                 distributed.destroy_process_group()
 
 
-def _pair(torch: Any, distributed: Any, store: Any, number: int, patience: timedelta) -> dict[str, Any]:
+def _pair(torch: Any, distributed: Any, store: Any, number: int, patience: timedelta) -> dict[str, float]:
     rank = int(number > 0)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=patience)
     summed = torch.arange(_SMALL, dtype=torch.float32) % 1021 + rank
@@ -183,7 +183,7 @@ def _takes_large(end: socket.socket) -> bool:
 
 def _try(number: int, place: Place) -> None:
     began_s = time.monotonic()
-    told: dict[str, Any] = {}
+    told: dict[str, object] = {}
     try:
         with socket.create_connection(place, REACH_S) as end:
             end.sendall(b"there")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-def _version(name: str, told: dict[str, Any]) -> Any:
+def _version(name: str, told: dict[str, object]) -> Any:
     """The module, None where it cannot be imported; `told` then says why."""
     began_s = time.monotonic()
     try:
@@ -28,7 +28,7 @@ def _version(name: str, told: dict[str, Any]) -> Any:
     return module
 
 
-def _devices(torch: Any) -> dict[str, Any]:
+def _devices(torch: Any) -> dict[str, object]:
     """What this torch was built for and what it finds, without making anything on a GPU."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -55,7 +55,7 @@ def _shares_with_numpy(torch: Any) -> str | None:
 
 
 def main() -> None:
-    told: dict[str, Any] = {"python": sys.version.split()[0]}
+    told: dict[str, object] = {"python": sys.version.split()[0]}
     numpy = _version("numpy", told)
     torch = _version("torch", told)
     if torch is not None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import MachineError, ModelError
 from rankdeck.base.home import expanded
-from rankdeck.base.parsing import JsonObject, json_object
+from rankdeck.base.parsing import json_object
 from rankdeck.base.phrases import phrase
 
 SAMPLES = 4096
@@ -85,7 +85,7 @@ class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
-def _fields(config: str) -> JsonObject:
+def _fields(config: str) -> dict[str, object]:
     path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     try:

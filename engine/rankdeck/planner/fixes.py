@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import torch
@@ -74,10 +73,10 @@ _NOT_HERE = marked(
 # One change
 
 
-def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
+def changes_for(config: RunConfig, target: Target) -> list[dict[str, object]]:
     """What could be changed about a configuration's memory, one thing each."""
     train = config.train
-    changes: list[dict[str, Any]] = []
+    changes: list[dict[str, object]] = []
     if not train.activation_checkpointing:
         changes.append({"train.activation_checkpointing": True})
     if target.like_cuda and train.precision == "fp32":
@@ -91,7 +90,7 @@ def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
     return changes
 
 
-def _steps_without_copies(config: RunConfig, target: Target) -> Iterator[dict[str, Any]]:
+def _steps_without_copies(config: RunConfig, target: Target) -> Iterator[dict[str, object]]:
     """Other ways for an optimizer of torch's to step that would take lists of tensors, which it copies."""
     chosen = config.train.optimizer
     foreach, fused = chosen.options.get("foreach"), chosen.options.get("fused")
@@ -209,7 +208,7 @@ def _with_all(candidate: Candidate, base: RunConfig, target: Target) -> Candidat
         config = candidate.config(base, target)
     except ConfigError:
         return candidate
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for change in changes_for(config, target):
         if all(any(key.startswith("train.optimizer.") for key in keys) for keys in (change, changes)):
             continue  # another way to the same

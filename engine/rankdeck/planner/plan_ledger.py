@@ -38,7 +38,7 @@ class _PlanFollower(Follower):
         func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device

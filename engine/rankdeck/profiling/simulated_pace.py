@@ -310,7 +310,7 @@ class _CountFlops(DispatchMode):
         func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         if any(issubclass(kind, self._wrapper) for kind in types):
             return NotImplemented  # it unwraps itself, and its local parts come back here

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -74,7 +74,7 @@ class Readings:
     utilisation: list[float] = field(default_factory=list)
     interval_s: list[float] = field(default_factory=list)
     """The seconds that each utilisation is of."""
-    now: dict[str, Any] = field(default_factory=dict)
+    now: dict[str, object] = field(default_factory=dict)
     """The newest used_bytes, utilisation, processes and missing; what was never read is not here."""
 
     def add(self, sample: DeviceSample, event: Sample) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rankdeck import events
 from rankdeck.base.phrases import phrase
@@ -32,7 +31,7 @@ class AttemptDevice:
 
     newest: Peak | None = None
     peaks: list[Peak] = field(default_factory=list)
-    now: dict[str, Any] = field(default_factory=dict)
+    now: dict[str, object] = field(default_factory=dict)
     used_peak_bytes: int | None = None
     busy_s: float = 0.0
     read_s: float = 0.0

@@ -132,7 +132,7 @@ def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None
     fold = read_fold(run, attempt=attempt, rows_held=None)
     columns = _columns(fold)
     steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in fold.rows()]
-    whole: dict[str, Any] = {"summary": summarise(run, fold, attempt=attempt).facts(), "steps": steps}
+    whole: dict[str, object] = {"summary": summarise(run, fold, attempt=attempt).facts(), "steps": steps}
     evaluations = [one for attempt in fold.attempts.values() for one in attempt.evaluations]
     if evaluations:
         whole["held_out"] = [
@@ -209,7 +209,7 @@ def _cells(row: Row, num_columns: int) -> list[Any]:
     return known
 
 
-def _logged(metric: MetricFigures) -> list[dict[str, Any]]:
+def _logged(metric: MetricFigures) -> list[dict[str, object]]:
     columns = (column.tolist() for column in metric.points())
     return [
         {"step": int(step), "time": t if math.isfinite(t) else None, "value": value}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -110,7 +109,7 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     """
 
     strategy: str
-    options: dict[str, Any]
+    options: dict[str, object]
     label: str
     verdict: str
     reason: str | None = None
@@ -124,7 +123,7 @@ class PlanLine(Telling, kw_only=True, tag_field="kind", tag="plan"):
     bound: str | None = None
     notes: list[str] = msgspec.field(default_factory=list)
     step: StepTime | None = None
-    changes: dict[str, Any] = msgspec.field(default_factory=dict)
+    changes: dict[str, object] = msgspec.field(default_factory=dict)
     advice: str | None = None
     saves_bytes: int | None = None
     largest_batch: int | None = None

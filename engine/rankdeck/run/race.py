@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -89,7 +88,7 @@ class RaceEntry(Telling, kw_only=True):
     folder: str
     label: str
     strategy: str
-    options: dict[str, Any]
+    options: dict[str, object]
     predicted: PlanLine
     state: str = WAITING
     problem: Problem | None = None

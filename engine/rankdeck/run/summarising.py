@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankdeck import events
 from rankdeck.base import files
@@ -188,7 +188,7 @@ def _predicted_bytes(run: RunDir, attempt: int | None) -> dict[int, int]:
     return {device.device: device.active_bytes for device in line.devices}
 
 
-def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, Any], int | None]:
+def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, object], int | None]:
     """Strategy, its options and the planned steps; from the configuration for a run that never started."""
     if fold.started is not None:
         return fold.started.strategy, fold.started.options, fold.num_steps_planned

@@ -8,7 +8,6 @@ seconds, moments are Unix seconds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -170,12 +169,12 @@ class ObservedScript(msgspec.Struct, frozen=True):
     script: str
     versions: dict[str, str]
     wrapper: str | None
-    wrapper_options: dict[str, Any]
+    wrapper_options: dict[str, object]
     backend: str | None
     model: str | None
     num_parameters: int | None
     optimizer: str | None
-    parameter_groups: list[dict[str, Any]]
+    parameter_groups: list[dict[str, object]]
     other_optimizers: dict[str, int]
     skipped: int
     dataset: str | None
@@ -223,7 +222,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     reason: str | None
     strategy: str | None
-    options: dict[str, Any]
+    options: dict[str, object]
     steps: int
     attempts: int
     loss: LossRange
@@ -267,16 +266,16 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Problem] | msgspec.UnsetType = msgspec.UNSET
     """What rules found in its figures; `show` looks for them."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What `show --json` prints."""
-        facts: dict[str, Any] = msgspec.to_builtins(self)
+        facts: dict[str, object] = msgspec.to_builtins(self)
         facts["problems"] = problems_json(self.problems)
         if self.findings is not msgspec.UNSET:
             facts["findings"] = problems_json(self.findings)
         return facts
 
 
-def problems_json(problems: Iterable[Problem]) -> list[dict[str, Any]]:
+def problems_json(problems: Iterable[Problem]) -> list[dict[str, object]]:
     """With every key, whether it says something or not."""
     told = [msgspec.structs.asdict(one) for one in problems]
     return [

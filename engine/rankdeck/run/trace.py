@@ -42,7 +42,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     args: Mapping[str, Any]
 
 
-def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
+def trace_of(told: Iterable[events.AnyEvent]) -> dict[str, object]:
     """The whole trace as JSON objects, from a run's events in any order of ranks."""
     told = list(told)
     started = next((event for event in told if isinstance(event, events.RunStarted)), None)
@@ -108,7 +108,7 @@ def _phase(span: Span, rank: int, track: int, offset_s: float, args: Mapping[str
 
 def _args(span: Span, share: events.Spans) -> Mapping[str, Any]:
     known = {"step": share.step, "microbatch": span.microbatch, "stage": span.stage, "bytes": span.num_bytes}
-    args: dict[str, Any] = {key: value for key, value in known.items() if value is not None}
+    args: dict[str, object] = {key: value for key, value in known.items() if value is not None}
     if share.simulated:
         args["time"] = SIMULATED_TIME
     if share.followed:

@@ -12,7 +12,6 @@ Source: training/verify/, which writes the event.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rankdeck import events
 from rankdeck.base.phrases import Phrase, marked, phrase
@@ -120,5 +119,5 @@ def newest_verified(
     return results[0] if results else None
 
 
-def _strategy(started: events.RunStarted | None) -> tuple[str | None, dict[str, Any]] | None:
+def _strategy(started: events.RunStarted | None) -> tuple[str | None, dict[str, object]] | None:
     return None if started is None else (started.strategy, started.options)

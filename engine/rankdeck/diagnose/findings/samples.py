@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.diagnose.findings.seen import FindingRule, SeenRun, finding
@@ -63,7 +61,7 @@ def _observed_batch_norms(seen: SeenRun) -> Problem | None:
     )
 
 
-def _tiny(number: int, evidence: Evidence, *, advice: str, cure: dict[str, Any] | None = None) -> Problem:
+def _tiny(number: int, evidence: Evidence, *, advice: str, cure: dict[str, object] | None = None) -> Problem:
     return finding(
         "batch-norm-tiny",
         phrase(
