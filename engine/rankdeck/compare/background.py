@@ -21,11 +21,11 @@ from rankdeck.run.prediction import read_prediction
 
 @dataclass(frozen=True)
 class Background:
-    """`tables` are those of the resolved configuration, or of a script's [script]; None where they cannot be
+    """`tables` are those of the resolved configuration, or of a script's [script]; empty where they cannot be
     read."""
 
     title: str
-    tables: Mapping[str, Any] | None = None
+    tables: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     prediction: PlanLine | None = None
     is_past: bool = False
@@ -60,7 +60,7 @@ def read_background(at: RunAt) -> Background:
     is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
     return Background(
         title=run.title,
-        tables=_tables(config_file_of(at)),
+        tables=mask_table(files.read_toml_or_empty(config_file_of(at))),  # runs of before kept secrets in it
         environment=_json_or_empty(run.file_of("environment", "json", at.attempt)),
         prediction=read_prediction(run, at.attempt),
         is_past=is_past,
@@ -70,14 +70,6 @@ def read_background(at: RunAt) -> Background:
 def config_file_of(at: RunAt) -> Path:
     """The resolved configuration of a run as it is now, or of one attempt."""
     return at.run.file_of("config", "toml", at.attempt)
-
-
-def _tables(file: Path) -> Mapping[str, object] | None:
-    """Masked here as well: runs of before have their secrets in the file."""
-    try:
-        return mask_table(files.read_toml(file))
-    except (OSError, ValueError):
-        return None
 
 
 def _json_or_empty(file: Path) -> JsonObject:

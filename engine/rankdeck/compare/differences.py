@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 def of_configurations(runs: Sequence[ComparedRun]) -> list[Difference]:
     """In the order of the first configuration that has the key. What only some cards have as an option (the
     buckets of DDP) counts where it is not what the card says by itself."""
-    told = [run.background.tables or {} for run in runs]
+    told = [run.background.tables for run in runs]
     keys = [dict(leaves(tables)) for tables in told]
     defaults = [_defaults(tables) for tables in told]
     rows = []
@@ -200,7 +200,7 @@ def of_two_kinds(runs: Sequence[ComparedRun]) -> str:
     """Why nothing at all can be said of what they were asked to do; empty where something can."""
     if len({run.observed is None for run in runs}) > 1:
         return phrase("some are scripts, of which nobody knows whether they train the same")
-    if runs[0].observed is None and any(run.background.tables is None for run in runs):
+    if runs[0].observed is None and not all(run.background.tables for run in runs):
         return phrase("a configuration cannot be read")
     return ""
 
@@ -242,7 +242,7 @@ def _seen(run: ComparedRun, *keys: str) -> tuple[Any, ...] | None:
 
 
 def _table(run: ComparedRun, key: str) -> Any:
-    return (run.background.tables or {}).get(key)
+    return run.background.tables.get(key)
 
 
 def _model(run: ComparedRun) -> object:

@@ -144,7 +144,7 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
 
 
 def _observed(fold: Fold, background: Background) -> events.Observed | None:
-    if fold.script.is_observed or "script" in (background.tables or {}):
+    if fold.script.is_observed or "script" in background.tables:
         return fold.script.lead or NOTHING_YET
     return None
 
@@ -162,7 +162,7 @@ def _strategy(fold: Fold, background: Background) -> str:
         return fold.script.lead.wrapper or ""
     if fold.started is not None:
         return fold.started.strategy or ""
-    strategy = (background.tables or {}).get("strategy")
+    strategy = background.tables.get("strategy")
     return str(strategy.get("use", "")) if isinstance(strategy, dict) else ""
 
 

@@ -310,7 +310,7 @@ def _report_facts(run: ReadRun, comparison: Comparison) -> Mapping[str, Any]:
         "run_name": figures.at.path.name,
         "memory_source": told.memory_source,
         "phases": told.phases,
-        "configuration": list(differences.leaves(figures.background.tables or {})),
+        "configuration": list(differences.leaves(figures.background.tables)),
         "rest": list(differences.rest_of(figures)),
         "version": __version__,
         "made": time.strftime("%Y-%m-%d %H:%M"),
