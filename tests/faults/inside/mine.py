@@ -85,6 +85,10 @@ def loss(outputs, targets):
 
 
 class Optimizer(torch.optim.SGD):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        acts.steps = 0  # the check before the first step has optimizers of its own
+
     def step(self, closure=None):
         acts.point("optimizer")
         super().step(closure)
