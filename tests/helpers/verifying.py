@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rankdeck.config import from_text
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.training import workload as workloads
 from rankdeck.training.verify.before_run import event_of
 from rankdeck.training.verify.check import EqualityCheck, Result
@@ -47,7 +48,7 @@ def check(
             world_size=1 if alone else dist.get_world_size(),
             devices=[torch.device("cpu")] * (num_devices if alone else 1),
             num_devices=num_devices,
-            known={},
+            known=KnownModel(),
             full=full,
             beat=beat,
         )

@@ -52,6 +52,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
     import torch.distributed as dist
 
     from rankdeck.config import from_text
+    from rankdeck.parallel.tensor.split_plan import KnownModel
     from rankdeck.training import workload as workloads
     from rankdeck.training.verify import budget
     from rankdeck.training.verify.check import EqualityCheck
@@ -69,7 +70,7 @@ def _check(case: Case, rank: int, folder: Path) -> dict[str, Any]:
         world_size=ranks,
         devices=[torch.device("cpu")] * (1 if ranks > 1 else case.num_devices),
         num_devices=case.num_devices,
-        known={},
+        known=KnownModel(),
     )
     with contextlib.ExitStack() as stack:
         if case.in_own:

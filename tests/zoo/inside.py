@@ -21,6 +21,7 @@ from rankdeck.base.errors import Problem, RankdeckError, TrainingError
 from rankdeck.config import from_text
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.rundir import EventWriter
 from rankdeck.rundir.lines import decode_or_none
 from rankdeck.training import workload as workloads
@@ -57,7 +58,7 @@ def _train(toml: str, rank: int, world_size: int, writer: EventWriter, folder: P
     num_devices = 1 if world_size > 1 else config.selection.count or 1
     workload = workloads.load(config)
     devices = [torch.device("cpu")] * num_devices
-    notes, known = None, dict[str, Any]()
+    notes, known = None, KnownModel()
     budget.LEAST_S = CHECK_S
     if checks and not config.strategy_card.one_device:
         notes = verify(

@@ -41,6 +41,7 @@ from rankdeck.parallel.nested import (
 )
 from rankdeck.parallel.state.forward import ForwardState
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
 from rankdeck.torch_compat.modules import change_tensors, is_expanded
@@ -98,7 +99,7 @@ class Setup:
     spans: SpanRecorder = field(default_factory=SpanRecorder)
     backend: Backend = field(default_factory=Backend)
     drained: Callable[[int, int], object] = lambda under_way, updates: None
-    known: dict[str, Any] = field(default_factory=dict)
+    known: KnownModel = field(default_factory=KnownModel)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -167,7 +167,7 @@ class PipelineParallel(Strategy):
                     inputs,
                     self._microbatch,
                     device=self.device,
-                    known=setup.known,
+                    known=setup.known.cuts,
                     read=lambda outputs: read_by(setup.loss, outputs, targets),
                 )
             self._sizes = _sizes_of(inputs)

@@ -21,6 +21,7 @@ from rankdeck.data.loader import first_batch
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.null_ledger import AnyLedger, NullLedger
 from rankdeck.parallel.mesh import Backend
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.profiling.simulated_pace import pace_of
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.rundir import EventWriter
@@ -52,7 +53,7 @@ def assemble(
     writer: EventWriter,
     ledger: Ledger | None = None,
     backend: Backend | None = None,
-    known: dict[str, Any] | None = None,
+    known: KnownModel | None = None,
     notes: Sequence[Problem] | None = None,
     **job: Any,
 ) -> Trainer:
@@ -99,7 +100,7 @@ def build(
     devices: list[torch.device],
     ledger: AnyLedger,
     backend: Backend | None = None,
-    known: dict[str, Any] | None = None,
+    known: KnownModel | None = None,
     drained: Callable[[int, int], object] = lambda under_way, updates: None,
 ) -> Built:
     """The strategy of one rank with its model in place, and its optimizer. All ranks call this together.
@@ -127,7 +128,7 @@ def build(
         spans=SpanRecorder(devices, pace),
         backend=backend,
         drained=drained,
-        known={} if known is None else known,
+        known=known or KnownModel(),
     )
     strategy = strategy_type(setup)
     traits, layout = Traits(), ModelWeights()

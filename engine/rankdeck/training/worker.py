@@ -17,7 +17,9 @@ import sys
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
 
 from rankdeck import events
 from rankdeck.base.allocations import allocation_of
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from rankdeck.base.errors import Problem
     from rankdeck.config import RunConfig
+    from rankdeck.parallel.tensor.split_plan import KnownModel
     from rankdeck.strategies.base import Strategy
     from rankdeck.training.loop import Trainer
     from rankdeck.training.saving import Saver
@@ -161,7 +164,6 @@ class Worker:
         self._heart = _heart(place)
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
-        self._known: dict[str, Any] = {}  # of the model, by the check for the assembly
         self.step, self.phase = 0, ""
 
     def _phase(self, phase: str, **known: int) -> None:
@@ -187,26 +189,26 @@ class Worker:
             from rankdeck.training.joining import join, let_wait
             from rankdeck.training.sampling import SamplingBudget
 
-        config, environment = place.run.config(), place.run.environment()
-        run_devices = environment["devices"]
+        config, run_devices = place.run.config(), place.run.devices()
         card = config.strategy_card
         # Of a run of several hosts these are this host's.
         num_here = 1 if card.one_device else len(run_devices)
         here = list(range(num_here)) if card.one_process else [place.local_rank]
         mine, num_devices = (here, len(run_devices)) if card.one_process else ([place.rank], place.world_size)
         pairs = zip(here, mine, strict=True)
-        devices = self._start_devices([_device_info(run_devices[at], index) for at, index in pairs])
+        infos = [msgspec.structs.replace(run_devices[at], index=index) for at, index in pairs]
+        devices = self._start_devices(infos)
         if not card.one_process:
             self._phase(marked("joining the other ranks"))
             join(devices[0], place.world_size, None if place.heartbeat else config.launch.timeout_s)
         self._phase(marked("loading data"))
         workload = workloads.load(config)
-        first_steps: int | None = environment.get(FIRST_STEPS)
+        first_steps: int | None = place.run.environment().get(FIRST_STEPS)
         if first_steps is not None:
             workload = replace(workload, steps=first_steps, heldout=None)
             self._stop.leave_at_once()
         saver = self._saver(config, num_devices) if first_steps is None else None
-        notes = self._verified(workload, devices, num_devices, saver)
+        notes, known = self._verified(workload, devices, num_devices, saver)
         if first_steps == 0:
             return
         self._phase(marked("building the model"))
@@ -217,7 +219,7 @@ class Worker:
             devices=devices,
             places=mine,
             writer=self._writer,
-            known=self._known,
+            known=known,
             notes=notes,
             sampling=SamplingBudget(always=os.environ.get("RANKDECK_LEDGER") == "always"),
             beat=self._beat,
@@ -240,27 +242,30 @@ class Worker:
 
     def _verified(
         self, workload: Workload, devices: list[torch.device], num_devices: int, saver: Saver | None
-    ) -> list[Problem] | None:
-        """What is known to differ from one device; None where that was not checked."""
+    ) -> tuple[list[Problem] | None, KnownModel | None]:
+        """What is known to differ from one device, and what the check found out about the model; None where
+        there was no check."""
         config, start = workload.config, None if saver is None else saver.start
         if start is not None and saver is not None and start.progress().layout == saver.store.layout:
-            return []  # a resumed run under the strategy that was checked when it began
+            return [], None  # a resumed run under the strategy that was checked when it began
         if config.train.verify == "off" or config.strategy_card.one_device or num_devices == 1:
-            return None
+            return None, None
         self._phase(VERIFYING)
+        from rankdeck.parallel.tensor.split_plan import KnownModel
         from rankdeck.training.verify.before_run import verify
 
-        place = self._place
-        return verify(
+        place, known = self._place, KnownModel()
+        notes = verify(
             workload,
             rank=place.rank,
             world_size=place.world_size,
             devices=devices,
             num_devices=num_devices,
-            known=self._known,
+            known=known,
             beat=lambda phase: self._beat(0, phase),
             write=self._writer.write,
         )
+        return notes, known
 
     def _start_devices(self, infos: list[events.DeviceInfo]) -> list[torch.device]:
         """This rank's torch devices, with a RankStarted that says what they are."""
@@ -385,13 +390,6 @@ class Worker:
 
 def _heart(place: Place) -> HeartbeatWriter | None:
     return HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
-
-
-def _device_info(entry: dict[str, Any], index: int) -> events.DeviceInfo:
-    """`index` is among all devices of the run."""
-    import msgspec
-
-    return msgspec.convert({**entry, "index": index}, events.DeviceInfo)
 
 
 if __name__ == "__main__":

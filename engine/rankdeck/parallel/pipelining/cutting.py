@@ -8,7 +8,7 @@ that no unit uses belongs to the first stage. Read communication.py next, then t
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -131,7 +131,7 @@ def cut_model(
     num_samples: int,
     *,
     device: torch.device,
-    known: dict[str, Any] | None = None,
+    known: dict[Hashable, Phrase | None] | None = None,
     read: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
     """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
@@ -308,7 +308,9 @@ def _some(names: Sequence[str]) -> str:
 # on to 4. One that cannot be traced keeps those cuts of 3 that change nothing.
 
 
-def find_chain(model: nn.Module, inputs: Any, num_samples: int, known: dict[str, Any] | None = None) -> Chain:
+def find_chain(
+    model: nn.Module, inputs: Any, num_samples: int, known: dict[Hashable, Phrase | None] | None = None
+) -> Chain:
     """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it; `known` is
     as of equality.py.
 

@@ -15,7 +15,7 @@ Read cutting.py next: what is done where they differ.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +72,13 @@ class _ModelError(Exception):
 class Equality:
     """The model's own results, with which those of chains are compared."""
 
-    def __init__(self, model: nn.Module, inputs: Any, known: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Any, known: dict[Hashable, Phrase | None] | None = None
+    ) -> None:
         """`known` has what was found on shapes for another model of the same kind, and gets more."""
         self._model = model
         self._inputs = inputs
-        self._on_shapes: dict[Any, Phrase | None] = {} if known is None else known.setdefault("cuts", {})
+        self._on_shapes = {} if known is None else known
         self._compare_on(first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs))))
 
     def _compare_on(self, few: Any) -> None:

@@ -45,22 +45,21 @@ from rankdeck.parallel.tensor.checked import (
     nothing_to_split,
     units_of,
 )
-from rankdeck.parallel.tensor.split_plan import Kind, SplitLayer, SplitPlan, loose_tie
+from rankdeck.parallel.tensor.split_plan import Kind, KnownModel, SplitLayer, SplitPlan, loose_tie
 from rankdeck.parallel.tensor.trial import SplitDifference
 
 
 def known_plan(
-    known: dict[str, Any],
+    known: KnownModel,
     model: nn.Module,
     num_ranks: int,
     given: Mapping[str, Kind] | None,
     inputs: Any = None,
 ) -> SplitPlan:
     """The plan that was made for another model of the same kind, else a new one, which is then known."""
-    if "split" not in known:
-        known["split"] = make_plan(model, num_ranks, given, inputs)
-    plan: SplitPlan = known["split"]
-    return plan
+    if known.plan is None:
+        known.plan = make_plan(model, num_ranks, given, inputs)
+    return known.plan
 
 
 def make_plan(

@@ -3,13 +3,14 @@ carries it out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from rankdeck.base.phrases import Phrase
 from rankdeck.parallel.tensor.attention import HeadCount
 from rankdeck.torch_compat.modules import own_parameters
 
@@ -91,6 +92,15 @@ class SplitPlan:
                 yield group
                 group = []
         yield from ([layer] for layer in group)
+
+
+@dataclass
+class KnownModel:
+    """What was found out about a model, for the next of the same kind: how it is split, and what differs
+    behind `cuts` that were compared on shapes (../pipelining/equality.py)."""
+
+    plan: SplitPlan | None = None
+    cuts: dict[Hashable, Phrase | None] = field(default_factory=dict)
 
 
 def loose_tie(model: nn.Module, split: set[str]) -> str | None:

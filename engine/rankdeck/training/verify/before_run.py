@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from rankdeck.base.errors import ModelError, Problem
 from rankdeck.base.phrases import marked, phrase, sentences
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.fixes import Fix
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.training.sameness import batch_norms_differ, draws_differ
 from rankdeck.training.verify.causes import Cause, Discrepancy
 from rankdeck.training.verify.check import EqualityCheck, Result
@@ -28,7 +28,7 @@ def verify(
     world_size: int,
     devices: list[torch.device],
     num_devices: int,
-    known: dict[str, Any],
+    known: KnownModel,
     beat: Callable[[str], object],
     write: Callable[[events.Event], object],
 ) -> list[Problem] | None:

@@ -31,6 +31,7 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.data.randomness import kept
 from rankdeck.diagnose.exceptions import words_of
 from rankdeck.parallel.fsdp.blank import model_on_meta
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.training.sameness import has_batch_norm
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.causes import Discrepancy, explain
@@ -111,7 +112,7 @@ class EqualityCheck:
         world_size: int,
         devices: list[torch.device],
         num_devices: int,
-        known: dict[str, Any],
+        known: KnownModel,
         full: bool = False,
         beat: Callable[[str], object] = lambda phase: None,
     ) -> None:
@@ -294,7 +295,7 @@ class EqualityCheck:
                 rank=self._rank,
                 world_size=self._world_size,
                 devices=self._devices,
-                known={} if is_changed else self._known,
+                known=KnownModel() if is_changed else self._known,
                 beat=self._beat,
             )
         except RankdeckError as error:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
 from rankdeck.memory.null_ledger import NullLedger
+from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.training.assembly import Built, build
@@ -46,7 +47,7 @@ class StrategyTrial:
         rank: int,
         world_size: int,
         devices: list[torch.device],
-        known: dict[str, Any],
+        known: KnownModel,
         beat: Callable[[str], object],
     ) -> None:
         self._workload, self._beat = workload, beat

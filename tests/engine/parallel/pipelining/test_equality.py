@@ -6,7 +6,7 @@ Stages run here as in a pipeline: what crosses a cut is a leaf on the other side
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import Phrase
 from rankdeck.config.catalog import CutOptions
 from rankdeck.parallel.pipelining import cutting, equality, observed
 from rankdeck.parallel.pipelining.equality import Equality
@@ -190,7 +191,7 @@ def test_what_was_found_on_shapes_holds_for_the_next_model_of_the_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: False)
-    known: dict[str, Any] = {}
+    known: dict[Hashable, Phrase | None] = {}
     found = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
     monkeypatch.setattr(Equality, "_compare_histories", lambda *_: 1 / 0)
     again = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
 from rankdeck.parallel.tensor.apply import LayerSplit
 from rankdeck.parallel.tensor.plan import find_plan, given_plan, known_plan, make_plan
-from rankdeck.parallel.tensor.split_plan import SplitLayer
+from rankdeck.parallel.tensor.split_plan import KnownModel, SplitLayer
 from tests.helpers.own_models import BareBlocks
 
 
@@ -101,10 +101,10 @@ def test_a_gpt_is_split_in_pairs_and_by_its_vocabulary() -> None:
 
 
 def test_a_plan_is_made_once_for_models_of_one_kind() -> None:
-    known: dict[str, Any] = {}
+    known = KnownModel()
     made = known_plan(known, gpt(layers=1), 4, None)
     assert known_plan(known, gpt(layers=1), 4, None) is made
-    assert known_plan({}, gpt(layers=1), 4, None) is not made
+    assert known_plan(KnownModel(), gpt(layers=1), 4, None) is not made
 
 
 def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
