@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .frames import leave_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from .session import RankSession
@@ -79,7 +79,7 @@ class Calls:
             if num_bytes is not None:
                 told[1] = (told[1] or 0) + num_bytes
 
-    def take(self) -> dict[str, dict[str, Any]] | None:
+    def take(self) -> dict[str, dict[str, float]] | None:
         """The fields of an event, None where nothing was called; bytes where they are known."""
         with self._lock:
             told, self._told = self._told, {}
@@ -185,7 +185,7 @@ def _counted(
     return call
 
 
-def _bytes_of(passed: tuple[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _bytes_of(passed: tuple[str, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     name, place = passed
     value = kwargs.get(name) if name in kwargs else args[place] if place < len(args) else None
     return _num_bytes(value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _OBSERVER = "_rankdeck_observer"
-taken_by: Callable[[Any, dict[str, Any], Any], object] | None = None
+taken_by: Callable[[Any, Mapping[str, object], Any], object] | None = None
 """Of a rank of a configured run while it trains: who takes what the person's model or loss logs."""
 
 

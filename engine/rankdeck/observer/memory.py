@@ -39,7 +39,7 @@ class MemoryOfOwners:
         self._owned: dict[tuple[str, int], dict[str, int]] = {}
         self._walk_at = self._read_at = 0.0
 
-    def read(self, optimizers: Iterable[Any], modules: Iterable[Any]) -> dict[str, Any] | None:
+    def read(self, optimizers: Iterable[Any], modules: Iterable[Any]) -> dict[str, object] | None:
         """The fields of an event but for rank and step; None where it is not yet time."""
         began = time.perf_counter()
         if began < self._read_at:
@@ -88,7 +88,7 @@ def _alive(references: Iterable[Any]) -> list[Any]:
     return [owner for owner in (reference() for reference in list(references)) if owner is not None]
 
 
-def on_gpus(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[dict[str, Any]]:
+def on_gpus(torch: Any, owned: dict[tuple[str, int], dict[str, int]]) -> list[dict[str, object]]:
     """What the allocator of each GPU says that this process has used. Starts no GPU."""
     if not torch.cuda.is_initialized():
         return []

@@ -13,12 +13,14 @@ import math
 import numbers
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .readings import resolved, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from .readings import Reading
 
 MOST_ROWS = 10_000
 """Rows that wait for a file: where there is none to be had no more than these are kept, the last."""
@@ -31,7 +33,7 @@ class LoggedRow:
     __slots__ = ("after", "at_s", "since_s", "step", "through", "values")
 
     def __init__(
-        self, through: str, step: int | None, at_s: float, after: int, values: dict[str, Any]
+        self, through: str, step: int | None, at_s: float, after: int, values: dict[str, Reading]
     ) -> None:
         self.through = through
         self.step = step
@@ -49,6 +51,16 @@ class LoggedRow:
             and self.after == other.after
             and self.values.keys().isdisjoint(other.values)
         )
+
+
+class LoggedColumns(NamedTuple):
+    """What an event of events.Metrics says beside its rank, in its order."""
+
+    through: str
+    steps: list[int | None]
+    times: list[float]
+    after: list[int]
+    values: dict[str, list[float | None]]
 
 
 class MetricsBook:
@@ -91,7 +103,7 @@ class MetricsBook:
 
         `once`: what the row before told with the same names, step and values is not told again.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Reading] = {}
         self._collect(values, "", between, found, _DEEPEST)
         if not found:
             return
@@ -109,8 +121,8 @@ class MetricsBook:
                 del self._rows[0]
         self._added()
 
-    def take(self, ending: bool = False) -> list[dict[str, Any]]:
-        """The fields of one event for each logger; from the first row on that still waits, rows stay."""
+    def take(self, ending: bool = False) -> list[LoggedColumns]:
+        """One event for each logger; from the first row on that still waits, rows stay."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}
@@ -130,7 +142,7 @@ class MetricsBook:
         self._rows, self._last = [], {}
 
     def _collect(
-        self, values: Mapping[Any, Any], before: str, between: str, found: dict[str, Any], deep: int
+        self, values: Mapping[Any, Any], before: str, between: str, found: dict[str, Reading], deep: int
     ) -> None:
         for key, value in values.items():
             name = before + str(key)
@@ -164,7 +176,7 @@ class MetricsBook:
         return float(value)
 
 
-def _columns(through: str, rows: list[LoggedRow]) -> dict[str, Any]:
+def _columns(through: str, rows: list[LoggedRow]) -> LoggedColumns:
     values: dict[str, list[float | None]] = {}
     for place, row in enumerate(rows):
         for name, value in row.values.items():
@@ -172,21 +184,21 @@ def _columns(through: str, rows: list[LoggedRow]) -> dict[str, Any]:
             if column is None:
                 column = values[name] = [None] * len(rows)
             column[place] = _finite(value)
-    return {
-        "through": through,
-        "steps": [row.step for row in rows],
-        "times": [row.at_s for row in rows],
-        "after": [row.after for row in rows],
-        "values": values,
-    }
+    return LoggedColumns(
+        through,
+        steps=[row.step for row in rows],
+        times=[row.at_s for row in rows],
+        after=[row.after for row in rows],
+        values=values,
+    )
 
 
-def _numbers(values: dict[str, Any]) -> list[Any]:
+def _numbers(values: dict[str, Reading]) -> list[Any]:
     return [resolved(value) for value in values.values()]
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: Reading) -> float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _whole(step: Any) -> int | None:
@@ -201,6 +213,6 @@ def _whole(step: Any) -> int | None:
         return None
 
 
-def _covers(known: dict[str, Any], values: dict[str, Any]) -> bool:
+def _covers(known: dict[str, Reading], values: dict[str, Reading]) -> bool:
     """Whether all of these were known; of what has yet to be read that is not said."""
     return all(isinstance(value, float) and known.get(name) == value for name, value in values.items())

@@ -14,6 +14,7 @@ import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from .session import RankSession
@@ -64,7 +65,7 @@ def install(torch: Any, session: RankSession) -> None:
             version = getattr(sys.modules.get(name), "__version__", None)
             if isinstance(version, str):
                 found[name] = version
-        facts: dict[str, Any] = {"versions": found, "libraries": sorted(set(found) - {"python", "torch"})}
+        facts: dict[str, object] = {"versions": found, "libraries": sorted(set(found) - {"python", "torch"})}
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             facts["backend"] = str(distributed.get_backend())
@@ -125,9 +126,9 @@ def _name(thing: Any) -> str:
     return "%s:%s" % (own[0].__module__, own[0].__qualname__)
 
 
-def _group(group: dict[str, Any]) -> dict[str, Any]:
+def _group(group: Mapping[str, Any]) -> dict[str, object]:
     """A group's options, and how many parameters have them."""
-    options: dict[str, Any] = {"num_parameters": sum(p.numel() for p in group["params"])}
+    options: dict[str, object] = {"num_parameters": sum(p.numel() for p in group["params"])}
     for key, value in group.items():
         if value is None or isinstance(value, (bool, int, float, str)):
             options[key] = value

@@ -94,8 +94,8 @@ class RankSession:
         self._file: RankFile | None = None
         self._shared: RankFile | None = None
         """Where a process that has not stepped writes what it logs."""
-        self._early: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_EARLY)
-        self._told: dict[str, Any] | None = None
+        self._early: deque[tuple[str, dict[str, object]]] = deque(maxlen=_MOST_EARLY)
+        self._told: dict[str, object] | None = None
         self._told_at = 0.0
         self._heart: Heart | None = None
         self._thread: threading.Thread | None = None
@@ -214,8 +214,8 @@ class RankSession:
                 file.close()
             file, _ = self._claim()
             self._shared = file
-        for fields in told:
-            file.write("metric", {"rank": file.rank, **fields})
+        for columns in told:
+            file.write("metric", {"rank": file.rank, **columns._asdict()})
         if self.parts_off:
             file.write("observed", {"rank": file.rank, "script": _script(), "parts": dict(self.parts_off)})
         file.let_go()

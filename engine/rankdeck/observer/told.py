@@ -12,6 +12,8 @@ from .readings import OffCpu
 from .session import current
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .session import RankSession
 
 PART = "loggers"
@@ -25,8 +27,8 @@ def book_of(session: RankSession) -> MetricsBook:
         book = _books[id(session)] = MetricsBook(session.logs, lambda: session.step, OffCpu().read)
 
         def flush() -> None:
-            for fields in book.take(session.ending):
-                session.emit("metric", **fields)
+            for columns in book.take(session.ending):
+                session.emit("metric", **columns._asdict())
 
         session.on_tick.append(session.guarded(PART, flush))
         session.on_fork.append(book.forget)
@@ -34,7 +36,7 @@ def book_of(session: RankSession) -> MetricsBook:
     return book
 
 
-def take(values: Any, named: dict[str, Any], step: Any) -> None:
+def take(values: Any, named: Mapping[str, object], step: Any) -> None:
     """What `rankdeck.log` was given."""
     session = current()
     book = book_of(session)

@@ -101,10 +101,9 @@ def _tell(
     options.update(options.pop("kwargs", None) or {})
     session.models[:] = [ref for ref in session.models if ref() not in (None, model)]
     session.models.insert(0, weakref.ref(model))
-    facts: dict[str, Any] = {"wrapper": name, "wrapper_options": options}
     if name == "DataParallel":
-        facts["wrapper_options"]["device_ids"] = [int(index) for index in getattr(model, "device_ids", [])]
-    session.see(**facts)
+        options["device_ids"] = [int(index) for index in getattr(model, "device_ids", [])]
+    session.see(wrapper=name, wrapper_options=options)
 
 
 def _plain(value: Any) -> Any:

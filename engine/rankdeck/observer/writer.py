@@ -19,6 +19,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 _TAIL_BYTES = 1 << 20
@@ -108,7 +109,7 @@ class RankFile:
                 continue
         return seq or 0, step or 0
 
-    def write(self, kind: str, fields: dict[str, Any]) -> None:
+    def write(self, kind: str, fields: Mapping[str, object]) -> None:
         """Append one event; never raises for what a disk does."""
         with self._lock:
             if self.dropped:
@@ -118,7 +119,7 @@ class RankFile:
             if not self._append(kind, fields):
                 self.dropped += 1
 
-    def _append(self, kind: str, fields: dict[str, Any]) -> bool:
+    def _append(self, kind: str, fields: Mapping[str, object]) -> bool:
         event = {"kind": kind, "v": 1, "seq": self._seq, "t": time.time()}
         event.update(fields)
         try:

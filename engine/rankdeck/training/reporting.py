@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,8 +225,8 @@ class StepLog:
     def flush(self, *, ending: bool = False) -> None:
         """Write what is known; `ending` waits a moment for numbers that are still on a GPU."""
         self._flushed_s = time.monotonic()
-        for fields in self._book.take(ending):
-            self._writer.write(events.Metrics(rank=self._rank, **fields))
+        for columns in self._book.take(ending):
+            self._writer.write(events.Metrics(self._rank, *columns))
 
-    def _take(self, values: Any, named: dict[str, Any], step: Any) -> None:
+    def _take(self, values: Any, named: Mapping[str, object], step: Any) -> None:
         self._book.add("rankdeck", {**(values or {}), **named}, self._step if step is None else step)

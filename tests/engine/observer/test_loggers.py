@@ -51,8 +51,8 @@ def test_values_of_one_step_share_a_row_and_others_get_their_own() -> None:
         book.add("tensorboard", {"lr": 0.1}, step)
     book.add("tensorboard", {"lr": 0.2}, 2)
     (event,) = book.take()
-    assert event["steps"] == [1, 2, 2] and event["after"] == [5, 5, 5]
-    assert event["values"] == {"loss": [0.25, 0.5, None], "lr": [0.1, 0.1, 0.2]}
+    assert event.steps == [1, 2, 2] and event.after == [5, 5, 5]
+    assert event.values == {"loss": [0.25, 0.5, None], "lr": [0.1, 0.1, 0.2]}
     assert book.take() == []
 
 
@@ -80,8 +80,8 @@ def test_numbers_of_every_kind_are_kept_and_nothing_else() -> None:
         torch.tensor(7),
     )
     (event,) = book.take()
-    assert event["steps"] == [7]
-    assert {name: column[0] for name, column in event["values"].items()} == {
+    assert event.steps == [7]
+    assert {name: column[0] for name, column in event.values.items()} == {
         "int": 3.0,
         "huge": None,
         "nan": None,
@@ -102,7 +102,7 @@ def test_a_tensor_that_is_spread_over_ranks_is_not_asked_for_its_value() -> None
     finally:
         dist.destroy_process_group()
     (event,) = book.take()
-    assert event["values"] == {"plain": [1.0]}
+    assert event.values == {"plain": [1.0]}
 
 
 def test_a_value_is_what_it_was_when_it_was_logged() -> None:
@@ -111,7 +111,7 @@ def test_a_value_is_what_it_was_when_it_was_logged() -> None:
         running += 1
         book.add("rankdeck", {"sum": running}, step)
     (event,) = book.take()
-    assert event["values"]["sum"] == [1.0, 2.0, 3.0]
+    assert event.values["sum"] == [1.0, 2.0, 3.0]
 
 
 def test_a_number_that_is_on_its_way_holds_up_its_row_and_nobody() -> None:
@@ -126,13 +126,13 @@ def test_a_number_that_is_on_its_way_holds_up_its_row_and_nobody() -> None:
     book.add("rankdeck", {"loss": _OnGpu()}, 2)
     book.add("rankdeck", {"loss": 0.7}, 3)
     (event,) = book.take()
-    assert (event["steps"], event["values"]) == ([0], {"loss": [0.5]})
+    assert (event.steps, event.values) == ([0], {"loss": [0.5]})
     assert book.take() == []
     memory[0] = 0.25
     (event,) = book.take()
-    assert (event["steps"], event["values"]) == ([1], {"loss": [0.25]})
+    assert (event.steps, event.values) == ([1], {"loss": [0.25]})
     (event,) = book.take(ending=True)
-    assert (event["steps"], event["values"]) == ([2, 3], {"loss": [None, 0.7]})
+    assert (event.steps, event.values) == ([2, 3], {"loss": [None, 0.7]})
 
 
 def test_where_nothing_can_be_written_the_last_values_are_kept_only() -> None:
@@ -140,7 +140,7 @@ def test_where_nothing_can_be_written_the_last_values_are_kept_only() -> None:
     for step in range(MOST_ROWS + 3):
         book.add("rankdeck", {"loss": step}, step)
     (event,) = book.take()
-    assert len(event["steps"]) == MOST_ROWS and event["steps"][-1] == MOST_ROWS + 2
+    assert len(event.steps) == MOST_ROWS and event.steps[-1] == MOST_ROWS + 2
 
 
 # What is watched.
