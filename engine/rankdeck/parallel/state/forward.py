@@ -27,6 +27,7 @@ from rankdeck.parallel.state.over_ranks import Groups, StateOverRanks, counts_sa
 from rankdeck.parallel.state.slots import (
     Slot,
     Tables,
+    Values,
     copied,
     is_state,
     replica_tables,
@@ -38,8 +39,6 @@ from rankdeck.parallel.state.slots import (
 from rankdeck.torch_compat.modules import BatchNorm
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-Values = dict[str, Any]
-"""State by the names of slots."""
 
 
 class _Changes:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.buckets import in_buckets
-from rankdeck.parallel.state.slots import same
+from rankdeck.parallel.state.slots import Values, same
 
 Groups = Sequence[dist.ProcessGroup | None]
 """Ranks that have other samples of the batch, axis by axis of a mesh; None is all ranks."""
@@ -44,7 +44,7 @@ class StateOverRanks:
     @torch.no_grad()
     def join(
         self, groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], samples: int
-    ) -> dict[str, Any]:
+    ) -> Values:
         """What differs between ranks, as one device has it. All ranks call this together."""
         names = [name for name in self.differing if name in values]
         large = [name for name in names if isinstance(values[name], Tensor) and values[name].numel() != 1]
@@ -65,10 +65,10 @@ class StateOverRanks:
     @staticmethod
     def _gathered(
         groups: Groups, values: Mapping[str, Any], before: Mapping[str, Any], names: list[str], samples: int
-    ) -> dict[str, Any]:
+    ) -> Values:
         own = [(_plain(before.get(name, values[name])), _plain(values[name])) for name in names]
         parts = _from_all((own, samples), groups)
-        found: dict[str, Any] = {}
+        found: Values = {}
         for index, name in enumerate(names):
             first = parts[0][0][index][0]
             value = joined(first, [part[index][1] for part, _ in parts], [n for _, n in parts])

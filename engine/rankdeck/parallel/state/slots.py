@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,10 @@ from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.modules import own_buffers, own_parameters
 
-Tables = Sequence[MutableMapping[str, MutableMapping[str, Any]]]
+Tables = Sequence[Mapping[str, MutableMapping[str, Any]]]
 """Of each module of a tree, by kind: buffer, weight, attribute."""
+Values = dict[str, Any]
+"""State by the names of slots."""
 _OF_TORCH = frozenset(vars(nn.Module()))
 _SCALARS = (bool, int, float, str, type(None))
 _ROWS = (list, tuple, set, deque)
@@ -48,11 +50,11 @@ class Slot:
             tables[module][kind][key] = value
 
 
-def tables_of(module: nn.Module) -> dict[str, Any]:
+def tables_of(module: nn.Module) -> dict[str, MutableMapping[str, Any]]:
     return {"buffer": own_buffers(module), "weight": own_parameters(module), "attribute": vars(module)}
 
 
-def replica_tables(root: nn.Module) -> list[dict[str, Any]]:
+def replica_tables(root: nn.Module) -> Tables:
     """Of a replica under dp, whose weights are plain attributes."""
     return [{**tables_of(module), "weight": vars(module)} for module in root.modules()]
 
