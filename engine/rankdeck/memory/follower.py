@@ -23,6 +23,7 @@ from ..torch_compat.dispatch import (
     VIEWS,
     WRITES,
     DispatchMode,
+    Kwargs,
     computed,
     effect_of,
     in_backward,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ..torch_compat.dispatch import OpOverload
     from .device_mix import DeviceMixError
 
-Compute = Callable[[Any, tuple[Any, ...], dict[str, Any] | None], Any]
+Compute = Callable[[Any, tuple[Any, ...], Kwargs | None], Any]
 """What an operation returns for its arguments."""
 _ACTIVATIONS = kind_index("activations")
 _TEMPORARY = kind_index("temporary")
@@ -72,7 +73,7 @@ class Follower(DispatchMode):
         func: OpOverload,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs | None = None,
     ) -> Any:
         if types and wraps_others(types):
             return NotImplemented
@@ -138,7 +139,7 @@ class Follower(DispatchMode):
             if isinstance(output, Tensor):
                 self._enter(output, self._state.device if entry is None else entry.device)
 
-    def _device_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+    def _device_of(self, func: OpOverload, args: tuple[Any, ...], kwargs: Kwargs | None) -> int:
         """The one device of the inputs; this thread's device when there is none.
 
         Scalars (0-dim) may come from anywhere, as on GPUs those of the host may; they decide only when alone.
@@ -170,9 +171,7 @@ class Follower(DispatchMode):
             return device
         return scalar_device if scalar_device != _NOWHERE else self._state.device
 
-    def _device_but_for_zeros(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> int:
+    def _device_but_for_zeros(self, func: OpOverload, args: tuple[Any, ...], kwargs: Kwargs | None) -> int:
         """As `_device_of`, without what autograd fills in for a gradient that nobody gave: one zero,
         expanded. On GPUs it makes that on the device of the other gradients, here nothing says where.
         """
@@ -190,7 +189,7 @@ class Follower(DispatchMode):
             return self._live.get(storage_key(tensor.untyped_storage()))
         return next(filter(None, map(self._entry_of, parts_of(tensor))), None)
 
-    def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def _refresh(self, args: tuple[Any, ...], kwargs: Kwargs | None) -> None:
         for tensor in tree_leaves((args, kwargs)):
             if self._entry_of(tensor) is not None:
                 for part in parts_of(tensor):

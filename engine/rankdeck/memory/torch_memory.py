@@ -53,7 +53,7 @@ def read_gpu_bytes(device: torch.device, owned: OwnedBytes) -> DeviceBytes:
     Source: torch.cuda.memory_stats_as_nested_dict (memory_stats() flattens and sorts the same, 20 times
     slower).
     """
-    stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     known = owned.on(device)
     return DeviceBytes(

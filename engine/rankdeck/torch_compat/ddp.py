@@ -38,13 +38,13 @@ PLACES = (
 _USUAL_SAMPLE_RATE = 100
 
 
-def log_of(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """What DDP's own log says of the last backward, times in nanoseconds; empty where it has none."""
+def log_of(ddp: DistributedDataParallel) -> dict[str, int]:
+    """The numbers in DDP's own log of the last backward, times in nanoseconds; empty where it has none."""
     try:
-        log: dict[str, Any] = ddp._get_ddp_logging_data()
+        log = ddp._get_ddp_logging_data()
     except (AttributeError, AssertionError, TypeError):
         return {}
-    return log
+    return {name: value for name, value in log.items() if isinstance(value, int)}
 
 
 def time_every_backward(ddp: DistributedDataParallel, wanted: bool) -> None:

@@ -27,6 +27,8 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from .places import Private
 
+Kwargs = dict[str, Any]
+"""What a call is given by name."""
 VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}
 """The results of `effect_of`, for callers in a hurry."""
@@ -101,7 +103,7 @@ def is_meta(tensor: Tensor) -> bool:
     return tensor.is_meta if device is None else bool(device.type == "meta")
 
 
-def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def computed(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
     """What an operation returns."""
     return func(*args, **kwargs) if kwargs else func(*args)
 

@@ -6,6 +6,7 @@ Source: torch._subclasses.fake_tensor; torch.testing._internal.distributed.fake_
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def active_mode() -> Any:
 
 
 def fake_like(
-    blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: dict[str, Any]
+    blank: torch.Tensor, mode: fake_tensor.FakeTensorMode, device: torch.device, state: Mapping[str, object]
 ) -> FakeTensor:
     """A fake tensor over a blank one on "meta". `state` is that of one of torch's but for its mode: torch
     takes four times as long to make one.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ _OF_PARAMETERS = "_is_param"
 class WeightMarks:
     """`on_gradient` are called with a gradient before it is added, `after_gradient` with the weight after."""
 
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, object] = field(default_factory=dict)
     on_gradient: tuple[Callable[[Tensor], Tensor | None], ...] = ()
     after_gradient: tuple[Callable[[Tensor], None], ...] = ()
 

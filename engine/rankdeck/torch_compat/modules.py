@@ -56,9 +56,10 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both of these tables."""
-    return module._parameters, module._buffers
+def own_tensors(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+    """Both of these tables; what is put into that of weights has to be a Parameter."""
+    weights: Any = module._parameters
+    return weights, module._buffers
 
 
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
@@ -66,10 +67,10 @@ def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
-def split_state(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, object]]:
     """The module's state in two: weights and persistent buffers by name, themselves; and what its
     `get_extra_state` and its hooks give beside them, of any kind."""
-    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    state = module.state_dict(keep_vars=True)
     tensors = {
         name: value
         for name, value in state.items()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdeck.torch_compat.dispatch import OpOverload, computed, packet_of, storage_key, tree_leaves
+from rankdeck.torch_compat.dispatch import Kwargs, OpOverload, computed, packet_of, storage_key, tree_leaves
 from rankdeck.torch_compat.fake_tensors import (
     FakeTensor,
     active_mode,
@@ -42,7 +42,7 @@ class _Output:
     offset: int
     dtype: torch.dtype
     device: torch.device
-    state: dict[str, Any]
+    state: dict[str, object]
     """What torch keeps in Python about a fake tensor."""
 
 
@@ -68,7 +68,7 @@ class ShapeMemo:
     def __init__(self, known: Known | None = None) -> None:
         self._known: Known = {} if known is None else known
 
-    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
         """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
         key = _key(func, args, kwargs)
         known = None if key is None else self._known.get(key)
@@ -108,7 +108,7 @@ def _operation(namespace: str, name: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
-def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...] | None:
+def _key(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> tuple[Any, ...] | None:
     """All that a result depends on; None where that is not certain."""
     if func.namespace != "aten" or not args or in_kernel is None:
         return None
@@ -161,7 +161,7 @@ def _is_plain(tensor: FakeTensor) -> bool:
     return tensor.layout is torch.strided and not tensor.dtype.is_complex and not tensor.is_neg()
 
 
-def _outputs_of(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> _Outputs | None:
+def _outputs_of(func: Any, out: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> _Outputs | None:
     """What to keep of a result of torch's; None where torch has to compute each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.fake_tensors import in_kernel
 from rankdeck.torch_compat.places import Private
 
@@ -80,7 +81,7 @@ _KEEP = (
 )
 
 
-def sparse_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor | None:
+def sparse_result(func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Tensor | None:
     """What an operation on sparse tensors returns; None where it is on others, or torch knows it itself."""
     result = _RESULTS.get(func)
     if result is None or not _is_sparse(args[1] if result is _masked else args[0]):

@@ -19,7 +19,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from rankdeck.torch_compat.collectives import NAMESPACE, collective_of
-from rankdeck.torch_compat.dispatch import DispatchMode
+from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs
 
 _SHARES: dict[str, Callable[[int], float]] = {
     "all-reduce": lambda n: 2 * (n - 1) / n,
@@ -49,7 +49,7 @@ class CountedCollectives(DispatchMode):
         func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Kwargs | None = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it unwraps itself, and its collectives come back here

@@ -36,7 +36,7 @@ from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, results_of, same_weights, weights_behind
 from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing
-from rankdeck.torch_compat.dispatch import tree_leaves, tree_map
+from rankdeck.torch_compat.dispatch import Kwargs, tree_leaves, tree_map
 from rankdeck.torch_compat.modules import own_tensors
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -224,8 +224,8 @@ class _ObservedStage(nn.Module):
         unit.forward = forward
 
     def _take(
-        self, unit: Seen, _module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, unit: Seen, _module: nn.Module | None, args: tuple[Any, ...], kwargs: Kwargs
+    ) -> tuple[tuple[Any, ...], Kwargs]:
         """A unit's arguments, with what was received in its place; what is to be handed on is kept."""
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         for argument in [argument for argument in unit.arguments if argument.where is not None]:

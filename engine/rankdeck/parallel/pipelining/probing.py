@@ -18,6 +18,7 @@ from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.state.slots import keep_state
 from rankdeck.torch_compat.dispatch import (
     DispatchMode,
+    Kwargs,
     OpOverload,
     computed,
     storage_key,
@@ -61,7 +62,7 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 class _Repeatable(DispatchMode):
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
             torch.default_generator.manual_seed(0)  # torch.manual_seed takes milliseconds to note it for GPUs
@@ -231,7 +232,7 @@ class Origins(DispatchMode):
         return frozenset[str]().union(*marks)
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         result = computed(func, args, kwargs)
         if self._marks and not _reads_shapes_only(func):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.probing import results_of
-from rankdeck.torch_compat.dispatch import tree_leaves
+from rankdeck.torch_compat.dispatch import Kwargs, tree_leaves
 
 Given = list[tuple[int | str | None, Tensor, int, Any]]
 """Tensors: where, which, their numbers, and autograd's nodes that made them."""
@@ -106,7 +106,7 @@ class UnitWatch:
         self._calls: list[_Call] = []
         self._values: dict[tuple[int, int], int] = {}
 
-    def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         named: list[tuple[int | str | None, Any]] = [*enumerate(args), *kwargs.items()]
         given: Given = [
             (where, tensor, self._value_of(tensor), tensor.grad_fn)

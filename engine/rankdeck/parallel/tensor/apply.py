@@ -31,6 +31,7 @@ from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
 from rankdeck.parallel.tensor.gradients import require_hooks_take_slices
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
+from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.marks import marks_by_name, put_marks
 
 
@@ -338,8 +339,8 @@ def require_stream(module: nn.Module, name: str) -> None:
 
 
 def with_hidden(
-    args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Tensor], Tensor]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: tuple[Any, ...], kwargs: Kwargs, change: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], Kwargs]:
     """The arguments with hidden states changed: the first positional one, else those named so."""
     if args:
         return (change(args[0]), *args[1:]), kwargs

@@ -24,6 +24,7 @@ from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.parallel.pipelining.probing import all_trainable, on_shapes, without_effects
 from rankdeck.parallel.tensor.attention import AttentionLayers, Pair
+from rankdeck.torch_compat.dispatch import Kwargs
 
 Group = AttentionLayers | Pair
 _VALUES = (torch.Tensor, int, float, str, tuple, list, dict)
@@ -47,7 +48,7 @@ class _Nodes:
     entered: dict[str, list[Any]] = field(default_factory=dict)
     left: dict[str, list[Any]] = field(default_factory=dict)
 
-    def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         self.entered.setdefault(name, []).extend(_nodes_of([*args, *kwargs.values()][:1]))
 
     def leave(self, name: str, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -73,7 +74,7 @@ def _watched(
     parents = {group.columns[0].rpartition(".")[0] for group in groups} - {""}
     layers = [name for group in groups for name in (*group.columns, group.row)]
 
-    def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         # A cache would have been filled by this forward, and blocks do without one.
         known = {key: value if isinstance(value, _VALUES) else None for key, value in kwargs.items()}
         blocks[name] = each_tensor((args, known), torch.Tensor.detach)

@@ -94,7 +94,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     pairs = [pair for pair in pairs if pair.width % num_ranks == 0]
     around: Collection[str] = ()
     biases: list[str] = []
-    entered: dict[str, Any] = dict.fromkeys(blocks)
+    entered: dict[str, tuple[Any, ...] | None] = dict.fromkeys(blocks)
     if blocks:
         between = look_between(model, [*attentions, *pairs], inputs, entered)
         pairs = [pair for pair in pairs if not between.weights[pair.row]]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankdeck.base.phrases import Phrase
 from rankdeck.parallel.tensor.attention import HeadCount
+from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.modules import own_parameters
 
 Kind = Literal["column", "row"]
@@ -160,7 +161,7 @@ class _SplitWeight:
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None
     ) -> Any:
         operands = [*args, *(kwargs or {}).values()]
         raise OutsideItsLayerError(next(item._name for item in operands if isinstance(item, cls)))

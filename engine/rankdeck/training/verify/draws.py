@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdeck.torch_compat.dispatch import DispatchMode, computed
+from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, computed
 
+_Draw = Callable[[tuple[Any, ...], Kwargs], Any]
+"""What an operation that draws returns for its arguments."""
 _UNIFORM, _NORMAL = 0.37, 0.6
 
 
@@ -45,13 +47,13 @@ class FixedDraws(DispatchMode):
         self.missed = self.missed or self._states != _generator_states()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         draw = _DRAWS.get(func.__name__.partition(".")[0])
         if draw is None or func.namespace != "aten":
             return computed(func, args, kwargs)
         self.has_drawn = True
-        return draw(func, args, kwargs or {})
+        return draw(args, kwargs or {})
 
     def in_another_thread(self) -> DispatchMode:
         return _InAnotherThread(self)
@@ -65,7 +67,7 @@ class _InAnotherThread(DispatchMode):
         self._draws = draws
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         return self._draws.__torch_dispatch__(func, types, args, kwargs)
 
@@ -77,24 +79,24 @@ def _generator_states() -> list[Any]:
     return [*states, pickle.dumps(np.random.get_state(legacy=False)), random.getstate()]
 
 
-def _filled(value: Callable[[dict[str, Any], tuple[Any, ...]], Any]) -> Callable[..., Tensor]:
+def _filled(value: Callable[[Kwargs, tuple[Any, ...]], Any]) -> _Draw:
     """A draw in place: all numbers become `value` of its arguments."""
-    return lambda func, args, kwargs: args[0].fill_(value(kwargs, args[1:]))
+    return lambda args, kwargs: args[0].fill_(value(kwargs, args[1:]))
 
 
-def _argument(kwargs: dict[str, Any], rest: tuple[Any, ...], place: int, name: str, default: Any) -> Any:
+def _argument(kwargs: Kwargs, rest: tuple[Any, ...], place: int, name: str, default: Any) -> Any:
     return rest[place] if len(rest) > place else kwargs.get(name, default)
 
 
-def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _options(kwargs: Kwargs) -> Kwargs:
     """Dtype and device, where they were asked for."""
     return {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
 
 
-def _made(value: float) -> Callable[..., Tensor]:
+def _made(value: float) -> _Draw:
     """A new tensor of one number, in the shape and of the kind that was asked for."""
 
-    def draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def draw(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
         options = _options(kwargs)
         if isinstance(args[0], Tensor):
             return torch.full_like(args[0], value, **options)
@@ -104,7 +106,7 @@ def _made(value: float) -> Callable[..., Tensor]:
     return draw
 
 
-def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _normal(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     """torch.normal: the mean, the deviation, or both may be tensors."""
     mean = args[0] if args else 0.0
     deviation = args[1] if len(args) > 1 else kwargs.get("std", 1.0)
@@ -115,19 +117,19 @@ def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return drawn
 
 
-def _bernoulli(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _bernoulli(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     """1 wherever it may be 1: what is left out by chance is kept, as with dropout."""
     rate = args[1] if len(args) > 1 else args[0]
     return (rate > 0).to(args[0].dtype) if isinstance(rate, Tensor) else torch.full_like(args[0], rate > 0)
 
 
-def _bernoulli_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _bernoulli_in_place(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     rate = _argument(kwargs, args[1:], 0, "p", 0.5)
     drawn: Tensor = args[0].copy_(rate > 0) if isinstance(rate, Tensor) else args[0].fill_(float(rate > 0))
     return drawn
 
 
-def _integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _integers(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     """randint(high, size), randint(low, high, size) and their likes."""
     is_like = isinstance(args[0], Tensor)
     numbers = [arg for arg in args[is_like:] if isinstance(arg, int)]
@@ -140,18 +142,18 @@ def _integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
     return torch.full(next(arg for arg in args if isinstance(arg, list | tuple)), value, **options)
 
 
-def _integer_in_place(kwargs: dict[str, Any], rest: tuple[Any, ...]) -> int:
+def _integer_in_place(kwargs: Kwargs, rest: tuple[Any, ...]) -> int:
     numbers = [number for number in rest if isinstance(number, int)]
     low, high = (0, *numbers) if len(numbers) == 1 else (numbers or [0, 3])[:2]
     return int(low + (high - low) // 3)
 
 
-def _permutation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _permutation(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     options = _options(kwargs)
     return torch.arange(args[0], **options)
 
 
-def _most_likely(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _most_likely(args: tuple[Any, ...], kwargs: Kwargs) -> Tensor:
     """multinomial: the likeliest ones."""
     num = args[1]
     with_replacement = len(args) > 2 and args[2]
@@ -162,11 +164,11 @@ def _most_likely(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
     return chosen
 
 
-def _native_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _native_dropout(args: tuple[Any, ...], kwargs: Kwargs) -> tuple[Tensor, Tensor]:
     return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
 
 
-_DRAWS: dict[str, Callable[..., Any]] = {
+_DRAWS: dict[str, _Draw] = {
     "rand": _made(_UNIFORM),
     "rand_like": _made(_UNIFORM),
     "randn": _made(_NORMAL),
@@ -192,6 +194,6 @@ _DRAWS: dict[str, Callable[..., Any]] = {
     ),
     "exponential_": _filled(lambda kwargs, rest: 1.0 / _argument(kwargs, rest, 0, "lambd", 1.0)),
     "random_": _filled(_integer_in_place),
-    "poisson": lambda func, args, kwargs: args[0].round(),
+    "poisson": lambda args, kwargs: args[0].round(),
 }
 """By operation. What is not here draws as ever, which shows in the generator's state."""
