@@ -30,7 +30,7 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
+_TYPES: dict[str, type[int | float | str]] = {"int": int, "float": float, "str": str}
 _PLAIN = {"default", "action", "nargs", "const", "choices", "dest", "required"}
 
 
@@ -150,7 +150,7 @@ def _is_set_again(source: ScriptSource, owner: ast.expr, name: str) -> bool:
     )
 
 
-def _options(source: ScriptSource, args: Sequence[str]) -> dict[str, Any]:
+def _options(source: ScriptSource, args: Sequence[str]) -> dict[str, object]:
     """The script's options as its own parser would have them."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for call in source.calls("add_argument"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from rankdeck.adopt.findings import Script, given_to_trainer, takes_more
 from rankdeck.adopt.naming import Finding
@@ -12,7 +11,7 @@ from rankdeck.adopt.tracing import FURTHEST, Origin, origin_of
 
 _FUNCTIONS = {"cross_entropy": "cross_entropy", "mse_loss": "mse"}
 _CLASSES = {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse"}
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, object] = {
     "reduction": "mean",
     "ignore_index": -100,
     "label_smoothing": 0.0,

@@ -24,7 +24,7 @@ class Finding:
     """One value of a configuration, or FILL_IN; `notes` are the comment above it."""
 
     value: Any = FILL_IN
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, object] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -100,7 +100,7 @@ class Namer:
 
     def _bound(
         self, origin: Origin, call: ast.Call, definition: Definition
-    ) -> tuple[dict[str, Any] | None, list[str]]:
+    ) -> tuple[dict[str, object] | None, list[str]]:
         """(arguments by name, notes on those that are unknown); None where a name cannot be given."""
         defaults = _parameters(definition)
         if len(call.args) > len(defaults):
@@ -110,7 +110,7 @@ class Namer:
 
     def _given(
         self, origin: Origin, positional: dict[str, ast.expr], call: ast.Call
-    ) -> tuple[dict[str, Any] | None, list[str]]:
+    ) -> tuple[dict[str, object] | None, list[str]]:
         given = dict(positional)
         for keyword in call.keywords:
             if keyword.arg is None:
@@ -118,7 +118,7 @@ class Namer:
             given[keyword.arg] = keyword.value
         if any(isinstance(node, ast.Starred) for node in given.values()):
             return None, []
-        args: dict[str, Any] = {}
+        args: dict[str, object] = {}
         unknown = []
         for name, node in given.items():
             value = self.values.of(origin.source, node)

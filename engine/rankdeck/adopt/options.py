@@ -152,7 +152,7 @@ def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
     return Finding(own_class, options, notes)
 
 
-def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+def _options_of(group: Mapping[str, Any]) -> dict[str, object]:
     """What of a parameter group is an option and says something."""
     return {
         key: value
@@ -161,7 +161,7 @@ def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, Any]:
+def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, object]:
     """The rate always, the rest where it is not the card's own; a 0 that the card has not as default too."""
     told = {}
     for item in option_fields(card.options):
@@ -204,10 +204,12 @@ def schedule(seen: SeenScript) -> Finding:
     return best
 
 
-def _candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, Any]]]:
+def _candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, object]]]:
     """Schedules that may have made such rates: the warm-up ends where they are largest."""
     peak = max(known, key=lambda point: point[1])[0]
-    warmups = [{}] if peak == known[0][0] else [{}, {"warmup": peak}, {"warmup": peak - 1}]
+    warmups: list[dict[str, object]] = [{}]
+    if peak != known[0][0]:
+        warmups += [{"warmup": peak}, {"warmup": peak - 1}]
     named = [(name, dict(warmup)) for name in ("constant", "cosine", "linear") for warmup in warmups]
     final = float(f"{known[-1][1] / max(rate for _, rate in known):.6g}")
     ends = [(name, {**warmup, "final": final}) for name, warmup in named if name != "constant"]

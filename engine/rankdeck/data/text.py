@@ -125,6 +125,6 @@ class TokenWindows:
         self._rows = (inputs, targets)
         return self._rows
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Without the map: a pickled map is a copy of the whole file."""
         return {**self.__dict__, "_rows": None}

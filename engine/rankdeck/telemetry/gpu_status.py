@@ -163,14 +163,14 @@ class GpuStatus(Device, kw_only=True):
         """What lowers the clocks, in words."""
         return throttle_words(self.throttle or 0)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The row of `rankdeck devices --json`."""
         processes = [_process_row(process) for process in self.processes or ()]
-        row: dict[str, Any] = {key: getattr(self, key) for key in _KEYS}
+        row = {key: getattr(self, key) for key in _KEYS}
         return row | {"processes": processes, "kind": "gpu", "slowed_by": self.slowed_by}
 
 
-def _process_row(process: ProcessUse) -> dict[str, Any]:
+def _process_row(process: ProcessUse) -> dict[str, object]:
     return {"kind" if key == "type" else key: getattr(process, key) for key in _PROCESS_KEYS}
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rankdeck.base.phrases import marked, phrase
 from rankdeck.telemetry.last_call import EVENTS, LastCall, Note
@@ -210,7 +209,7 @@ class SamplerProcess:
 
     def _how(self, code: int, note: Note, left_out: str, *, hangs: bool) -> str:
         """How it ended, while it asked what, and when the next one begins, in sentences."""
-        told: dict[str, Any] = {"pause": self._pause_s}
+        told: dict[str, object] = {"pause": self._pause_s}
         if left_out:
             name = f"GPU {note.device[1:]}" if note.device.startswith("#") else note.device
             told["device"] = name + (note.call and f" ({note.call})")

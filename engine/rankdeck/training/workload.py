@@ -266,14 +266,14 @@ def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Mod
 _NEEDS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet": ("classes", "in_channels")}
 
 
-def _follows(config: RunConfig, card: DataCard | None, train: SampleSet) -> dict[str, Any]:
+def _follows(config: RunConfig, card: DataCard | None, train: SampleSet) -> dict[str, int]:
     """Arguments of a catalogue model that follow from the data."""
     if card is None:
         inputs, _ = first_batch(train, 1)
         shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
         known = {"inputs": math.prod(shape), "in_channels": shape[0]} if shape else {}
         return {name: value for name, value in known.items() if name in _NEEDS[config.model.use]}
-    found: dict[str, Callable[[], Any]] = {
+    found: dict[str, Callable[[], int | None]] = {
         "inputs": lambda: math.prod(card.input_shape),
         "classes": lambda: card.classes or card.vocabulary,
         "vocabulary": lambda: card.vocabulary,

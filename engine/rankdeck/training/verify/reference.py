@@ -298,9 +298,9 @@ def keep_state(model: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: nn.Module) -> dict[str, object]:
     """Copies of what a module keeps beside torch's own tables, as far as that can be copied."""
-    found = {}
+    found: dict[str, object] = {}
     for name, value in vars(module).items():
         is_result = isinstance(value, Tensor) and value.requires_grad
         if name in _OF_TORCH or isinstance(value, nn.Module) or is_result:

@@ -166,7 +166,7 @@ def _comparable(strategy: Choice) -> tuple[Choice, tuple[str, ...]]:
 
     A pipeline without a flush trains on older weights: trial.py drains it after each step.
     """
-    options: dict[str, Any] = dict(strategy.options)
+    options = dict(strategy.options)
     left_out: tuple[str, ...] = ("staleness",) if strategy.use == _ASYNC else ()
     if options.get("compress", "none") != "none":
         options["compress"], left_out = "none", (*left_out, "compress")
