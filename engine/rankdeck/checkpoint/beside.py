@@ -48,7 +48,7 @@ class Beside:
         self._first_tensors = {name: _on_host(value) for name, value in self._entries(Tensor)}
         self._first_values = dict(self._plain_values())
 
-    def changed(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    def changed(self) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
         """Tensors, values as JSON has them, and the names of what no file can hold."""
         tensors = {
             name: value

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.torch
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from rankdeck.base.phrases import phrase
 from rankdeck.torch_compat.dtensors import is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _EXACT = 2**53
 """Readers of JSON may take larger integers for floats."""
@@ -88,14 +91,14 @@ def from_plain(plain: Any, device: torch.device | None = None) -> Any:
     return {key: from_plain(value, device) for key, value in plain.items()}
 
 
-def _plain_dict(value: dict[Any, Any]) -> dict[str, Any]:
+def _plain_dict(value: dict[Any, Any]) -> dict[str, object]:
     if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: to_plain(item) for key, item in value.items()}
     name = "$dict" if type(value) is dict else "$ordered"
     return {name: [[to_plain(key), to_plain(item)] for key, item in value.items()]}
 
 
-def _plain_tensor(tensor: Tensor) -> dict[str, Any]:
+def _plain_tensor(tensor: Tensor) -> dict[str, object]:
     own = tensor.full_tensor() if is_dtensor(tensor) else tensor
     if own.layout is not torch.strided:
         raise TypeError(phrase("a tensor of layout {layout}", layout=own.layout))
@@ -138,12 +141,12 @@ def _stored_name(name: str, tensor: Tensor) -> str:
     return name + _PAIRS if tensor.is_complex() else name
 
 
-def described(stored: Mapping[str, Any]) -> dict[str, Any]:
+def described(stored: Mapping[str, Any]) -> dict[str, TensorStorageMetadata]:
     """What torch.distributed.checkpoint knows of a file's tensors, of pairs as of the complex tensors."""
     return {name.removesuffix(_PAIRS): _of_complex(name, known) for name, known in stored.items()}
 
 
-def _of_complex(name: str, known: Any) -> Any:
+def _of_complex(name: str, known: TensorStorageMetadata) -> TensorStorageMetadata:
     if not name.endswith(_PAIRS):
         return known
     properties = dataclasses.replace(known.properties, dtype=known.properties.dtype.to_complex())

@@ -82,8 +82,8 @@ class _Written:
     """What one rank has on the disk, and its values beside."""
 
     files: _Files
-    values: dict[str, Any]
-    elsewhere: dict[str, Any]
+    values: dict[str, object]
+    elsewhere: dict[str, object]
     lost: list[str]
 
 

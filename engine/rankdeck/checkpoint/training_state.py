@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,6 +33,10 @@ from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.modules import is_expanded, split_state
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+_T = TypeVar("_T")
 _EXTRA = "model/"
 """Before the name of a module's extra state, among values."""
 _OF_OPTIMIZER = marked("The optimizer keeps {name} for each parameter, and in it {inside}")
@@ -57,8 +61,8 @@ class Saved:
 
     tensors: dict[str, Tensor]
     own: dict[str, Tensor]
-    values: dict[str, Any]
-    elsewhere: dict[str, Any]
+    values: dict[str, object]
+    elsewhere: dict[str, object]
     lost: list[str]
 
 
@@ -103,7 +107,9 @@ def _kind_of(value: Tensor, parameter: nn.Parameter) -> str:
     return "slice" if is_dtensor(parameter) and not is_dtensor(value) else "optimizer"
 
 
-def extra_state_of(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[dict[str, Any], dict[str, Any]]:
+def extra_state_of(
+    module: nn.Module, stages: Sequence[nn.Module]
+) -> tuple[dict[str, object], dict[str, object]]:
     """The extra state of the modules that this rank runs, and of those that others run.
 
     Raises: CheckpointError for one that no file can hold.
@@ -142,9 +148,9 @@ def _plain(value: Any, cannot: str, name: str) -> Any:
         raise CheckpointError(phrase(cannot, name=name, inside=error.args[0])) from None
 
 
-def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
     """One of each of all ranks' (`values`, `elsewhere`): that of the first rank which runs the module."""
-    shared: dict[str, Any] = {}
+    shared: dict[str, object] = {}
     for _, elsewhere in reversed(parts):
         shared |= elsewhere
     for values, _ in reversed(parts):
@@ -198,7 +204,7 @@ class Blank:
     homeless: set[str] = field(default_factory=set)
 
 
-def blank_model(module: nn.Module, there: Mapping[str, Any]) -> dict[str, Tensor]:
+def blank_model(module: nn.Module, there: Mapping[str, TensorStorageMetadata]) -> dict[str, Tensor]:
     """Where to read the weights and buffers of a checkpoint to: the module's own memory. `there` has the
     names in it with what torch knows of each (its size)."""
     tensors, extra = split_state(module)
@@ -211,7 +217,7 @@ def blank_model(module: nn.Module, there: Mapping[str, Any]) -> dict[str, Tensor
     return blank | {f"model.{name}": _as_saved(there[f"model.{name}"]) for name in older}
 
 
-def blank_state(state: TrainingState, there: Mapping[str, Any]) -> Blank:
+def blank_state(state: TrainingState, there: Mapping[str, TensorStorageMetadata]) -> Blank:
     """Where to read a checkpoint to, which has the names of `there`.
 
     A parameter that the optimizer had never stepped has no state there, and gets none.
@@ -248,7 +254,11 @@ def blank_state(state: TrainingState, there: Mapping[str, Any]) -> Blank:
 
 
 def _room_for(
-    name: str, saved: Any, parameter: nn.Parameter, group: Mapping[str, Any], weights_dtype: torch.dtype
+    name: str,
+    saved: TensorStorageMetadata,
+    parameter: nn.Parameter,
+    group: Mapping[str, Any],
+    weights_dtype: torch.dtype,
 ) -> Tensor | None:
     """A tensor as the optimizer would have made it for this parameter; None where nobody knows which part of
     it would be this rank's. State in the weight's dtype follows it into another precision."""
@@ -263,7 +273,7 @@ def _room_for(
     return None if is_dtensor(parameter) else _as_saved(saved, parameter.device)
 
 
-def _as_saved(saved: Any, device: torch.device | str = "cpu") -> Tensor:
+def _as_saved(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> Tensor:
     return torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
 
 
@@ -272,22 +282,19 @@ def put_state(
 ) -> list[str]:
     """Make what was read the state of the model and of its optimizer; what has no place here, in words."""
     missing = put_weights(state.module, blank.tensors, values)
-    by_owner: dict[str, dict[str, Any]] = {}
-    for name, value in [*values.items(), *own.items()]:
-        owner, _, what = name.rpartition(".")
-        by_owner.setdefault(owner, {})[what] = value
+    plain_of, slices_of = _by_owner(values), _by_owner(own)
     homeless = set(blank.homeless)
     for names, parameter in _parameters(state.module):
-        kept: dict[str, Any] = {
+        kept: dict[str, object] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]
             for what, name in blank.optimizer.get(parameter, {}).items()
         }
         for name in reversed(names):
-            slices = by_owner.get(f"slice.{name}", {})
+            slices = slices_of.get(f"slice.{name}", {})
             kept |= {what: tensor.to(parameter.device) for what, tensor in slices.items()}
-            plain = by_owner.get(name, {})
+            plain = plain_of.get(name, {})
             kept |= {what: from_plain(value, parameter.device) for what, value in plain.items()}
-        by_keeper: dict[Optimizer, dict[str, Any]] = {}
+        by_keeper: dict[Optimizer, dict[str, object]] = {}
         for what, value in kept.items():
             keeper, own_name = _keeper(what, state.beside.optimizers)
             if keeper is None:
@@ -303,11 +310,20 @@ def put_state(
     return [*homeless, *map(in_words, [*missing, *elsewhere])]
 
 
+def _by_owner(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
+    """<owner>.<what> -> value, as owner -> what -> value."""
+    by_owner: dict[str, dict[str, _T]] = {}
+    for name, value in values.items():
+        owner, _, what = name.rpartition(".")
+        by_owner.setdefault(owner, {})[what] = value
+    return by_owner
+
+
 def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
     """Weights, buffers and extra state of a checkpoint into the model that they were read for; the names of
     what is not there."""
     # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
-    own: dict[str, Any] = module.state_dict()
+    own = module.state_dict()
     missing = []
     device = next((tensor.device for tensor in module.parameters()), None)
     for name, value in own.items():

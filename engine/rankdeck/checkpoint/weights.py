@@ -32,7 +32,7 @@ _COMPLEX = "complex"
 """The key of the names of complex tensors, in the file's metadata."""
 
 
-def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, Any]:
+def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, object]:
     """Name -> extra state as JSON has it, each of the rank that runs the module; all ranks call this.
 
     Raises: CheckpointError for one that no file can hold.
@@ -44,7 +44,7 @@ def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> d
     return _by_name(parts)
 
 
-def _by_name(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+def _by_name(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, object]:
     return {name.partition("/")[2]: value for name, value in put_together(parts).items()}
 
 
