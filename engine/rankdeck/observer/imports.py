@@ -1,14 +1,15 @@
-"""Runs parts right after the modules that they watch were imported.
+"""Runs parts right after the modules that they watch were imported, and answers to `import rankdeck`.
 
 One finder at the head of sys.meta_path asks the others and gives their answer on; the loader that they name
-runs its module as ever, and the parts after it. It takes itself out once nothing is left to watch. No torch
-and little else is imported here: every Python of a run pays for it. Read parts.py before, session.py next.
+runs its module as ever, and the parts after it. It takes itself out once nothing is left to watch. Another
+one stands last, so whatever the script would find itself comes first: where no package of the name rankdeck
+is installed, it gives a module with `log`. No torch and little else is imported here: every Python of a run
+pays for it. Read parts.py before, session.py next.
 """
 
 import sys
 from _thread import get_ident
 
-from . import own_name
 from .parts import PARTS
 
 TYPE_CHECKING = False
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_TORCH = "torch"
+_TORCH, _OWN_NAME = "torch", "rankdeck"
 
 
 class _Finder:
@@ -102,11 +103,29 @@ def _run(part: str, file: str, function: str, module: "ModuleType") -> None:
         now.switch_off(part, error)
 
 
+class _OwnName:
+    """Finds a module of our name, and loads it."""
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        # The class of every spec: importlib.machinery would cost each Python of a run some milliseconds.
+        make: Any = type(sys.__spec__)
+        return make(name, self, origin=__file__) if name == _OWN_NAME else None
+
+    def create_module(self, spec: "Any") -> None:
+        """As usual."""
+
+    def exec_module(self, module: "ModuleType") -> None:
+        from .log import log
+
+        module.__doc__ = log.__doc__
+        module.log = log  # type: ignore[attr-defined]
+
+
 def arm() -> None:
     """Watch from now on; what has been imported already (by a .pth file) is taken up at once."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
-    own_name.arm()
+    sys.meta_path.append(_OwnName())
     for name in sorted(finder.waiting, key=len):
         if name in sys.modules:
             finder.imported(name, sys.modules[name])

@@ -1,7 +1,7 @@
 """`rankdeck.log(loss=0.5)`: one line with which a script tells values of its own.
 
 This function is what the installed package gives, and what an observed script finds where the package is not
-installed (own_name.py). It asks for the observer of its process, which has one name however it got there, or
+installed (imports.py). It asks for the observer of its process, which has one name however it got there, or
 for the rank of a configured run that trains here (`taken_by`); where there is neither, nothing happens.
 """
 

@@ -161,7 +161,7 @@ def test_what_is_loaded_without_torch_is_next_to_nothing(tmp_path: Path) -> None
     code = "import sys; print(*sorted(sys.modules))"
     before = set(_bare(code, None)[1].split())
     after = set(_bare(code, tmp_path / "run")[1].split())
-    loaded = ("", ".imports", ".own_name", ".parts")
+    loaded = ("", ".imports", ".parts")
     assert after - before == {f"_rankdeck_observer{name}" for name in loaded}
     assert not (tmp_path / "run/events").exists()
 
