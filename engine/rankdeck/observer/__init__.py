@@ -8,7 +8,7 @@ syntax of Python 3.9, and looks at torch only once the script has imported it.
     imports.py, parts.py       run a part right after the module that it watches was imported
     session.py, writer.py      what is known of this process; its lines in the run's event files
     steps.py, losses.py, ...   the parts: each a function of (module, session)
-    metrics.py, told.py        what scripts log, through loggers.py or log.py (`rankdeck.log`)
+    metrics.py, loggers.py     what scripts log, through loggers of theirs or log.py (`rankdeck.log`)
     memory.py; full.py         what owners hold; a few steps followed by rankdeck's ledger (following.py)
 
 A part that fails is switched off, once, and named in `observed.parts`. Nothing here raises or prints.

@@ -33,7 +33,7 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         if taker is not None:
             taker(values, named, step)
             return
-        __import__(_OBSERVER + ".told")
-        sys.modules[_OBSERVER + ".told"].take(values, named, step)
+        __import__(_OBSERVER + ".loggers")
+        sys.modules[_OBSERVER + ".loggers"].take(values, named, step)
     except Exception:
         pass  # It fails open: there is no run that could be told of it.

@@ -1,4 +1,5 @@
-"""Loggers that a script calls become curves of its run: taken where the values go in, before any backend.
+"""What a script tells of itself becomes curves of its run: what it gives to `rankdeck.log` (log.py), and what
+its loggers are given, taken where the values go in, before any backend.
 
 One table: the module that a library's logger lives in, and what is wrapped right after it was imported. Each
 is a call that its library documents; the one that is not, Lightning's connector, is what every `self.log`
@@ -12,17 +13,48 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from .frames import leave_out
+from .metrics import MetricsBook
 from .parts import LIGHTNING, both_names
-from .told import PART, book_of
+from .readings import OffCpu
+from .session import current
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from .session import RankSession
 
     Told = list[tuple[Any, Any]]  # values and their step
     Pick = Callable[..., Told]
+
+PART = "loggers"
+_books: dict[int, MetricsBook] = {}
+
+
+def book_of(session: RankSession) -> MetricsBook:
+    """The book of this process, which the session's thread empties into events."""
+    book = _books.get(id(session))
+    if book is None:
+        book = _books[id(session)] = MetricsBook(session.logs, lambda: session.step, OffCpu().read)
+
+        def flush() -> None:
+            for columns in book.take(session.ending):
+                session.emit("metric", **columns._asdict())
+
+        session.on_tick.append(session.guarded(PART, flush))
+        session.on_fork.append(book.forget)
+        session.book = book
+    return book
+
+
+def take(values: Any, named: Mapping[str, object], step: Any) -> None:
+    """What `rankdeck.log` was given."""
+    session = current()
+    book = book_of(session)
+    try:
+        book.add("rankdeck", {**(values or {}), **named}, step)
+    except Exception as error:
+        session.switch_off("rankdeck.log", error)
 
 
 def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick, **how: Any) -> None:
