@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rankdeck.base.heartbeat import STACKS
-from rankdeck.torch_compat.groups import set_timeouts
+from rankdeck.torch_compat.collectives import set_timeouts
 from rankdeck.training import joining
 
 

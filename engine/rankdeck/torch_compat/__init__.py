@@ -14,7 +14,8 @@
     ledger_hooks   methods that are wrapped while the memory ledger follows
     ddp            DistributedDataParallel's log, compression and reducer
     fsdp           weights without a gradient under fully_shard
-    collectives    groups by their names inside compiled collectives
+    collectives    collectives as operations, their groups, and how long they wait
+    flight         the last collectives that torch has recorded
     pipelining     torch's stages and schedules
     processes      CUDA before a fork, workers of a DataLoader
 

@@ -1,12 +1,14 @@
-"""Collectives as operations: how a mode knows them, what goes in, and who takes part.
+"""Collectives as operations: how a mode knows them, what goes in, who takes part, and how long they wait.
 
 Split layers send through functional ones, all others through c10d's own.
 
-Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp and Ops.cpp.
+Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp and Ops.cpp;
+torch/distributed/distributed_c10d.py.
 """
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from rankdeck.torch_compat.places import Private
 
 NAMESPACE = "_c10d_functional"
 _BYTES = "bytes that tensor and hybrid send are unknown"
+_WITHOUT = "a rank that is suspended or looked at with a debugger may end its run after half an hour"
 _KINDS = {
     "allreduce_": "all-reduce",
     "allreduce_coalesced_": "all-reduce",
@@ -40,6 +43,8 @@ _KINDS = {
     "recv_": "receive",
 }
 PLACES = (
+    Private("torch.distributed.distributed_c10d:_set_pg_timeout", _WITHOUT, takes=("timeout", "group")),
+    Private("torch.distributed.distributed_c10d:_world.pg_map", _WITHOUT),
     Private("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES),
     Private("torch.distributed:ProcessGroup.unbox", "what moves in a step is unknown"),
     *(
@@ -95,3 +100,10 @@ def _num_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     return sum(map(_num_bytes, value))
+
+
+def set_timeouts(seconds: float) -> None:
+    """How long collectives of every group wait that this process is in by now, also of those that others have
+    made without saying it."""
+    for group in list(c10d._world.pg_map) if dist.is_initialized() else ():
+        c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)

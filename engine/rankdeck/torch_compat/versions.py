@@ -28,7 +28,6 @@ SUBJECTS = (
     "pipelining",
     "processes",
     "flight",
-    "groups",
 )
 
 
