@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rankdeck.memory.entries import kind_index
 from rankdeck.memory.follower import Compute, Follower
 from rankdeck.memory.ledger import Ledger
-from rankdeck.torch_compat.dispatch import storage_key
+from rankdeck.torch_compat.dispatch import Kwargs, storage_key
 from rankdeck.torch_compat.dtensors import local_part
 from rankdeck.torch_compat.fake_tensors import DEVICE, FakeTensor
 
@@ -38,7 +38,7 @@ class _PlanFollower(Follower):
         func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        kwargs: Kwargs | None = None,
     ) -> Any:
         if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device

@@ -28,7 +28,7 @@ from rankdeck.data.loader import one_batch
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.parallel.nested import call, cast, doubled, tensors_of
 from rankdeck.planner.samples import Samples
-from rankdeck.torch_compat.dispatch import DispatchMode, in_backward, storage_key, which_backward
+from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, in_backward, storage_key, which_backward
 from rankdeck.torch_compat.modules import change_tensors
 from rankdeck.torch_compat.replaced import Replaced
 from rankdeck.training import workload as workloads
@@ -49,7 +49,7 @@ SHAPES = tuple(
 )  # fmt: skip
 """Operations that make tensors whose shape may depend on values."""
 
-Answers = Callable[[Any, tuple[Any, ...], dict[str, object]], Any]
+Answers = Callable[[Any, tuple[Any, ...], Kwargs], Any]
 
 
 def asks_for_shape(func: Any, args: tuple[Any, ...]) -> bool:
@@ -71,7 +71,7 @@ def depends_on_values(error: BaseException) -> bool:
     return False
 
 
-def at_most(func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
+def at_most(func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
     """The largest result that an operation may have; what is no shape stays a question without an answer."""
     if func is _aten.nonzero.default:
         return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
@@ -108,7 +108,7 @@ class EitherWay:
         self._answer = answer
         self._num_asked = 0
 
-    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         if asks_for_shape(func, args):
             return at_most(func, args, kwargs)
         self._num_asked += 1
@@ -138,7 +138,7 @@ class Recorded:
             raise RuntimeError("The model asks for values without an end.")
         self._answers.setdefault((_asker(), func, _kind(tensor)), []).append(out)
 
-    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         asker = _asker()
         key = (asker, func, _kind(args[0]))
         known = self._answers.get(key)
@@ -165,7 +165,7 @@ class Recorded:
         asked[key] = asked.get(key, -1) + 1
         return int(asked[key])
 
-    def _seen_before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
+    def _seen_before(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """Of autograd's own operations."""
         out = self._other(func, args, kwargs)
         mask = _mask_of(args[1]) if func is _aten.index.Tensor else None
@@ -208,7 +208,7 @@ class _Recorder(DispatchMode):
         self._recorded, self._reads = recorded, reads
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Kwargs | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in self._reads or asks_for_shape(func, args):

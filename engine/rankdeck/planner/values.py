@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rankdeck.planner.questions import Answers, asks_for_shape
 from rankdeck.torch_compat.collectives import is_wait
-from rankdeck.torch_compat.dispatch import in_backward, only_writes, written
+from rankdeck.torch_compat.dispatch import Kwargs, in_backward, only_writes, written
 from rankdeck.torch_compat.shape_memo import Known, ShapeMemo
 from rankdeck.torch_compat.sparse import forgets_elements, sparse_result
 
@@ -81,7 +81,7 @@ class Values:
         """Blocks that compute their forward again do so in backward, outside of the module's own call."""
         return bool(self.modules_deep) or (self._answers is not None and in_backward())
 
-    def of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def of(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None) -> Any:
         """What an operation returns."""
         if func in READS and _read_by(MASKING):
             return not self._has_padding

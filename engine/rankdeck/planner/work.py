@@ -27,7 +27,7 @@ from rankdeck.profiling.spans import PhaseSpan
 from rankdeck.run.movement import RECEIVE, SEND, Part, merged
 from rankdeck.run.plan_lines import StepTime
 from rankdeck.torch_compat.collectives import Collective, collective_of
-from rankdeck.torch_compat.dispatch import VIEWS, effect_of, packet_of
+from rankdeck.torch_compat.dispatch import VIEWS, Kwargs, effect_of, packet_of
 
 if TYPE_CHECKING:
     from rankdeck.planner.plan_ledger import PlanLedger
@@ -56,7 +56,7 @@ class WorkCounter:
         self._known: dict[Any, Callable[..., int] | bool] = {}
 
     def add(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, object] | None, out: Any
+        self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None, out: Any
     ) -> tuple[int, int] | None:
         """The device and the FLOPs of an operation; None of what is no kernel."""
         formula = self._known.get(func)
@@ -176,7 +176,7 @@ class StepRecorder:
         self._computed: list[list[tuple[float, int]]] = [[] for _ in places]
         self._moved: list[list[tuple[float, Part]]] = [[] for _ in places]
 
-    def add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, object] | None, out: Any) -> None:
+    def add(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs | None, out: Any) -> None:
         """An operation that was computed on shapes."""
         sent = collective_of(func, args)
         if sent is not None:

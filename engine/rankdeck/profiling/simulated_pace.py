@@ -27,7 +27,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_duration
 from rankdeck.config import RunConfig
-from rankdeck.torch_compat.dispatch import DispatchMode, packet_of
+from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, packet_of
 
 PACED = ("forward", "backward", "backward-input", "backward-weight")
 LEAST_SLOT_S = 0.05
@@ -310,7 +310,7 @@ class _CountFlops(DispatchMode):
         func: Any,
         types: Sequence[type],
         args: tuple[Any, ...] = (),
-        kwargs: dict[str, object] | None = None,
+        kwargs: Kwargs | None = None,
     ) -> Any:
         if any(issubclass(kind, self._wrapper) for kind in types):
             return NotImplemented  # it unwraps itself, and its local parts come back here
