@@ -13,7 +13,7 @@ import pytest
 from rankdeck import events, rundir
 from rankdeck.rundir import EventReader, RunDir
 from tests.helpers.cli import rankdeck_here, start_rankdeck
-from tests.helpers.verifying import configuration
+from tests.helpers.verifying import MODELS, configuration
 from tests.helpers.waiting import wait_until
 
 
@@ -75,6 +75,36 @@ def test_a_resumed_run_is_verified_again_under_another_strategy_only(tmp_path: P
     rankdeck_here("resume", "kept", "--strategy", "dp", "--set", "train.steps=30", code=0)
     run = RunDir(Path(rankdeck_here("show", "kept", "--json", code=0).json["path"]))
     assert [len(verified_in(run, attempt)) for attempt in range(3)] == [1, 0, 1]
+
+
+FIRST_CALL_FAILS = """
+import os
+from types import SimpleNamespace
+import psutil
+from torch import nn
+
+psutil.virtual_memory = lambda: SimpleNamespace(available=3_500_000)  # too little for all layers
+calls = 0
+
+def make():
+    global calls
+    calls += 1
+    if os.environ["RANK"] == "1" and calls == 1:
+        raise KeyError("no such layer")
+    layers = [nn.Linear(32, 32) for _ in range(24)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), *layers, nn.Linear(32, 10))
+"""
+
+
+def test_a_factory_that_raises_on_one_rank_ends_a_check_with_fewer_layers_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FIRST_CALL_FAILS, encoding="utf-8")
+    file = tmp_path / "mine.toml"
+    text = configuration('{ use = "ddp" }').replace(f"{MODELS}:plain", "mine.py:make")
+    file.write_text(text, encoding="utf-8")
+    rankdeck_here("train", file, code=2)
+    problems = rankdeck_here("show", "last", "--json", code=0).json["problems"]
+    assert [(found["code"], found["rank"]) for found in problems] == [("model", 1)]
+    assert "KeyError: 'no such layer'" in problems[0]["message"]
 
 
 DEVICES = ("--devices", "cpu:2", "--strategy", "ddp", "--json")

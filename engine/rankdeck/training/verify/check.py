@@ -299,9 +299,9 @@ class EqualityCheck:
                 beat=self._beat,
             )
         except RankdeckError as error:
-            if chosen.most_layers is None:
+            # Options may name layers that are left out, on every rank; a factory may raise on this one alone.
+            if chosen.most_layers is None or error is scope.workload.raised:
                 raise
-            # Options may name layers that are left out, on every rank.
             why = phrase("It cannot be compared with fewer layers: {why}", why=error.message)
             return Result(unchecked=why)
         try:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankdeck.base.errors import RankdeckError
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.microbatches import default as default_microbatches
@@ -47,7 +48,7 @@ class CheckedScope:
     model has batch norms that are not frozen: that normalise by whole parts, or by the slices of forwards.
     `left_out` are options of the strategy that change results by nature."""
 
-    workload: Workload
+    workload: CheckedWorkload
     precision: str
     num_samples: int
     batch_samples: int
@@ -69,13 +70,19 @@ class CheckedScope:
 
 @dataclass
 class CheckedWorkload(Workload):
-    """Has a model with at most so many layers of a kind, or all, and with batch norms that may be frozen."""
+    """Has a model with at most so many layers of a kind, or all, and with batch norms that may be frozen.
+    `raised` is what the person's factory raised."""
 
     most_layers: int | None = None
     freezes_norms: bool = False
+    raised: RankdeckError | None = None
 
     def build_model(self) -> nn.Module:
-        model = super().build_model()
+        try:
+            model = super().build_model()
+        except RankdeckError as error:
+            self.raised = error
+            raise
         if self.most_layers is not None:
             leave_out_layers(model, self.most_layers)
         if self.freezes_norms:
