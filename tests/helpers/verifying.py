@@ -90,11 +90,12 @@ def configuration(
     optimizer: str = '{ use = "sgd", lr = 0.1 }',
     train: str = "",
     batch: int = 16,
+    data: str = "digits",
 ) -> str:
-    """A model of deviating.py on digits, with a loss and an optimizer."""
+    """A model of deviating.py on digits or their likes, with a loss and an optimizer."""
     return f"""
 model = {{ use = "{MODELS}:{model}" }}
-data = {{ use = "digits" }}
+data = {{ use = "{data}" }}
 loss = {{ use = "{loss if loss == "cross_entropy" else f"{MODELS}:{loss}"}" }}
 strategy = {strategy}
 devices = {{ use = "cpu:{num_devices}" }}

@@ -38,6 +38,12 @@ def mlp_on_digits() -> nn.Module:
 
 OWN = {
     "own/mlp_on_digits": Entry("own", "mlp_on_digits", f"{__name__}:mlp_on_digits", "digits"),
+    "own/mlp_on_others_at_each_reading": Entry(
+        "own",
+        "mlp_on_others_at_each_reading",
+        f"{__name__}:mlp_on_digits",
+        "tests.helpers.own_data:own_generator",
+    ),
     "own/cut_off_in_the_middle": Entry(
         "own",
         "cut_off_in_the_middle",

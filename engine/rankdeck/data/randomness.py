@@ -112,22 +112,22 @@ def problem_of_batch(
 
 def _problem_of(one: Any, other: Any) -> Problem | None:
     """What is told of two readings of a sample, or of a batch: augmentation leaves the target as it is."""
-    if _alike(one, other):
+    if alike(one, other):
         return None
     targets = [sample.get("labels") if isinstance(sample, Mapping) else sample[1] for sample in (one, other)]
-    return OUTSIDE_THE_SAMPLE if _alike(*targets) else NOT_BY_INDEX
+    return OUTSIDE_THE_SAMPLE if alike(*targets) else NOT_BY_INDEX
 
 
 def _draw_next() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
     """Whether two readings hold the same numbers; of what is no number nothing is said."""
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, Tensor | np.ndarray | np.generic | int | float):
         left, right = torch.as_tensor(one), torch.as_tensor(other)
         return left.shape == right.shape and bool(((left == right) | (left != left)).all())

@@ -29,14 +29,14 @@ from rankdeck.base.errors import RankdeckError
 from rankdeck.base.heartbeat import CHECK_BUILD
 from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.data.randomness import kept
-from rankdeck.diagnose.exceptions import words_of
 from rankdeck.parallel.fsdp.blank import model_on_meta
 from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.training.sameness import has_batch_norm
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.causes import Discrepancy, explain
 from rankdeck.training.verify.compare import Computed, decisive_step, is_finite
-from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
+from rankdeck.training.verify.compared_samples import OTHERS, OthersError
+from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice, untrained
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
 from rankdeck.training.verify.scope import NUM_STEPS, CheckedScope, fewest_layers, scope_of
@@ -132,25 +132,29 @@ class EqualityCheck:
 
     def run(self) -> Result:
         """Check, with all ranks together. Raises: RankdeckError where the strategy refuses."""
-        own = self._workload.config.train.precision
         with kept():
-            chosen = self._agree(self._choose)
-            if isinstance(chosen, Phrase):
-                return Result(unchecked=chosen, seconds=self._seconds())
-            self._draws.idle = not self._agree(lambda: self._draws.has_drawn)
-            result = self._check(chosen)
-            others = [replace(chosen, own_norms=True)] if "batch-norm" in result.left_out else []
-            if own in _HALF and chosen.precision != own:
-                others.append(replace(chosen, precision=own))
-            for other in others:
-                is_equal = result.finding is None and result.unchecked is None
-                if is_equal and self._agree(self._has_time_for_another):
-                    again = self._check(other)
-                    result = again if again.finding else result
-            return replace(result, seconds=self._seconds())
+            try:
+                result = self._checked()
+            except OthersError:
+                result = Result(unchecked=OTHERS)
+            return replace(result, seconds=time.perf_counter() - self._began_s)
 
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._began_s
+    def _checked(self) -> Result:
+        own = self._workload.config.train.precision
+        chosen = self._agree(self._choose)
+        if isinstance(chosen, Phrase):
+            return Result(unchecked=chosen)
+        self._draws.idle = not self._agree(lambda: self._draws.has_drawn)
+        result = self._check(chosen)
+        others = [replace(chosen, own_norms=True)] if "batch-norm" in result.left_out else []
+        if own in _HALF and chosen.precision != own:
+            others.append(replace(chosen, precision=own))
+        for other in others:
+            is_equal = result.finding is None and result.unchecked is None
+            if is_equal and self._agree(self._has_time_for_another):
+                again = self._check(other)
+                result = again if again.finding else result
+        return result
 
     def _has_time_for_another(self) -> bool:
         return self._budget.has(_TIMES_AGAIN * self._budget.spent_s)
@@ -163,10 +167,15 @@ class EqualityCheck:
         return part, part // (scope.shards * scope.pieces)
 
     def _agree(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, on every rank."""
-        decided = [decide() if self._rank == 0 else None]
+        """What rank 0 decides, on every rank. Raises: OthersError, on every rank."""
+        try:
+            decided = [decide() if self._rank == 0 else None]
+        except OthersError as error:
+            decided = [error]
         if self._world_size > 1:
             dist.broadcast_object_list(decided, src=0, device=self._devices[0])
+        if isinstance(decided[0], OthersError):
+            raise decided[0]
         return decided[0]
 
     def _scope(self, chosen: _Chosen) -> CheckedScope:
@@ -193,7 +202,7 @@ class EqualityCheck:
         try:
             model = tried_twice(lambda: model_on_meta(build_model), self._budget)
         except UnfitError as error:  # every rank is about to say it
-            return _untrained(error.error)
+            return untrained(error.error)
         num_weights = sum(weight.numel() for weight in model.parameters())
         self._compare_s = num_weights / _COMPARED_WEIGHTS_PER_S
         chosen = replace(chosen, has_batch_norm=has_batch_norm(model))
@@ -216,8 +225,8 @@ class EqualityCheck:
                     failure = error.error
         assert failure is not None
         if isinstance(failure, torch.OutOfMemoryError):
-            raise _TooLargeError(_untrained(failure))
-        return _untrained(failure)
+            raise _TooLargeError(untrained(failure))
+        return untrained(failure)
 
     def _has_room(self, weight_bytes: int) -> bool:
         """Whether there is room for the steps of all ranks here and for those of one device."""
@@ -315,7 +324,8 @@ class EqualityCheck:
         too_long: Phrase | None = self._agree(lambda: self._too_long(chosen))
         if too_long is not None:
             return Result(unchecked=too_long)
-        trial.run(self._draws, lambda: bool(self._agree(lambda: self._has_time_for_second(chosen))))
+        shared = self._agree(lambda: self._on_one_device(chosen).samples.shared())
+        trial.run(self._draws, shared, lambda: bool(self._agree(lambda: self._has_time_for_second(chosen))))
         computed, scope = trial.computed, self._scope(chosen)
         trial.gather(decisive_step(chosen.precision, len(computed.losses)))
         result: Result | None = self._agree(lambda: self._compared(chosen, computed))
@@ -386,8 +396,3 @@ class EqualityCheck:
         with contextlib.suppress(OutOfTimeError):
             return one_device.expected()
         return None
-
-
-def _untrained(error: Exception) -> Phrase:
-    why = f"{type(error).__name__}: {words_of(error)}".splitlines()[0].rstrip(": .")
-    return phrase("The model did not train on one device by itself: {why}.", why=why)

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import torch
 
+from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.diagnose.exceptions import words_of
 from rankdeck.training.verify.budget import Budget
 
 Value = TypeVar("Value")
@@ -53,3 +55,9 @@ def tried_twice(compute: Callable[[], Value], budget: Budget) -> Value:
         if type(again) is type(first):
             raise UnfitError(first) from first
     raise first
+
+
+def untrained(error: Exception) -> Phrase:
+    """What is told of such an error."""
+    why = f"{type(error).__name__}: {words_of(error)}".splitlines()[0].rstrip(": .")
+    return phrase("The model did not train on one device by itself: {why}.", why=why)

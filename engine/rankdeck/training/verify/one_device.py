@@ -5,7 +5,6 @@ Read reference.py before, causes.py and check.py next.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch import nn
 
 from rankdeck.base.heartbeat import CHECK_STEP, VERIFYING
 from rankdeck.parallel.nested import cut_batch, num_samples
-from rankdeck.training.batches import training_loader, training_samples
+from rankdeck.training.batches import training_samples
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.compare import Computed, ComputedComparison, Noise, compare, rounded_once
+from rankdeck.training.verify.compared_samples import ComparedSamples, Shard
 from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.reference import Part, steps_on_one_device, try_slice
@@ -41,6 +41,7 @@ class OneDevice:
     ) -> None:
         self.scope, self._device, self._draws = scope, device, draws
         self._budget, self._beat = budget, beat
+        self.samples = ComparedSamples(scope.workload)
         self.num_steps = NUM_STEPS
         """How many steps are computed from now on."""
         self._computed: dict[Any, Computed | None] = {}
@@ -173,11 +174,9 @@ class OneDevice:
         inputs, targets = (cut_batch(values, size, num) for values in batch)
         return list(zip(inputs, targets, strict=True))
 
-    def _read(self, shard: tuple[int, int]) -> list[list[tuple[Any, Any]]]:
-        """By step, the parts of a shard."""
+    def _read(self, shard: Shard) -> list[list[tuple[Any, Any]]]:
+        """By step, the parts of a shard. Raises: OthersError."""
         self._beat(CHECK_STEP)
-        workload = self.scope.workload
-        parts = workload.config.train.accumulate
-        with contextlib.closing(training_loader(workload, shard)) as loader:
-            batches = list(loader)
+        parts = self.scope.workload.config.train.accumulate
+        batches = self.samples.read(shard)
         return [batches[start : start + parts] for start in range(0, len(batches), parts)]

@@ -24,10 +24,10 @@ from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.training.assembly import Built, build
-from rankdeck.training.batches import training_loader
 from rankdeck.training.reporting import StepFacts
 from rankdeck.training.step import LossScaling, OptimizerStep, Trained
 from rankdeck.training.verify.compare import Computed, snapshot
+from rankdeck.training.verify.compared_samples import Batches, read, slices_of
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.scope import NUM_STEPS
 from rankdeck.training.workload import Workload
@@ -65,8 +65,9 @@ class StrategyTrial:
     def strategy(self) -> Strategy:
         return self._built.strategy
 
-    def run(self, draws: FixedDraws, goes_on: Callable[[], bool]) -> None:
-        """Take a step, and the others while it `goes_on`. Raises: whatever a step of the run would raise."""
+    def run(self, draws: FixedDraws, shared: Batches | None, goes_on: Callable[[], bool]) -> None:
+        """Take a step, and the others while it `goes_on`, over slices of what is `shared`, else over samples
+        that this rank reads. Raises: whatever a step of the run would raise."""
         strategy, optimizer = self._built.strategy, self._built.optimizer
         turn: Any = getattr(optimizer, "train", None)
         if callable(turn):
@@ -79,8 +80,9 @@ class StrategyTrial:
             on_batch=lambda batch: self._beat(CHECK_STEP),
         )
         self._beat(CHECK_STEP)
-        with contextlib.closing(training_loader(self._workload, strategy.data_shard())) as loader:
-            batches = iter(list(loader))  # before draws are fixed: samples and their order are the data's
+        shard = strategy.data_shard()
+        # Before draws are fixed: samples and their order are the data's.
+        batches = iter(read(self._workload, shard) if shared is None else slices_of(shared, shard))
         with draws, self._taking_gradients():
             for step in range(1, NUM_STEPS + 1):
                 if step > 1 and not goes_on():

@@ -1,0 +1,94 @@
+"""The samples that are compared. Every rank reads its own, but where data give others when they are read
+again: then rank 0 reads for all, and each has its slices of that.
+
+Such data draw from where no seed reaches (../../data/randomness.py). What the strategy and one device compute
+of two readings differs by these, and so does what one device computes twice, by which rounding is measured: a
+broken strategy would not stand out. Read one_device.py and trial.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.phrases import phrase
+from rankdeck.data.randomness import alike
+from rankdeck.data.sampling import share
+from rankdeck.parallel.nested import each_tensor, num_samples
+from rankdeck.torch_compat.dispatch import tree_flatten
+from rankdeck.training.batches import training_loader
+from rankdeck.training.verify.conditions import CheckStopError
+from rankdeck.training.workload import Workload
+
+Batches = list[tuple[Any, Any]]
+"""(inputs, targets) of each part of each step."""
+Shard = tuple[int, int]
+"""(index, count), as a strategy has it."""
+OTHERS = phrase("The training data gives other samples when it is read again.")
+"""Why nothing is compared where that shows too late, or batches cannot be cut."""
+_WHOLE = 0, 1
+
+
+class OthersError(CheckStopError):
+    """Samples were read again and are others, and what was read first cannot take their place."""
+
+
+class ComparedSamples:
+    """The samples of a workload, as one device reads them."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._first: Batches = []
+        """What was read first, until somebody has it."""
+        self._kept: Batches = []
+        self._are_others = False
+
+    def read(self, shard: Shard) -> Batches:
+        """What a shard reads. Raises: OthersError."""
+        shared = self.shared()
+        if shared is not None:
+            return slices_of(shared, shard)
+        if shard != _WHOLE:
+            return read(self._workload, shard)
+        if self._first:
+            first, self._first = self._first, []
+            return first
+        again = read(self._workload, shard)
+        if not alike(again, self._kept):  # which the few that are read twice did not show
+            raise OthersError
+        return again
+
+    def shared(self) -> Batches | None:
+        """What all ranks have slices of; None where each reads its own."""
+        if not self._kept:
+            told: list[Problem] = []
+            self._first = read(self._workload, _WHOLE, told.append)
+            self._kept = [each_tensor(batch, lambda tensor: tensor.detach().clone()) for batch in self._first]
+            self._are_others = bool(told)
+        return self._kept if self._are_others else None
+
+
+def read(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | None = None) -> Batches:
+    """All batches of a shard. With `tell` a few samples are read twice; it hears where they are others."""
+    with contextlib.closing(training_loader(workload, shard, tell=tell)) as loader:
+        return list(loader)
+
+
+def slices_of(batches: Batches, shard: Shard) -> Batches:
+    """Copies of what a shard has of whole parts: a model may write to its inputs. Raises: OthersError."""
+    return [copy.deepcopy(batch) if shard == _WHOLE else _slice(batch, *shard) for batch in batches]
+
+
+def _slice(batch: tuple[Any, Any], index: int, count: int) -> tuple[Any, Any]:
+    num = num_samples(batch)
+    leaves, _ = tree_flatten(batch)
+    if not all(isinstance(leaf, Tensor) and leaf.shape[:1] == (num,) for leaf in leaves):
+        raise OthersError
+    own = share(num, index, count)
+    cut: tuple[Any, Any] = each_tensor(batch, lambda tensor: tensor[own.start : own.stop].clone())
+    return cut

@@ -1,0 +1,75 @@
+"""Data that give other samples when they are read again hide nothing: they are read once for the check, or it
+says that they cannot be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.training.verify.test_check import STRATEGIES, two_ranks
+from tests.helpers.ranks import RankSet
+from tests.helpers.verifying import checked, configuration
+
+MINE = """
+import torch
+
+class Mine:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.randn(64, generator=self.generator), index % 10
+
+def read_batch(mine, indices):
+    inputs = torch.randn(len(indices), 64, generator=mine.generator)
+    return {{"images": inputs, "scale": torch.tensor(1.0), "labels": torch.tensor(indices) % 10}}
+
+{more}
+
+def make():
+    return Mine()
+"""
+
+
+def mine(folder: Path, more: str = "") -> str:
+    """Data that draw from a generator of their own."""
+    file = folder / "mine.py"
+    file.write_text(MINE.format(more=more), encoding="utf-8")
+    return f"{file}:make"
+
+
+@two_ranks
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_data_that_give_others_when_read_again_are_read_once(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
+) -> None:
+    found = checked(ranks[1], configuration(strategy, data=mine(tmp_path)))
+    assert (found["outcome"], found["precision"]) == ("equal", "fp64")
+    assert found["largest"] < 1e-14
+
+
+@two_ranks
+@pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "dp", parallel_loss = true }'])
+@pytest.mark.parametrize("most_fp64_weights", [10**9, 0])
+def test_what_differs_does_not_hide_behind_such_data(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, most_fp64_weights: int
+) -> None:
+    toml = configuration(strategy, loss="contrast", data=mine(tmp_path))
+    found = checked(ranks[1], toml, most_fp64_weights=most_fp64_weights)
+    assert (found["outcome"], found["cause"]) == ("differs", "loss")
+
+
+@two_ranks
+@pytest.mark.parametrize("more", ["Mine.is_random = False", "Mine.read_batch = read_batch"])
+def test_where_one_reading_of_such_data_cannot_do_for_all_that_is_said(
+    ranks: tuple[int, RankSet], tmp_path: Path, more: str
+) -> None:
+    """They say that they are not random, or a number stands for all samples of a batch."""
+    found = checked(ranks[1], configuration('{ use = "ddp" }', data=mine(tmp_path, more)))
+    why = "The training data gives other samples when it is read again."
+    assert (found["outcome"], found["why"]) == ("unchecked", why)
