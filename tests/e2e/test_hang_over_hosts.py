@@ -117,7 +117,7 @@ def test_who_does_not_arrive_is_named_with_its_host(hosts: Hosts, fault: str, ra
     reasons = [str(end.reason) for end in ends if end is not None]
     assert "It did not arrive where the other ranks wait" in reasons[0]
     assert reasons[0].startswith(f"{box}: rank 1: " if rank else "rank 0: ")
-    assert reasons[1] == f"The run ended because of {box}."
+    assert reasons[1] == (reasons[0] if rank else f"{box}: {reasons[0]}")
 
 
 def test_a_failure_that_would_come_again_is_final(hosts: Hosts) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from rankdeck.launch.guard_spec import GuardSpec
-from rankdeck.launch.host_guard import LEAVE_S, REMOVED, HostGuard, how_it_went, ranks_by_host
+from rankdeck.launch.host_guard import LEAVE_S, HostGuard, how_it_went, ranks_by_host
 from rankdeck.launch.last_word import Sentence, phrase
 from rankdeck.launch.peers import LEFT, Gathering, Word
 from rankdeck.launch.relay import Receiver, name_in_files
@@ -121,7 +121,7 @@ class HeadGuard(HostGuard):
             self._ended[name] = word
             if word.get("status") != 0:
                 self.ends_for_another |= self._status is None and "victim" not in word
-                self._end_all(name)
+                self._end_all(name, "" if "victim" in word else _reason_of(word))
 
     def _lose(self, name: str, how: str) -> None:
         if self.layout is None or (how == LEFT and name in self._ended):
@@ -131,10 +131,17 @@ class HeadGuard(HostGuard):
         self._end_all(name)
         self.kill_part()
 
-    def _end_all(self, because: str) -> None:
+    def _end_all(self, because: str, why: str = "") -> None:
         """Every part has to end, this one too."""
-        self._gathering.tell({"word": "end", "because": because})
+        self._gathering.tell({"word": "end", "because": because, "why": why})
         self.end_part()
+
+    def _end_others(self) -> None:
+        """Every part but this one, which is over; they hear what is known of the cause."""
+        parts = self._parts()
+        part = self._first_failed([part for part in parts if part.get("status") != 0] or parts)
+        why = "" if "victim" in part else _reason_of(part)
+        self._gathering.tell({"word": "end", "because": part["name"], "why": why})
 
     def stop(self, *, now: bool) -> None:
         self._gathering.tell({"word": "stop", "now": now})
@@ -142,7 +149,7 @@ class HeadGuard(HostGuard):
 
     def go_on(self) -> bool:
         if self._status != 0:
-            self._gathering.tell({"word": "end", "because": self._blamed()})
+            self._end_others()
         until_s = time.monotonic() + LEAVE_S
         while self._gathering.names_there - set(self._ended) and time.monotonic() < until_s:
             self.turn()
@@ -183,11 +190,13 @@ class HeadGuard(HostGuard):
         return self._cause(failed)
 
     def _cause(self, failed: list[Word]) -> Sentence:
-        """Of the parts that have failed, what the first says that is no victim of another."""
+        part = self._first_failed(failed)
+        return phrase("{host}: {reason}", host=part["name"], reason=_reason_of(part))
+
+    def _first_failed(self, failed: list[Word]) -> Word:
+        """Of the parts that have failed, the first that is no victim of another."""
         removed = (part for part in failed if part.get("code"))
-        part = next(removed, None) or next((part for part in failed if "victim" not in part), failed[0])
-        reason = str(part.get("reason"))[:2000]
-        return phrase("{host}: {reason}", host=part["name"], reason=reason)
+        return next(removed, None) or next((part for part in failed if "victim" not in part), failed[0])
 
     def _going_on(self, because: Sentence) -> Sentence:
         number = 1 + self._gathering.num_there
@@ -211,8 +220,7 @@ class HeadGuard(HostGuard):
     def _await_others(self, status: int) -> None:
         """Nobody is left behind: what the others came to is the run's end too."""
         if status != 0 and self.lost is None:
-            why = REMOVED if self.is_removed else ""
-            self._gathering.tell({"word": "end", "because": self._blamed(), "why": why})
+            self._end_others()
         until_s = time.monotonic() + LEAVE_S
         while self._gathering.num_there and time.monotonic() < until_s:
             self.turn()
@@ -225,6 +233,10 @@ class HeadGuard(HostGuard):
             self._status, self.because = 1, self._cause(failed)
             if any(part.get("code") == "run-folder" for part in failed):  # it could not tell that itself
                 self._word.tell_problem("run-folder", self.because, _GO_ON)
+
+
+def _reason_of(part: Word) -> str:
+    return str(part.get("reason") or "")[:2000]
 
 
 def _is_sensible(host: Word) -> bool:

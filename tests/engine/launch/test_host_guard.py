@@ -118,7 +118,8 @@ def test_a_head_that_has_to_be_killed_because_another_failed_names_that_one(
         supervisor = next(iter(psutil.Process(launching.guard_pid(run)).children()))
         beats_until(lambda: not supervisor.is_running())
         say({"word": "left"})
-        assert any('"end"' in line for line in lines)
+        told = [json.loads(line) for line in lines if '"end"' in line]
+        assert {(word["because"], word["why"]) for word in told} == {("box2", "rank 1: no such layer")}
     end = wait_until(run.end)
     assert (end.outcome, end.reason) == ("failed", "box2: rank 1: no such layer")
 
