@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from rankdeck import events
+from rankdeck.base.allocations import Allocation
+from rankdeck.base.errors import Problem
 from rankdeck.compare.figures import DeviceShare, Figure, read
 from rankdeck.compare.naming import RunAt
 from rankdeck.compare.page import report_of, write_report
 from rankdeck.compare.reported import fixes
+from rankdeck.diagnose.fixes import Fix
+from rankdeck.diagnose.out_of_memory import RanOut
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
@@ -135,3 +139,12 @@ def test_a_script_that_was_stopped_has_nothing_to_continue_from(tmp_path: Path) 
     commit_checkpoint(run)  # its own file, which happens to be called so
     assert fixes(read(RunAt(run.path)).figures) == []
     assert not read_info(run.dir).is_resumable
+
+
+def test_a_way_out_of_a_lack_of_memory_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs", "one")
+    command = ["rankdeck", "train", "/my work/run.toml", "--set", "data.args={seed = 1}"]
+    why = Problem("out-of-memory", "There was no room.")
+    ran = RanOut(why, Allocation(), fixes=[Fix("Use less.", command=command)])
+    page = Seen(report_of(read(RunAt(run.path)), "samples", ran))
+    assert "rankdeck train '/my work/run.toml' --set 'data.args={seed = 1}'" in page.text
