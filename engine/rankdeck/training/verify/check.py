@@ -35,7 +35,7 @@ from rankdeck.training.sameness import has_batch_norm
 from rankdeck.training.verify.budget import Budget
 from rankdeck.training.verify.causes import Discrepancy, explain
 from rankdeck.training.verify.compare import Computed, decisive_step, is_finite
-from rankdeck.training.verify.compared_samples import OTHERS, OthersError
+from rankdeck.training.verify.compared_samples import UNREPEATABLE, UnrepeatableDataError
 from rankdeck.training.verify.conditions import CheckStopError, UnfitError, tried_twice, untrained
 from rankdeck.training.verify.draws import FixedDraws
 from rankdeck.training.verify.one_device import OneDevice, OutOfTimeError
@@ -135,8 +135,8 @@ class EqualityCheck:
         with kept():
             try:
                 result = self._checked()
-            except OthersError:
-                result = Result(unchecked=OTHERS)
+            except UnrepeatableDataError:
+                result = Result(unchecked=UNREPEATABLE)
             return replace(result, seconds=time.perf_counter() - self._began_s)
 
     def _checked(self) -> Result:
@@ -167,14 +167,14 @@ class EqualityCheck:
         return part, part // (scope.shards * scope.pieces)
 
     def _agree(self, decide: Callable[[], Any]) -> Any:
-        """What rank 0 decides, on every rank. Raises: OthersError, on every rank."""
+        """What rank 0 decides, on every rank. Raises: UnrepeatableDataError, on every rank."""
         try:
             decided = [decide() if self._rank == 0 else None]
-        except OthersError as error:
+        except UnrepeatableDataError as error:
             decided = [error]
         if self._world_size > 1:
             dist.broadcast_object_list(decided, src=0, device=self._devices[0])
-        if isinstance(decided[0], OthersError):
+        if isinstance(decided[0], UnrepeatableDataError):
             raise decided[0]
         return decided[0]
 

@@ -29,12 +29,12 @@ Batches = list[tuple[Any, Any]]
 """(inputs, targets) of each part of each step."""
 Shard = tuple[int, int]
 """(index, count), as a strategy has it."""
-OTHERS = phrase("The training data gives other samples when it is read again.")
+UNREPEATABLE = phrase("The training data gives other samples when it is read again.")
 """Why nothing is compared where that shows too late, or batches cannot be cut."""
 _WHOLE = 0, 1
 
 
-class OthersError(CheckStopError):
+class UnrepeatableDataError(CheckStopError):
     """Samples were read again and are others, and what was read first cannot take their place."""
 
 
@@ -46,10 +46,10 @@ class ComparedSamples:
         self._first: Batches = []
         """What was read first, until somebody has it."""
         self._kept: Batches = []
-        self._are_others = False
+        self._is_unrepeatable = False
 
     def read(self, shard: Shard) -> Batches:
-        """What a shard reads. Raises: OthersError."""
+        """What a shard reads. Raises: UnrepeatableDataError."""
         shared = self.shared()
         if shared is not None:
             return slices_of(shared, shard)
@@ -60,7 +60,7 @@ class ComparedSamples:
             return first
         again = read(self._workload, shard)
         if not alike(again, self._kept):  # which the few that are read twice did not show
-            raise OthersError
+            raise UnrepeatableDataError
         return again
 
     def shared(self) -> Batches | None:
@@ -69,8 +69,8 @@ class ComparedSamples:
             told: list[Problem] = []
             self._first = read(self._workload, _WHOLE, told.append)
             self._kept = [each_tensor(batch, lambda tensor: tensor.detach().clone()) for batch in self._first]
-            self._are_others = bool(told)
-        return self._kept if self._are_others else None
+            self._is_unrepeatable = bool(told)
+        return self._kept if self._is_unrepeatable else None
 
 
 def read(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | None = None) -> Batches:
@@ -80,7 +80,10 @@ def read(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | Non
 
 
 def slices_of(batches: Batches, shard: Shard) -> Batches:
-    """Copies of what a shard has of whole parts: a model may write to its inputs. Raises: OthersError."""
+    """Copies of what a shard has of whole parts, as a model may write to its inputs.
+
+    Raises: UnrepeatableDataError.
+    """
     return [copy.deepcopy(batch) if shard == _WHOLE else _slice(batch, *shard) for batch in batches]
 
 
@@ -88,7 +91,7 @@ def _slice(batch: tuple[Any, Any], index: int, count: int) -> tuple[Any, Any]:
     num = num_samples(batch)
     leaves, _ = tree_flatten(batch)
     if not all(isinstance(leaf, Tensor) and leaf.shape[:1] == (num,) for leaf in leaves):
-        raise OthersError
+        raise UnrepeatableDataError
     own = share(num, index, count)
     cut: tuple[Any, Any] = each_tensor(batch, lambda tensor: tensor[own.start : own.stop].clone())
     return cut

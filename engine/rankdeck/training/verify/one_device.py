@@ -175,7 +175,7 @@ class OneDevice:
         return list(zip(inputs, targets, strict=True))
 
     def _read(self, shard: Shard) -> list[list[tuple[Any, Any]]]:
-        """By step, the parts of a shard. Raises: OthersError."""
+        """By step, the parts of a shard. Raises: UnrepeatableDataError."""
         self._beat(CHECK_STEP)
         parts = self.scope.workload.config.train.accumulate
         batches = self.samples.read(shard)
