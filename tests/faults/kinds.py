@@ -282,8 +282,8 @@ STARTED = (
     Kind(
         "terminal closed at the start",
         "nothing",
-        # Nobody is left to read what is said.
-        Told((), (), severity="reason", outcome=("none", "stopped"), exit_codes=(129, 130, -1)),
+        # Nobody is left to read what is said; 141 where it was just about to be written.
+        Told((), (), severity="reason", outcome=("none", "stopped"), exit_codes=(129, 130, 141, -1)),
         ("start",),
         outside="close terminal",
         moments=("first",),

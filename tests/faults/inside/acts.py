@@ -44,7 +44,7 @@ def point(where, *values):
         return values
     if (samples // 4 if _in_worker() else steps) < PLAN["step"]:
         return values
-    _has_happened = True
+    _has_happened = where != "factory"  # one that fails fails each time that it is asked
     sign = HERE / f"hit-{RANK}"
     part = sign.with_suffix(f".{os.getpid()}")
     part.write_text(f"{time.time()} {os.getpid()} {steps}")
