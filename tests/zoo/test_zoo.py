@@ -40,6 +40,7 @@ ONCE_WRONG = [
     ("models/shifts_of_all_blocks_in_one", "pipeline zbv x2", "refused"),
     ("models/flow_with_act_norm", "tensor x2", "refused"),
     ("models/flow_with_act_norm", "dp x2", "refused"),
+    ("models/turned_layers", "hybrid shard x tensor", "equal"),
     ("models/gcn_joined", "model x2", "refused"),
     ("data/joined_graphs", "dp x2", "refused"),
     ("data/packed_sentences", "pipeline 1f1b x2", "refused"),

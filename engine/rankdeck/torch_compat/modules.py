@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -82,6 +82,13 @@ def split_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, object]
 def change_tensors(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Change all weights and buffers as `Module.to` does, which takes one dtype for all of them."""
     module._apply(change)
+
+
+def make_contiguous(weights: Iterable[Tensor]) -> None:
+    """Lay the numbers of weights out in order, in place: torch shards no others."""
+    for weight in weights:
+        if not weight.is_contiguous():
+            weight.data = weight.data.contiguous()
 
 
 def is_expanded(tensor: Tensor) -> bool:

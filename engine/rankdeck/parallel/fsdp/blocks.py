@@ -29,7 +29,7 @@ from rankdeck.models.base import repeated_blocks
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.marks import WeightMarks, marks_of
-from rankdeck.torch_compat.modules import BatchNorm, own_parameters
+from rankdeck.torch_compat.modules import BatchNorm, make_contiguous, own_parameters
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
@@ -110,9 +110,7 @@ def _prepared(part: nn.Module) -> tuple[list[nn.Parameter], list[_Marked]]:
     will be cut: it would live beside its slices."""
     own = list(_own_weights(part))
     whole = _uncut_weights([weight for _, _, weight in own])
-    for _, _, weight in own:
-        if not weight.is_contiguous():
-            weight.data = weight.data.contiguous()
+    make_contiguous(weight for _, _, weight in own)
     marks = [(module, name, marks_of(weight)) for module, name, weight in own if weight not in set(whole)]
     return whole, [marked for marked in marks if marked[2]]
 

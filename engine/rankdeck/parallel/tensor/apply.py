@@ -33,6 +33,7 @@ from rankdeck.parallel.tensor.gradients import require_hooks_take_slices
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.marks import marks_by_name, put_marks
+from rankdeck.torch_compat.modules import make_contiguous
 
 
 class LayerSplit:
@@ -82,6 +83,7 @@ class LayerSplit:
         for layer in chosen:
             module = self._model.get_submodule(layer.name)
             fill(module)
+            make_contiguous(module.parameters())  # a slice would keep its order
             style = self._style(module, layer)
             marks = marks_by_name(module)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
