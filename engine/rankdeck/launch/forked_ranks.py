@@ -37,7 +37,6 @@ from rankdeck.launch.layout import alone
 from rankdeck.launch.rank_group import DEFAULT_WORKER, Arguments, RankGroup, SupervisorCalls
 from rankdeck.launch.store import RankStore
 from rankdeck.launch.torchrun import device_variables, rank_variables, run_variables
-from rankdeck.launch.unanswered import UnansweredWatch
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import FIRST_STEPS
 from rankdeck.torch_compat.processes import cuda_was_touched
@@ -72,8 +71,6 @@ class ForkedRanks(RankGroup):
         own = 1 if self._config.strategy_card.one_process else num_devices
         self._layout = arguments.layout or alone(own, self.devices)
         self.watch = self._make_watch()
-        is_watched = not self._layout.is_alone and self._config.launch.on_hang != "wait"
-        self._unanswered = UnansweredWatch(self._layout) if is_watched else None
         self.numbers = self._layout.own_ranks
         self.ranks = self._ranks = list[ForkedRank]()
         self._start_afresh = False
@@ -143,8 +140,6 @@ class ForkedRanks(RankGroup):
         return "--first", str(self.numbers.start), "--threads", threads
 
     def wait(self) -> None:
-        if self._unanswered is not None:
-            self._unanswered.look(self._ranks, self.watch.beats)
         time.sleep(_POLL_S)
 
     def leave(self) -> None:

@@ -113,7 +113,7 @@ class RankGroup(abc.ABC):
 
     @abc.abstractmethod
     def wait(self) -> None:
-        """A moment, between two looks at the ranks. Raises: RankdeckError: the network fails them."""
+        """A moment, between two looks at the ranks."""
 
     def excuses(self, over: Sequence[Child]) -> bool:
         """Whether nobody is at fault where these have ended, and not all in order. Raises: StopAsked."""
