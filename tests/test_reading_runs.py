@@ -53,7 +53,6 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/launch/streams.py": "writes logs",
     "engine/rankdeck/launch/supervisor.py": "/proc",
     "engine/rankdeck/launch/torchrun.py": "a file of torch",
-    "engine/rankdeck/launch/unanswered.py": "/proc",
     "engine/rankdeck/models/hugging_face.py": "a model's configuration",
     "engine/rankdeck/observer/heartbeats.py": "memory that it shares with the supervisor",
     "engine/rankdeck/observer/stacks.py": "writes a log",

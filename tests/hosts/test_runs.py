@@ -39,7 +39,7 @@ def test_a_network_that_loses_large_packets_is_the_cause(bare_network: HostNetwo
         assert "the network between box1 and box2 does not bring" in problem.message
         assert "MTU" in str(problem.advice) and "doctor --hosts box1,box2" in str(problem.advice)
         ends = [run.part(index).end() for index in (0, 1)]
-        reasons = [end.reason for end in ends if end is not None]
+        reasons = [None if end is None else end.reason for end in ends]
         assert reasons == [problem.headline(), f"box1: {problem.headline()}"]
     finally:
         run.end()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 TomlTable = dict[str, Any]
 """A table of a TOML file, or the whole file: values by key, with tables inside."""
 JsonObject = dict[str, Any]
-"""As a file or another process has it: whoever reads it checks what is in it."""
+"""As a file or another process has it: its reader checks what is in it."""
 
 _TOO_DEEP = "it is nested too deeply"
 _TOO_LARGE = "a number is too large"

@@ -93,8 +93,8 @@ class Guard:
         self._words = b""
         self._words_end = -1
         # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
-        self._signals: tuple[int, int] | None = os.pipe2(_PIPE) if spec["signals"] else None
-        self._stop_s = spec["stop_s"]
+        self._signals: tuple[int, int] | None = os.pipe2(_PIPE) if spec.get("signals") else None
+        self._stop_s = spec.get("stop_s", STOP_S)
 
     def prepare(self) -> None:
         """Everything up to the final name. Raises: Refused, OSError."""

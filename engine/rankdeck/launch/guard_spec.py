@@ -39,10 +39,11 @@ class GuardSpec(TypedDict):
     leases: list[str]
     attempt: int
     max_restarts: int
-    signals: bool
+    signals: NotRequired[bool]
     """Whether signals are passed on, as to a script."""
-    stop_s: float
-    """From TERM to KILL of the supervisor."""
+    stop_s: NotRequired[float]
+    """From TERM to KILL of the supervisor. A process that imported an older version gives neither to a guard
+    of a newer one."""
     ready_fd: int
     tether_fd: int | None
     passed: list[int]

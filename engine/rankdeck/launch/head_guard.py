@@ -148,7 +148,7 @@ class HeadGuard(HostGuard):
         super().stop(now=now)
 
     def go_on(self) -> bool:
-        if self._status != 0:
+        if self._status != 0 and self.lost is None:
             self._end_others()
         until_s = time.monotonic() + LEAVE_S
         while self._gathering.names_there - set(self._ended) and time.monotonic() < until_s:
