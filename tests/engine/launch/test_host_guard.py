@@ -161,6 +161,21 @@ def test_another_host_ends_with_the_reason_of_its_head(tmp_path: Path) -> None:
     wait_until(lambda: not run.is_alive())
 
 
+def test_a_host_that_is_lost_stays_the_cause_where_others_could_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head then kills its own ranks, and their end is nobody's cause."""
+    monkeypatch.setattr("rankdeck.launch.head_guard.LEAVE_S", 0.0)
+    told: list[dict[str, Any]] = []
+    there = SimpleNamespace(tell=told.append, names_there={"box2"}, num_there=1)
+    guard = SimpleNamespace(
+        lost=phrase("box3 has gone."), _status=-9, _gathering=there, _ended={}, _stop_asked=False,
+        _why_again=lambda: None, _end_others=lambda: told.append({"word": "end", "because": "box1"}),
+    )  # fmt: skip
+    assert not HeadGuard.go_on(cast("HeadGuard", guard))
+    assert told == [{"word": "over"}]
+
+
 @pytest.mark.parametrize(("others", "words"), [(0, "with 1 host from"), (2, "with 3 hosts from")])
 def test_how_many_hosts_go_on_is_counted(others: int, words: str) -> None:
     guard = SimpleNamespace(_gathering=SimpleNamespace(num_there=others), num_restarts=0, _max_restarts=1)
