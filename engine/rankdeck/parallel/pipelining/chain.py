@@ -14,12 +14,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
-from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import call
 
 Received = tuple[Tensor, ...] | None
@@ -27,14 +27,6 @@ Received = tuple[Tensor, ...] | None
 UNITS_ADVICE = phrase(
     "Give the model a method pipeline_units(), which returns its modules in order as (name, module)."
 )
-
-
-class ComparedCuts(NamedTuple):
-    """What the units of a chain compute in another way than the model, None if nothing, and `owners` by the
-    names of buffers."""
-
-    difference: Phrase | None
-    owners: dict[str, int]
 
 
 class Chain(ABC):

@@ -22,7 +22,7 @@ from rankdeck.config.catalog import CutOptions
 from rankdeck.parallel.backward import USE_DDP
 from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.pipelining import costs
-from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, ComparedCuts, UnitChain
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, UnitChain
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.equality import GOES_BACK, Equality
 from rankdeck.parallel.pipelining.observed import ObservedChain, observe
@@ -131,7 +131,7 @@ def cut_model(
     num_samples: int,
     *,
     device: torch.device,
-    known: dict[Hashable, ComparedCuts] | None = None,
+    known: dict[Hashable, Phrase | None] | None = None,
     read: Callable[[Any], Sequence[Tensor]] | None = None,
 ) -> CutModel:
     """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
@@ -309,7 +309,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def find_chain(
-    model: nn.Module, inputs: Any, num_samples: int, known: dict[Hashable, ComparedCuts] | None = None
+    model: nn.Module, inputs: Any, num_samples: int, known: dict[Hashable, Phrase | None] | None = None
 ) -> Chain:
     """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it; `known` is
     as of equality.py.

@@ -27,7 +27,7 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.parallel.backward import is_graph_elsewhere
 from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.nested import call, first_samples, num_samples, padded
-from rankdeck.parallel.pipelining.chain import Chain, ComparedCuts, Received
+from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import (
     Origins,
     all_trainable,
@@ -73,12 +73,12 @@ class Equality:
     """The model's own results, with which those of chains are compared."""
 
     def __init__(
-        self, model: nn.Module, inputs: Any, known: dict[Hashable, ComparedCuts] | None = None
+        self, model: nn.Module, inputs: Any, known: dict[Hashable, Phrase | None] | None = None
     ) -> None:
-        """`known` has what was found for another model of the same kind, and gets more."""
+        """`known` has what was found on shapes for another model of the same kind, and gets more."""
         self._model = model
         self._inputs = inputs
-        self._known = {} if known is None else known
+        self._on_shapes = {} if known is None else known
         self._compare_on(first_samples(inputs, min(_NUM_SAMPLES, num_samples(inputs))))
 
     def _compare_on(self, few: Any) -> None:
@@ -88,31 +88,22 @@ class Equality:
         self._of_model: dict[int, _Results] = {}
 
     def difference(self, chain: Chain) -> Phrase | None:
-        """What the chain computes in another way than the model, None if nothing. It learns its owners.
+        """What the chain computes in another way than the model, None if nothing.
 
         Raises: whatever the model itself raises.
         """
-        cuts = (self._has_values, type(chain), *chain.names)
-        if cuts not in self._known:
-            difference = self._difference(chain)
-            names = {id(buffer): name for name, buffer in self._model.named_buffers()}
-            owners = {names[buffer]: unit for buffer, unit in chain.owners.items()}
-            self._known[cuts] = ComparedCuts(difference, owners)
-        found = self._known[cuts]
-        buffers = dict(self._model.named_buffers())
-        chain.owners = {id(buffers[name]): unit for name, unit in found.owners.items()}
-        return found.difference
-
-    def _difference(self, chain: Chain) -> Phrase | None:
         inputs = self._few if chain.takes_any_batch else self._inputs
         try:
             if self._has_values:
                 return _difference_by(lambda: self._compare_values(chain, inputs))
-            return self._difference_on_shapes(chain, inputs)
+            cuts = (type(chain), tuple(chain.names))
+            if cuts not in self._on_shapes:
+                self._on_shapes[cuts] = self._difference_on_shapes(chain, inputs)
+            return self._on_shapes[cuts]
         except _ModelError as error:
             if inputs is not self._inputs:  # graphs or sentences behind each other cannot be cut like samples
                 self._compare_on(self._inputs)
-                return self._difference(chain)
+                return self.difference(chain)
             assert error.__cause__ is not None
             if num_samples(inputs) == 1 and self._runs_on(padded(inputs, 2)):
                 raise _no_single_sample(self._model, error.__cause__) from error.__cause__

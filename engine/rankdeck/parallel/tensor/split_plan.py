@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rankdeck.parallel.pipelining.chain import ComparedCuts
+from rankdeck.base.phrases import Phrase
 from rankdeck.parallel.tensor.attention import HeadCount
 from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.modules import own_parameters
@@ -97,11 +97,11 @@ class SplitPlan:
 
 @dataclass
 class KnownModel:
-    """What was found out about a model, for the next of the same kind: how it is split, and what its cuts
-    changed (../pipelining/equality.py)."""
+    """What was found out about a model, for the next of the same kind: how it is split, and what differs
+    behind `cuts` that were compared on shapes (../pipelining/equality.py)."""
 
     plan: SplitPlan | None = None
-    cuts: dict[Hashable, ComparedCuts] = field(default_factory=dict)
+    cuts: dict[Hashable, Phrase | None] = field(default_factory=dict)
 
 
 def loose_tie(model: nn.Module, split: set[str]) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.base.phrases import Phrase
 from rankdeck.config.catalog import CutOptions
 from rankdeck.parallel.pipelining import cutting, equality, observed
-from rankdeck.parallel.pipelining.chain import ComparedCuts
 from rankdeck.parallel.pipelining.equality import Equality
 from rankdeck.parallel.pipelining.observed import ObservedChain
 from rankdeck.parallel.pipelining.stages import leaving
@@ -26,7 +25,6 @@ from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 from tests.helpers import past_cuts
 
 BAR = 1e-10
-Known = dict[Hashable, ComparedCuts]
 MODELS: list[Callable[[], nn.Module]] = [
     past_cuts.TiedByFunction,
     past_cuts.LateTemperature,
@@ -72,9 +70,7 @@ def trained(model: nn.Module, step: Callable[[Tensor], None]) -> dict[str, Tenso
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def cut(
-    model: nn.Module, num_stages: int, cuts: list[str | int] | None = None, known: Known | None = None
-) -> cutting.CutModel:
+def cut(model: nn.Module, num_stages: int, cuts: list[str | int] | None = None) -> cutting.CutModel:
     made = cutting.cut_model(
         model,
         num_stages,
@@ -82,7 +78,6 @@ def cut(
         batches()[0],
         4,
         device=torch.device("cpu"),
-        known=known,
         read=lambda outputs: [loss_of(outputs)],
     )
     made.separate_buffers(range(num_stages))
@@ -120,13 +115,8 @@ def farthest(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
 def test_stages_end_with_the_weights_of_the_model(make: Callable[[], nn.Module]) -> None:
     plain, model = built(make), built(make)
     wanted = trained(plain, lambda batch: loss_of(plain(batch)).backward())
-    known: Known = {}
-    made = cut(model, 2, known=known)
+    made = cut(model, 2)
     assert farthest(trained(model, step_of_stages(made)), wanted) <= BAR
-    again = built(make)
-    with mock.patch.object(Equality, "_difference", side_effect=AssertionError("it is known")):
-        made = cut(again, 2, known=known)
-    assert farthest(trained(again, step_of_stages(made)), wanted) <= BAR
 
 
 @pytest.mark.parametrize(
@@ -197,20 +187,15 @@ def test_a_weight_that_a_function_uses_is_one_weight_on_both_stages() -> None:
     ]
 
 
-@pytest.mark.parametrize("is_small", [True, False])
-def test_what_was_found_holds_for_the_next_model_of_the_kind(
-    is_small: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_was_found_on_shapes_holds_for_the_next_model_of_the_kind(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: is_small)
-    known: Known = {}
+    monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: False)
+    known: dict[Hashable, Phrase | None] = {}
     found = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
-    monkeypatch.setattr(Equality, "_compare_values" if is_small else "_compare_histories", lambda *_: 1 / 0)
+    monkeypatch.setattr(Equality, "_compare_histories", lambda *_: 1 / 0)
     again = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
     assert again.names == found.names and len(found) > 1
-    monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: not is_small)
-    other = cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, known)
-    assert other.names == found.names, "the other way is compared anew"
-    monkeypatch.setattr(equality, "is_cheap", lambda model, inputs: is_small)
     with pytest.raises(ModelError, match="cannot be cut"):
         cutting.find_chain(built(past_cuts.TiedByFunction), batches()[0], 4, {})
 
