@@ -123,12 +123,15 @@ def _draw_next() -> tuple[float, float, float]:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two readings hold the same numbers; of what is no number nothing is said."""
+    """Whether two readings hold the same numbers; of what is no number, or no dense tensor,
+    nothing is said."""
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, Tensor | np.ndarray | np.generic | int | float):
         left, right = torch.as_tensor(one), torch.as_tensor(other)
+        if left.layout is not torch.strided or left.is_nested:
+            return True
         return left.shape == right.shape and bool(((left == right) | (left != left)).all())
     return True

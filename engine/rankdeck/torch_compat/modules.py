@@ -102,45 +102,21 @@ def deep_copy(module: M, instead: Mapping[int, Any]) -> M:
     """A copy of all modules. `instead` holds what takes a tensor's place, by the tensor's identity. A result
     of autograd that a module keeps, as old weight norms and pruning do, is copied without its history.
     """
-    known, modules = dict(instead), [*module.modules()]
-    held = [own for each in modules for name, own in vars(each).items() if not _is_unused(name, own)]
+    known, held = dict(instead), list[Any]()
+    for each in module.modules():
+        for name, value in vars(each).items():
+            if name in _TABLES and not value:
+                # copy.deepcopy spends most of its time on tables of hooks that hold nothing.
+                known.setdefault(id(value), copy.copy(value))
+            else:
+                held.append(value)
     for value in tree_leaves(held):
         if isinstance(value, Tensor) and not value.is_leaf:
             known.setdefault(id(value), value.detach().clone())
-    # Inner modules first: those that say themselves how they are copied may look into them.
-    plain = [each for each in reversed(modules) if _is_copied_plainly(type(each))]
-    # As copy.deepcopy does it, which spends most of its time on tables of hooks that hold nothing.
-    copies: list[Any] = [type(each).__new__(type(each)) for each in plain]
-    known.update((id(each), copied) for each, copied in zip(plain, copies, strict=True))
-    for each, copied in zip(plain, copies, strict=True):
-        state = each.__getstate__()
-        copied.__setstate__(
-            {
-                name: type(value)() if _is_unused(name, value) else copy.deepcopy(value, known)
-                for name, value in state.items()
-            }
-        )
     return copy.deepcopy(module, known)
 
 
 _TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set))
-
-
-def _is_unused(name: str, value: object) -> bool:
-    """Whether this is one of a module's own tables, and empty."""
-    return name in _TABLES and not value and isinstance(value, dict | set)
-
-
-def _is_copied_plainly(kind: type[nn.Module]) -> bool:
-    """Whether the class leaves it to nn.Module how its instances are copied."""
-    return (
-        kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
-        and kind.__new__ is object.__new__
-        and kind.__getstate__ is nn.Module.__getstate__
-        and kind.__setstate__ is nn.Module.__setstate__
-        and not any(hasattr(kind, name) for name in ("__deepcopy__", "__getnewargs__", "__getnewargs_ex__"))
-    )
 
 
 def shallow_copy(module: nn.Module) -> Any:

@@ -36,6 +36,26 @@ class Odd(nn.Module):
         return self.second(self.first(inputs))
 
 
+class Tied(nn.Module):
+    """Takes a weight of another module out of its state, whoever is copied first."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.tables = [table]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.weight_of_table = self.tables[0].weight
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 4)
+        self.blocks = nn.Sequential(nn.ReLU(), Tied(self.table), nn.ReLU())
+        self.blocks[2]._forward_hooks = self.blocks[0]._forward_hooks
+
+
 class Own(nn.Linear):
     """Says itself how it is copied."""
 
@@ -63,6 +83,7 @@ def stateful() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
+    "embedded": Embedded,
     "own": lambda: nn.Sequential(Own(4, 4), nn.ModuleDict({"inner": nn.ModuleList([Own(4, 4)])})),
     "stateful": stateful,
     "parametrized": lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 4))),

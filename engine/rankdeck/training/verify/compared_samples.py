@@ -29,7 +29,7 @@ Batches = list[tuple[Any, Any]]
 """(inputs, targets) of each part of each step."""
 Shard = tuple[int, int]
 """(index, count), as a strategy has it."""
-UNREPEATABLE = phrase("The training data gives other samples when it is read again.")
+UNREPEATABLE = phrase("The training data gives other samples when it is read again, or cut otherwise.")
 """Why nothing is compared where that shows too late, or batches cannot be cut."""
 _WHOLE = 0, 1
 
@@ -64,12 +64,14 @@ class ComparedSamples:
         return again
 
     def shared(self) -> Batches | None:
-        """What all ranks have slices of; None where each reads its own."""
+        """What all ranks have slices of; None where each reads its own. Raises: UnrepeatableDataError."""
         if not self._kept:
             told: list[Problem] = []
             self._first = read(self._workload, _WHOLE, told.append)
             self._kept = [each_tensor(batch, lambda tensor: tensor.detach().clone()) for batch in self._first]
             self._is_unrepeatable = bool(told)
+            if told and not all(map(_can_be_cut, self._kept)):
+                raise UnrepeatableDataError
         return self._kept if self._is_unrepeatable else None
 
 
@@ -80,18 +82,17 @@ def read(workload: Workload, shard: Shard, tell: Callable[[Problem], None] | Non
 
 
 def slices_of(batches: Batches, shard: Shard) -> Batches:
-    """Copies of what a shard has of whole parts, as a model may write to its inputs.
-
-    Raises: UnrepeatableDataError.
-    """
+    """Copies of what a shard has of whole parts, as a model may write to its inputs."""
     return [copy.deepcopy(batch) if shard == _WHOLE else _slice(batch, *shard) for batch in batches]
 
 
-def _slice(batch: tuple[Any, Any], index: int, count: int) -> tuple[Any, Any]:
+def _can_be_cut(batch: tuple[Any, Any]) -> bool:
     num = num_samples(batch)
     leaves, _ = tree_flatten(batch)
-    if not all(isinstance(leaf, Tensor) and leaf.shape[:1] == (num,) for leaf in leaves):
-        raise UnrepeatableDataError
-    own = share(num, index, count)
+    return all(isinstance(leaf, Tensor) and leaf.shape[:1] == (num,) for leaf in leaves)
+
+
+def _slice(batch: tuple[Any, Any], index: int, count: int) -> tuple[Any, Any]:
+    own = share(num_samples(batch), index, count)
     cut: tuple[Any, Any] = each_tensor(batch, lambda tensor: tensor[own.start : own.stop].clone())
     return cut

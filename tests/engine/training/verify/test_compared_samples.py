@@ -36,6 +36,15 @@ def make():
 """
 
 
+WITH_FUNCTION = """
+def read_batch(mine, indices):
+    inputs = torch.randn(len(indices), 64, generator=mine.generator)
+    return {"images": inputs, "mask": lambda: None, "labels": torch.tensor(indices) % 10}
+
+Mine.read_batch = read_batch
+"""
+
+
 def mine(folder: Path, more: str = "") -> str:
     """Data that draw from a generator of their own."""
     file = folder / "mine.py"
@@ -65,11 +74,11 @@ def test_what_differs_does_not_hide_behind_such_data(
 
 
 @two_ranks
-@pytest.mark.parametrize("more", ["Mine.is_random = False", "Mine.read_batch = read_batch"])
+@pytest.mark.parametrize("more", ["Mine.is_random = False", "Mine.read_batch = read_batch", WITH_FUNCTION])
 def test_where_one_reading_of_such_data_cannot_do_for_all_that_is_said(
     ranks: tuple[int, RankSet], tmp_path: Path, more: str
 ) -> None:
-    """They say that they are not random, or a number stands for all samples of a batch."""
+    """They say that they are not random, or what is no row of a batch cannot be cut, nor sent to others."""
     found = checked(ranks[1], configuration('{ use = "ddp" }', data=mine(tmp_path, more)))
-    why = "The training data gives other samples when it is read again."
+    why = "The training data gives other samples when it is read again, or cut otherwise."
     assert (found["outcome"], found["why"]) == ("unchecked", why)
