@@ -102,6 +102,7 @@ class RankStore:
         if self._listener is None or self._store is not None:
             return
         address, port = self.address
+        handle = self._listener.detach()  # the store's from here on: a stop may come while it is made
         self._store = TCPStore(
             address,
             port,
@@ -109,9 +110,8 @@ class RankStore:
             wait_for_workers=False,
             timeout=_STORE_TIMEOUT,
             # Left to itself, it listens on every address.
-            master_listen_fd=self._listener.fileno(),
+            master_listen_fd=handle,
         )
-        self._listener.detach()  # the store owns the socket now
 
     def wait_for_others(self, heed_stop: Callable[[], None]) -> None:
         """At the head of several hosts until the ranks of all hosts are done with the store, or for half a

@@ -162,7 +162,7 @@ def test_a_difference_is_found_among_rounding_too(ranks: tuple[int, RankSet], pr
 
 def test_whole_batches_are_compared_where_that_is_asked_for() -> None:
     toml = configuration('{ use = "model" }', batch=64)
-    with mock.patch("rankdeck.training.verify.check._WHOLE_BATCH_S", 0.0):
+    with mock.patch("rankdeck.training.verify.check._WHOLE_BATCH_S", -1.0):
         assert check(toml)["samples"] == 2
     assert check(toml, full=True)["samples"] == 64
 

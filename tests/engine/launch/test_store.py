@@ -1,0 +1,53 @@
+"""The store where the ranks of a configuration meet owns its socket from the moment in which it is made."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from rankdeck.launch.layout import alone
+from rankdeck.launch.store import RankStore
+from rankdeck.launch.supervisor import StopAsked
+
+
+def test_a_stop_while_it_is_made_closes_no_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = torch.distributed.TCPStore
+    took_its_place: list[int] = []
+
+    def interrupted(*given: Any, master_listen_fd: int, **more: Any) -> None:
+        """The signal is heeded once torch returns: what it has made goes, with the socket."""
+        make(*given, master_listen_fd=master_listen_fd, **more)
+        took_its_place.append(os.open(os.devnull, os.O_RDONLY))
+        while took_its_place[-1] < master_listen_fd:
+            took_its_place.append(os.open(os.devnull, os.O_RDONLY))
+        raise StopAsked
+
+    monkeypatch.setattr(torch.distributed, "TCPStore", interrupted)
+    store = RankStore(alone(1, []), None, at_once=True)
+    try:
+        with pytest.raises(StopAsked):
+            store.serve()
+        store.close()
+        for handle in took_its_place:
+            os.fstat(handle)
+    finally:
+        for handle in took_its_place:
+            os.close(handle)
+
+
+def test_ranks_meet_there() -> None:
+    store = RankStore(alone(1, []), None, at_once=True)
+    try:
+        assert store.serve() is None
+        host, port = store.address
+        with socket.create_connection((host, port), 5):
+            pass
+        client = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False)
+        client.set("key", "value")
+        assert client.get("key") == b"value"
+    finally:
+        store.close()
