@@ -148,6 +148,14 @@ def test_places(tmp_path):
     assert [place for place in found if not Path(place).is_relative_to(copy)] == []
 
 
+def cut_off_at_first(mark: str) -> str:
+    """Fail once as gloo does where it cuts off a rank that is there."""
+    if not Path(mark).exists():
+        Path(mark).touch()
+        raise RuntimeError("Gloo connectFullMesh failed with Connection closed by peer [127.0.0.1]:45267.")
+    return "alive"
+
+
 def die_at_first(mark: str, times: int) -> str:
     """What a rank is asked below."""
     with Path(mark).open("a") as file:
@@ -191,12 +199,16 @@ def test_dies(ranks):
 def test_goes_on(ranks):
     assert ranks.call(ASKED, **MARK) == ["alive"]
 
+def test_is_cut_off(ranks):
+    with pytest.warns(UserWarning, match="connectFullMesh"):
+        assert ranks.call("tests.test_house:cut_off_at_first", mark={str(tmp_path / "cut")!r}) == ["alive"]
+
 def test_forgets_its_own(tmp_path):
     RankSet(1, tmp_path)
 """
     done = _pytest_with_our_conftest(tmp_path / "inner", body, ending_s=0.5)
     told = done.stdout.splitlines()[-1]
-    assert "3 passed" in told and "1 error" in told and "failed" not in told, done.stdout + done.stderr
+    assert "4 passed" in told and "1 error" in told and "failed" not in told, done.stdout + done.stderr
     assert "test_forgets_its_own left processes behind" in done.stdout, done.stdout
 
 
