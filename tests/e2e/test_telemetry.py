@@ -94,7 +94,8 @@ def test_readings_and_errors_are_of_the_runs_devices_and_a_lost_one_is_a_warning
     gpus.xid(2, 79)
     (notice,) = wait_until(lambda: notices(run, "xid"), what="the XID error")
     assert (notice.device, notice.xid) == (0, 79)
-    assert [problem.code for problem in launching.problems(run, "warning")] == ["gpu-error"]
+    (problem,) = wait_until(lambda: launching.problems(run, "warning"), what="what is told of it")
+    assert problem.code == "gpu-error"
     figures = read_fold(run).devices[0]
     assert (figures.used_bytes, figures.used_peak_bytes, figures.missing["fan"]) == (
         33 * GIB,
@@ -104,6 +105,7 @@ def test_readings_and_errors_are_of_the_runs_devices_and_a_lost_one_is_a_warning
     gpus.fail(2, "ANY", GPU_IS_LOST)
     (notice,) = wait_until(lambda: notices(run, "lost"), what="the loss")
     assert notice.device == 0
+    wait_until(lambda: len(launching.problems(run, "warning")) > 1, what="what is told of that")
     _, problem = launching.problems(run, "warning")
     assert problem.code == "gpu-lost" and "GPU 2" in problem.message
     gpus.device(0).used = 9 * GIB
