@@ -19,7 +19,7 @@ from rankdeck_app.state import device_feed
 from rankdeck_app.state.engine_process import Stream
 from rankdeck_app.views.devices.page import DevicesPage
 from rankdeck_app.views.launch.side_bar import LaunchView
-from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, wait_for
+from tests.helpers.app_window import app_that_trains, close_app, launched, wait_for
 from tests.helpers.nvmlsim import CRASH, GIB, GPU_IS_LOST, NOT_SUPPORTED, SimulatedGpus, build
 
 DEADLINE_S = 40
@@ -58,10 +58,8 @@ def gpus(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Simu
 
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path, gpus: SimulatedGpus) -> Iterator[App]:
-    app = open_app(tmp_path / "workspace", samples=True)
-    yield app
-    close_app(app)
-    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+    with app_that_trains(tmp_path / "workspace", samples=True) as app:
+        yield app
 
 
 def cards(app: App) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from rankdeck.compare.naming import RunAt
 from rankdeck_app.composition import App
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.compare.page import ComparePage
-from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
+from tests.helpers.app_window import app_that_trains, launched, wait_for
 
 WITHIN_S = 60
 CONFIG = """\
@@ -30,12 +28,8 @@ DDP = {"strategy.use": "ddp"}
 
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
-    app = open_app(tmp_path / "workspace")
-    yield app
-    close_app(app)
-    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
-    gc.collect()
-    settle()
+    with app_that_trains(tmp_path / "workspace") as app:
+        yield app
 
 
 def said(app: App, words: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from rankdeck.run.plan_lines import CANNOT, FITS
 from rankdeck_app.composition import App
 from rankdeck_app.state.plan_process import PlanProcess
 from rankdeck_app.views.plan.page import PlanPage
-from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
+from tests.helpers.app_window import app_that_trains, launched, wait_for
 
 TEXT = """\
 name = "Planned"
@@ -36,13 +34,9 @@ PLAN_S = 120
 
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
-    app = open_app(tmp_path / "workspace", plans=True)
-    app.session.draft.replace(TEXT, folder=tmp_path, stem="planned")
-    yield app
-    close_app(app)
-    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
-    gc.collect()
-    settle()
+    with app_that_trains(tmp_path / "workspace", plans=True) as app:
+        app.session.draft.replace(TEXT, folder=tmp_path, stem="planned")
+        yield app
 
 
 def test_what_the_footer_predicts_is_what_the_run_then_measures(qtbot: QtBot, app: App) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from rankdeck.config import presets
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck_app.composition import App
 from rankdeck_app.views.launch.side_bar import LaunchView
-from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
+from tests.helpers.app_window import app_that_trains, launched, wait_for
 
 RUN_S = 120
 # The suggestion of test_app_launch.py is one of them.
@@ -26,12 +24,8 @@ ROWS = [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
 
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
-    app = open_app(tmp_path / "workspace")
-    yield app
-    close_app(app)
-    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
-    gc.collect()
-    settle()
+    with app_that_trains(tmp_path / "workspace") as app:
+        yield app
 
 
 def side_bar(app: App) -> LaunchView:

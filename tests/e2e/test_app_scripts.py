@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +15,9 @@ from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.dashboard.page import RunPage
 from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import (
-    close_app,
-    end_all_runs,
+    app_that_trains,
     launched,
-    open_app,
     output_text,
-    settle,
     wait_for,
 )
 from tests.helpers.own_scripts import project
@@ -39,14 +34,10 @@ sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
     folder = project(tmp_path / "workspace")
     (folder / "train.py").write_text(SCRIPT)
-    app = open_app(folder)
-    app.session.scripts.choose(Path(sys.executable))
-    app.session.script.choose(True)
-    yield app
-    close_app(app)
-    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
-    gc.collect()
-    settle()
+    with app_that_trains(folder) as app:
+        app.session.scripts.choose(Path(sys.executable))
+        app.session.script.choose(True)
+        yield app
 
 
 def ended(run: LiveRun) -> LiveRun:

@@ -6,9 +6,12 @@ window, launches the draft file that it is given, prints the run's path, and sta
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QEvent
@@ -101,6 +104,19 @@ def output_text(app: App) -> str:
     assert isinstance(view, OutputView)
     view.take()
     return "\n".join(line.plain() for line in view.model.lines)
+
+
+@contextlib.contextmanager
+def app_that_trains(workspace: Path, **options: bool) -> Iterator[App]:
+    """`open_app`; runs that are under way at the end are stopped."""
+    app = open_app(workspace, **options)
+    try:
+        yield app
+    finally:
+        close_app(app)
+        end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+        gc.collect()
+        settle()
 
 
 def end_all_runs(runs: Path) -> None:

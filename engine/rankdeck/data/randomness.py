@@ -123,8 +123,8 @@ def _draw_next() -> tuple[float, float, float]:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two readings hold the same numbers; of what is no number, or no dense tensor,
-    nothing is said."""
+    """Whether two readings hold the same numbers; of what is neither a number nor a dense tensor nothing is
+    said."""
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):

@@ -67,11 +67,11 @@ class ComparedSamples:
         """What all ranks have slices of; None where each reads its own. Raises: UnrepeatableDataError."""
         if not self._kept:
             told: list[Problem] = []
-            self._first = read(self._workload, _WHOLE, told.append)
-            self._kept = [each_tensor(batch, lambda tensor: tensor.detach().clone()) for batch in self._first]
-            self._is_unrepeatable = bool(told)
-            if told and not all(map(_can_be_cut, self._kept)):
+            first = read(self._workload, _WHOLE, told.append)
+            if told and not all(map(_can_be_cut, first)):
                 raise UnrepeatableDataError
+            self._first, self._is_unrepeatable = first, bool(told)
+            self._kept = [each_tensor(batch, lambda tensor: tensor.detach().clone()) for batch in first]
         return self._kept if self._is_unrepeatable else None
 
 
