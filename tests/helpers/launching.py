@@ -170,7 +170,13 @@ def within_grace(seconds: float) -> float:
 
 
 def wait_until_gone(run: RunDir) -> float:
-    """Seconds until nothing of the run is left. Raises: AssertionError after GONE_S."""
+    """Seconds until nothing of the run is left, nor of its lock, which a child that a guard had forked for a
+    supervisor holds until it is one. Raises: AssertionError after GONE_S.
+    """
     began = time.monotonic()
-    wait_until(lambda: not processes_of_run(run.path), deadline_s=GONE_S, what="the end of every process")
+
+    def is_gone() -> bool:
+        return not processes_of_run(run.path) and not run.is_alive()
+
+    wait_until(is_gone, deadline_s=GONE_S, what="the end of every process")
     return time.monotonic() - began
