@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rankdeck.base.phrases import phrase
 from rankdeck.checkpoint_files import CANNOT_BE_SAVED, CheckpointError
@@ -28,9 +27,8 @@ class FolderMissingError(CheckpointError):
 
 
 def failure_of(error: BaseException) -> Failure:
-    inner = innermost(error)
-    is_state, is_missing = isinstance(inner, CheckpointError), isinstance(inner, FileNotFoundError)
-    return Failure(reason(error), isinstance(inner, OSError), is_state, is_missing)
+    is_state, is_missing = isinstance(error, CheckpointError), isinstance(error, FileNotFoundError)
+    return Failure(reason(error), isinstance(error, OSError), is_state, is_missing)
 
 
 def not_saved(step: int | None, failure: Failure) -> CheckpointError:
@@ -50,19 +48,8 @@ def not_saved(step: int | None, failure: Failure) -> CheckpointError:
     return kind(message, code=of_disk if is_disk else CANNOT_BE_SAVED, advice=advice)
 
 
-def innermost(error: BaseException) -> BaseException:
-    """torch wraps what went wrong in a tree of its own."""
-    failures = getattr(error, "failures", None)
-    if not failures:
-        return error
-    inner: Any = next(iter(failures.values()))
-    cause: BaseException = inner[0] if isinstance(inner, tuple) else inner
-    return cause
-
-
 def reason(error: BaseException) -> str:
-    """The innermost cause on one line."""
-    error = innermost(error)
+    """The cause on one line."""
     if isinstance(error, CheckpointError):
         return error.message
     if isinstance(error, OSError) and error.strerror:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -29,11 +28,6 @@ import safetensors
 import safetensors.torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
-from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.files import is_regular, sync_to_disk, wait_for_folder, write_own
@@ -85,13 +79,6 @@ class _Written:
     values: dict[str, object]
     elsewhere: dict[str, object]
     lost: list[str]
-
-
-class _ShardWriter(HuggingFaceStorageWriter):
-    """Makes no folder: where the run has just been moved away, that would take its first name."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
 
 
 class CheckpointStore:
@@ -153,6 +140,8 @@ class CheckpointStore:
         parts: list[Saved] = []
 
         def take() -> dict[str, int]:
+            if not dry:
+                import rankdeck.checkpoint.sharded  # noqa: F401 - may fail as well, on one rank alone
             parts.append(state_of(state))
             return _sizes(parts[0], self._rank) if dry else {}
 
@@ -184,7 +173,7 @@ class CheckpointStore:
         answer: Any = None
         try:
             answer = act()
-        except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
+        except Exception as error:  # a full disk shows as several kinds
             failure = failure_of(error)
         answers = self._gather((failure, answer))
         failures = [failure for failure, _ in answers if failure is not None]
@@ -224,15 +213,14 @@ class CheckpointStore:
 
     def _write(self, target: Path, saved: Saved, extra: Mapping[str, Tensor], *, dry: bool) -> _Written:
         """This rank's files, on the disk, and its values that are no tensors."""
-        own = saved.own
-        if dry:
-            extra, own = single_numbers(extra), single_numbers(own)
-        with _quiet():
-            save_sharded(
-                as_pairs(single_numbers(saved.tensors) if dry else each_alone(saved.tensors)),
-                storage_writer=_ShardWriter(str(target), save_distributed=True),
-                no_dist=self._world_size == 1,
-            )
+        extra, own = (single_numbers(extra), single_numbers(saved.own)) if dry else (extra, saved.own)
+        if dry:  # in the way that torch.distributed.checkpoint writes tensors, without importing it
+            shard = safetensors.torch.save(as_pairs(single_numbers(saved.tensors)))
+            write_own(target / f"shard-{self._rank + 1:05d}-dry.safetensors", shard)
+        else:
+            from rankdeck.checkpoint.sharded import write_shards
+
+            write_shards(target, as_pairs(each_alone(saved.tensors)), alone=self._world_size == 1)
         random_file = target / _random_file(self._rank)
         states = random_states() | _named(_EXTRA, extra) | _named(_OWN, own)
         write_own(random_file, safetensors.torch.save(as_pairs(states)), sync=True)
@@ -274,6 +262,8 @@ class CheckpointStore:
         Raises:
             CheckpointError: the checkpoint does not fit the model or the optimizer.
         """
+        import rankdeck.checkpoint.sharded  # noqa: F401 - where that fails, it is not the checkpoint's fault
+
         progress = checkpoint.progress()
         same = progress.layout == self.layout and progress.world_size == self._world_size
         with _fitting(checkpoint):
@@ -295,12 +285,12 @@ class CheckpointStore:
 
     def _read(self, checkpoint: Checkpoint, state: TrainingState) -> Blank:
         """What this rank needs of what is there."""
-        reader = HuggingFaceStorageReader(str(checkpoint.path))
-        with _quiet():
-            stored = reader.read_metadata().state_dict_metadata
-            blank = blank_state(state, described(stored))
-            tensors = to_read_into(blank.tensors, stored)
-            load_sharded(tensors, storage_reader=reader, no_dist=self._world_size == 1)
+        from rankdeck.checkpoint.sharded import read_shards, stored_tensors
+
+        stored = stored_tensors(checkpoint.path)
+        blank = blank_state(state, described(stored))
+        tensors = to_read_into(blank.tensors, stored)
+        read_shards(checkpoint.path, tensors, alone=self._world_size == 1)
         return blank
 
 
@@ -322,15 +312,16 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
     Raises:
         ConfigError: the checkpoint is of another model.
     """
-    reader = HuggingFaceStorageReader(str(checkpoint.path))
-    with _fitting(checkpoint), _quiet():
-        stored = reader.read_metadata().state_dict_metadata
+    from rankdeck.checkpoint.sharded import read_shards, stored_tensors
+
+    with _fitting(checkpoint):
+        stored = stored_tensors(checkpoint.path)
         there = described(stored)
         blank = blank_model(module, there)
         unknown = [name for name in there if name.startswith("model.") and name not in blank]
         if unknown:
             raise ValueError(f"it has {min(unknown)}, and the model has not")
-        load_sharded(to_read_into(blank, stored), storage_reader=reader, no_dist=True)
+        read_shards(checkpoint.path, to_read_into(blank, stored), alone=True)
         put_weights(module, blank, checkpoint.progress().values)
 
 
@@ -339,7 +330,7 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
     """Whatever fails inside means that the checkpoint is of something else."""
     try:
         yield
-    except (Exception, CheckpointException) as error:
+    except Exception as error:
         raise ConfigError(
             phrase(
                 "The checkpoint of step {step} does not fit this model or optimizer: {why}.",
@@ -389,12 +380,3 @@ def _sizes(saved: Saved, rank: int) -> dict[str, int]:
 
 def _random_file(rank: int) -> str:
     return f"rank-{rank}.random.safetensors"
-
-
-class _quiet(warnings.catch_warnings):  # noqa: N801 - reads as a verb where it is used
-    """torch.distributed.checkpoint warns of what is meant here: one process, no group."""
-
-    def __enter__(self) -> Any:
-        caught = super().__enter__()
-        warnings.simplefilter("ignore")
-        return caught

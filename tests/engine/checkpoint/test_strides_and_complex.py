@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdeck.checkpoint import store
+from rankdeck.checkpoint import sharded
 from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint.store import CheckpointStore, read_weights
 from rankdeck.checkpoint.training_state import TrainingState
@@ -162,14 +162,14 @@ def largest_real_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -
 
 def test_a_run_whose_saves_fail_for_another_reason_than_the_disk_has_failed(tmp_path: Path) -> None:
     """It goes on to its end first; what is said then can be followed."""
-    whole = store.save_sharded
+    whole = sharded.save
 
     def fails(tensors: dict[str, Tensor], **rest: object) -> object:
         if any(tensor.numel() > 1 for tensor in tensors.values()):
             raise ValueError("no such tensor")
         return whole(tensors, **rest)
 
-    with mock.patch.object(store, "save_sharded", fails), pytest.raises(CheckpointError) as failed:
+    with mock.patch.object(sharded, "save", fails), pytest.raises(CheckpointError) as failed:
         resume_ranks.run(toml("Strided", "single"), str(tmp_path), ends=True)
     told = failed.value
     assert told.code == CANNOT_BE_SAVED and "no such tensor" in told.message
