@@ -43,11 +43,10 @@ from rankdeck.torch_compat.processes import cuda_was_touched
 from rankdeck.torch_compat.versions import version_problem
 
 _POLL_S = 0.05
-# What our own worker imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
+# What our own worker imports sooner or later.
 _PRELOADED = (
     "torch",
     "torch.distributed",
-    "torch._dynamo",
     "torch.nn.parallel",
     "torch.utils.data",
     "rankdeck.training.loop",
@@ -200,9 +199,14 @@ def _preload(config: RunConfig) -> None:
     from rankdeck.config.catalog import DATA, MODELS
 
     cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
-    targets = (card.target.partition(":")[0] for card in cards if card is not None)
+    names = [*_PRELOADED, *(card.target.partition(":")[0] for card in cards if card is not None)]
+    if config.train.checkpoint_every:
+        names.append("rankdeck.checkpoint.sharded")
+    # DTensors import it at once; threads of dp must not be the first that do, as torch's import breaks then.
+    if config.train.compile or config.strategy.use in ("dp", "fsdp", "tensor", "hybrid"):
+        names.append("torch._dynamo")
     with kept_for_good():
-        for name in (*_PRELOADED, *targets):
+        for name in names:
             try:
                 importlib.import_module(name)
             except Exception:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import Phrase, phrase
+from rankdeck.models.losses import Loss
+from rankdeck.parallel.nested import first_samples
 
 USE_DDP = phrase('Use strategy.use = "ddp".')
 _FREED = "out of bounds for storage of size 0"
@@ -17,12 +19,12 @@ _ELSEWHERE = "appears to not have been used in the graph"
 
 
 def backward(total: Tensor, scale: float | Tensor) -> None:
-    """The backward of `total * scale`, with the scale as the total's gradient: that spares the product.
+    """The backward of `total * scale`. With the scale as the total's gradient, torch would import sympy.
 
     Raises: ModelError where it needs weights that FSDP has let go of.
     """
     try:
-        total.backward(scale.to(total) if isinstance(scale, Tensor) else torch.full_like(total, scale))
+        (total * (scale.to(total) if isinstance(scale, Tensor) else scale)).backward()
     except RuntimeError as error:
         if _FREED not in str(error):
             raise
@@ -60,3 +62,14 @@ def loss_behind_a_cut(advice: Phrase = USE_DDP) -> Iterator[None]:
             path="strategy.use",
             advice=advice,
         ) from error
+
+
+def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
+    """The loss's sum and count over the first samples of a batch (None: all); where none counts, zeros that
+    have a gradient."""
+    with loss_behind_a_cut():
+        if num_valid is None:
+            return loss.function(outputs, targets)
+        some = max(num_valid, 1)
+        total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
+    return (total, count) if num_valid else (total * 0, 0)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.config.mesh_sizes import AXES
 from rankdeck.parallel.fsdp.blank import model_on_meta
+from rankdeck.torch_compat.compiler import wrapping
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Backend:
         if level == distributed.DebugLevel.OFF:
             distributed.set_debug_level(distributed.DebugLevel.INFO)
         try:
-            return DistributedDataParallel(module, **options)
+            with wrapping():
+                return DistributedDataParallel(module, **options)
         finally:
             distributed.set_debug_level(level)

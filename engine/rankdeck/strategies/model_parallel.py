@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from rankdeck.config.catalog import CutOptions
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.backward import backward
+from rankdeck.parallel.backward import backward, sums_of_first
 from rankdeck.parallel.nested import cast, each_tensor, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
-from rankdeck.parallel.pipelining.stages import sums_of_first
 from rankdeck.parallel.pipelining.traced import other_sizes
 from rankdeck.parallel.state.forward import ForwardState, bring_home, copies_of
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place

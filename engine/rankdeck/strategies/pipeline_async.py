@@ -32,9 +32,10 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import AsyncPipelineOptions
+from rankdeck.parallel.backward import sums_of_first
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.costs import like
-from rankdeck.parallel.pipelining.stages import Traffic, goes_back, leaving, sums_of_first
+from rankdeck.parallel.pipelining.stages import Traffic, goes_back, leaving
 from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup
 from rankdeck.strategies.facts import StageFacts

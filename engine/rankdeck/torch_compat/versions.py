@@ -25,6 +25,7 @@ SUBJECTS = (
     "ddp",
     "fsdp",
     "collectives",
+    "compiler",
     "pipelining",
     "processes",
     "flight",

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import distribute_tensor
 
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import active_mode
@@ -193,6 +192,8 @@ class TrialWeight:
         weight = self._weight
         if weight is None or not is_dtensor(weight):
             return tensor
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)
 
     def gradient(self, whole: Tensor | None, like: Tensor) -> Tensor | None:

@@ -161,7 +161,7 @@ class Worker:
         self._place = place
         self._writer = writer
         self._stop = stop
-        self._heart = _heart(place)
+        self._heart = HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
         self._strategy: Strategy | None = None
         self._trainer: Trainer | None = None
         self.step, self.phase = 0, ""
@@ -184,21 +184,18 @@ class Worker:
         place = self._place
         self._phase(marked("importing torch"))
         with kept_for_good():
+            from rankdeck.torch_compat.compiler import import_when_needed
             from rankdeck.training import workload as workloads
             from rankdeck.training.assembly import assemble
             from rankdeck.training.joining import join, let_wait
             from rankdeck.training.sampling import SamplingBudget
 
-        config, run_devices = place.run.config(), place.run.devices()
-        card = config.strategy_card
-        # Of a run of several hosts these are this host's.
-        num_here = 1 if card.one_device else len(run_devices)
-        here = list(range(num_here)) if card.one_process else [place.local_rank]
-        mine, num_devices = (here, len(run_devices)) if card.one_process else ([place.rank], place.world_size)
-        pairs = zip(here, mine, strict=True)
-        infos = [msgspec.structs.replace(run_devices[at], index=index) for at, index in pairs]
+        config = place.run.config()
+        if config.strategy.use != "dp":  # whose threads must not be the first to import it
+            import_when_needed()
+        infos, num_devices = self._own_devices(config)
         devices = self._start_devices(infos)
-        if not card.one_process:
+        if not config.strategy_card.one_process:
             self._phase(marked("joining the other ranks"))
             join(devices[0], place.world_size, None if place.heartbeat else config.launch.timeout_s)
         self._phase(marked("loading data"))
@@ -217,7 +214,7 @@ class Worker:
             rank=place.rank,
             world_size=place.world_size,
             devices=devices,
-            places=mine,
+            places=[info.index for info in infos],
             writer=self._writer,
             known=known,
             notes=notes,
@@ -267,6 +264,15 @@ class Worker:
         )
         return notes, known
 
+    def _own_devices(self, config: RunConfig) -> tuple[list[events.DeviceInfo], int]:
+        """The devices of this rank, and how many the run has."""
+        place, card = self._place, config.strategy_card
+        devices = place.run.devices()  # of a run of several hosts: this host's
+        if not card.one_process:
+            return [msgspec.structs.replace(devices[place.local_rank], index=place.rank)], place.world_size
+        own = devices[:1] if card.one_device else devices
+        return [msgspec.structs.replace(info, index=at) for at, info in enumerate(own)], len(devices)
+
     def _start_devices(self, infos: list[events.DeviceInfo]) -> list[torch.device]:
         """This rank's torch devices, with a RankStarted that says what they are."""
         import torch
@@ -287,6 +293,8 @@ class Worker:
     def _saver(self, config: RunConfig, num_devices: int) -> Saver:
         """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the
         first."""
+        if config.train.checkpoint_every:
+            import rankdeck.checkpoint.sharded  # noqa: F401 - not in the midst of the training
         from rankdeck.checkpoint.spreading import hosts_of
         from rankdeck.checkpoint.store import CheckpointStore
         from rankdeck.training.joining import agreement_of, is_over_hosts
@@ -386,10 +394,6 @@ class Worker:
         if clean and dist.is_available() and dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
-
-
-def _heart(place: Place) -> HeartbeatWriter | None:
-    return HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
 
 
 if __name__ == "__main__":

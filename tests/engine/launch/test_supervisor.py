@@ -98,6 +98,31 @@ def test_ranks_find_what_torch_and_the_worker_look_for(works: tuple[RunDir, End]
         assert not [path for path in found["open_files"] if "pipe:" in path]
 
 
+_WRITES_WHAT_IS_IMPORTED = """
+import sys
+from pathlib import Path
+from torch import nn
+
+class Model(nn.Linear):
+    def forward(self, images):
+        Path(__file__).with_name("imported").write_text(" ".join(sys.modules))
+        return super().forward(images.flatten(1))
+
+def make():
+    return Model(64, 10)
+"""
+
+
+def test_ranks_of_ddp_import_neither_torchs_compiler_nor_its_dtensors(tmp_path: Path) -> None:
+    """Both take longer than torch itself. The run is checked first, which imports no more."""
+    (tmp_path / "own.py").write_text(_WRITES_WHAT_IS_IMPORTED)
+    run = launch(tmp_path / "runs", {"model": {"use": "own:make"}, "train": {"steps": 3}}, worker=None)
+    assert launching.ended(run).outcome == "completed"
+    imported = (tmp_path / "imported").read_text().split()
+    assert "rankdeck.training.verify.check" in imported and "torch" in imported
+    assert not {"torch._dynamo.eval_frame", "sympy", "torch.distributed.tensor"}.intersection(imported)
+
+
 def test_one_rank_drives_all_devices_of_dp_with_the_threads_that_the_person_gives_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,13 +79,8 @@ def test_no_other_room_imports_a_private_part_of_torch() -> None:
                 [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             )
             module = getattr(node, "module", None) or ""
-            # torch._dynamo is imported early for its cost alone.
             for path in [f"{module}.{name}" if module else name for name in names]:
                 parts = path.split(".")
-                if (
-                    parts[0] == "torch"
-                    and any(part.startswith("_") for part in parts[1:])
-                    and parts[1] != "_dynamo"
-                ):
+                if parts[0] == "torch" and any(part.startswith("_") for part in parts[1:]):
                     outside.append(f"{file.relative_to(ENGINE)}: {path}")
     assert outside == []

@@ -23,9 +23,9 @@ from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.models.losses import Loss
-from rankdeck.parallel.backward import loss_behind_a_cut
+from rankdeck.parallel.backward import sums_of_first
 from rankdeck.parallel.collectives.sync_batch_norm import update_running
-from rankdeck.parallel.nested import first_samples, tensors_of
+from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary, TensorShape
 from rankdeck.parallel.pipelining.cutting import CutModel
@@ -167,17 +167,6 @@ def read_by(loss: Loss, outputs: Any, targets: Any) -> Sequence[Tensor]:
         if loss.correct is None and loss.name != "mse"
         else [loss.function(outputs, targets)[0]]
     )
-
-
-def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
-    """The loss's sum and count over the first samples of a batch (None: all); where none counts, zeros that
-    have a gradient."""
-    with loss_behind_a_cut():
-        if num_valid is None:
-            return loss.function(outputs, targets)
-        some = max(num_valid, 1)
-        total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
-    return (total, count) if num_valid else (total * 0, 0)
 
 
 class TorchSchedule:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.distributed.pipelining import SplitPoint, pipeline
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
@@ -55,6 +54,8 @@ def _share_weights(graph: fx.GraphModule, model: nn.Module) -> None:
 
 
 def _trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
+    from torch.distributed.pipelining import SplitPoint, pipeline  # imports torch's compiler
+
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(_flat(inputs)), None)
     try:
         with warnings.catch_warnings():

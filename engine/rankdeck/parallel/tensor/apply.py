@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -29,10 +30,11 @@ from torch.distributed.tensor.parallel import (
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import HybridOptions, TensorOptions
-from rankdeck.parallel.tensor.gradients import require_hooks_take_slices
+from rankdeck.parallel.tensor.gradients import is_close, run_hooks
 from rankdeck.parallel.tensor.split_plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.torch_compat.dispatch import Kwargs
-from rankdeck.torch_compat.marks import marks_by_name, put_marks
+from rankdeck.torch_compat.fake_tensors import active_mode
+from rankdeck.torch_compat.marks import WeightMarks, marks_by_name, put_marks
 from rankdeck.torch_compat.modules import make_contiguous
 
 
@@ -88,7 +90,7 @@ class LayerSplit:
             marks = marks_by_name(module)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
             for name, of_weight in marks.items():
-                require_hooks_take_slices(f"{layer.name}.{name}", module.get_parameter(name), of_weight)
+                _require_hooks_take_slices(f"{layer.name}.{name}", module.get_parameter(name), of_weight)
             put_marks(module, marks)
             self._left.remove(layer)
         if not self._left:
@@ -354,3 +356,35 @@ def _first_changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, tuple):
         return (change(output[0]), *output[1:])
     return change(output)
+
+
+def _require_hooks_take_slices(name: str, weight: nn.Parameter, marks: WeightMarks) -> None:
+    """Try the hooks out on a gradient that is cut like a weight.
+
+    Raises: ModelError.
+    """
+    data = weight.detach()
+    if not marks.has_hooks or not isinstance(data, DTensor) or active_mode() is not None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(data.shape, generator=generator).to(data.to_local().device, data.dtype)
+    whole = run_hooks(marks, torch.zeros_like(gradient), gradient)
+    try:
+        cut = distribute_tensor(gradient, data.device_mesh, data.placements, src_data_rank=None)
+        ours = run_hooks(marks, torch.zeros_like(cut), cut)
+    except RuntimeError:  # torch's, of a slice beside a tensor of another kind or size
+        ours = None
+    if ours is not None and whole is not None:
+        theirs = distribute_tensor(whole, data.device_mesh, data.placements, src_data_rank=None)
+        assert isinstance(ours, DTensor)
+        if is_close(ours.redistribute(placements=data.placements).to_local(), theirs.to_local()):
+            return
+    raise ModelError(
+        phrase("A gradient hook of {name} needs the whole weight's gradient, which tensor cuts.", name=name),
+        code="gradient-hook",
+        path="strategy.use",
+        advice=phrase(
+            "Use ddp or fsdp, which call it with the whole one, or leave the layer out of the plan."
+        ),
+        cure={"strategy.use": "ddp"},
+    )

@@ -1,0 +1,103 @@
+"""Training does not import torch's compiler; whoever needs it finds the same one, however it is imported."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+_WITHOUT = "from rankdeck.torch_compat.compiler import import_when_needed, wrapping\nimport_when_needed()\n"
+_TRAINING = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+inputs = torch.randn(6, 4)
+
+def train(model, optimizer):
+    optimizer.zero_grad()
+    loss = model(inputs).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+_EAGER = """
+store = dist.HashStore()
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+with wrapping():
+    replica = nn.parallel.DistributedDataParallel(model)
+for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+    optimizer = kind(model.parameters(), lr=0.1)
+    train(replica, optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(replica, optimizer)
+print([weight.sum().item() for weight in model.parameters()])
+"""
+_IS_IMPORTED = "print('torch._dynamo.eval_frame' in sys.modules, 'sympy' in sys.modules)\n"
+_COMPILED = """
+graphs = []
+
+def backend(graph, _):
+    graphs.append(len(graph.graph.nodes))
+    return graph.forward
+
+compiled = torch.compile(train, backend=backend)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+train(model, optimizer)
+for _ in range(2):
+    compiled(model, optimizer)
+assert graphs
+print(graphs, torch._dynamo.utils.counters["graph_break"])
+print([weight.sum().item() for weight in model.parameters()])
+"""
+_WHOLE = """
+import torch._dynamo
+import torch._dynamo.utils as utils
+from torch._dynamo.eval_frame import OptimizedModule
+
+assert type(torch._dynamo) is type(torch) and torch._dynamo is sys.modules["torch._dynamo"]
+assert utils is torch._dynamo.utils and utils.__spec__.origin == utils.__file__
+assert OptimizedModule is torch._dynamo.OptimizedModule
+"""
+_FORKED = """
+import os
+
+def forked(*codes):
+    for code in codes:
+        read_end, write_end = os.pipe()
+        if os.fork() == 0:
+            os.dup2(write_end, 1)
+            exec(code, globals())
+            sys.stdout.flush()
+            os._exit(0)
+        os.close(write_end)
+        with open(read_end) as printed:
+            print(printed.read().split("\\n")[:-1])
+        assert os.wait()[1] == 0
+"""
+
+
+def printed(*codes: str) -> list[list[str]]:
+    """The lines that each of the codes prints, in forks of one interpreter that has imported torch."""
+    code = f"{_TRAINING}{_FORKED}\nforked(*{codes!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return [ast.literal_eval(line) for line in done.stdout.splitlines()]
+
+
+def test_training_imports_no_compiler_and_computes_the_same() -> None:
+    torchs = "from contextlib import nullcontext as wrapping\n"
+    ours, theirs = printed(_WITHOUT + _EAGER + _IS_IMPORTED, torchs + _EAGER + _IS_IMPORTED)
+    assert ours[-1] == "False False" and theirs[-1] == "True True"
+    assert ours[:-1] == theirs[:-1] != []
+
+
+def test_compiled_steps_are_torchs_own_whoever_imports_the_compiler() -> None:
+    start = _WITHOUT + "train(model, torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]))\n"
+    firsts = "", "import torch._dynamo.utils\n", "torch._dynamo.config\n"
+    torchs, *ours = printed(_COMPILED + _WHOLE, *(start + first + _COMPILED + _WHOLE for first in firsts))
+    assert ours == [torchs] * 3
