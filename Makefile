@@ -64,8 +64,9 @@ texts: setup ## every text of the window, for translators: LANGUAGE=ko writes or
 	@$(BIN)/pyside6-lupdate @.make/texts.txt -tr-function-alias tr+=marked,tr+=phrase -locations none -ts $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 	@$(BIN)/pyside6-lrelease $(LANGUAGES)/rankdeck_$(LANGUAGE).ts
 
-bench: setup ## training beside hand-written loops, the check before the first step, watched scripts, syncs, the dashboard, clicks, 5,000 runs listed, GPUs, plans (half an hour)
+bench: setup ## training beside hand-written loops, launches beside torchrun's, the check before the first step, watched scripts, syncs, the dashboard, clicks, 5,000 runs listed, GPUs, plans (half an hour)
 	@$(BIN)/python -m tests.bench.training
+	@$(BIN)/python -m tests.bench.launching
 	@$(BIN)/python -m tests.bench.verifying
 	@$(BIN)/python -m tests.bench.sync
 	@$(BIN)/python -m tests.bench.replay
