@@ -203,7 +203,8 @@ def _preload(config: RunConfig) -> None:
     if config.train.checkpoint_every:
         names.append("rankdeck.checkpoint.sharded")
     # DTensors import it at once; threads of dp must not be the first that do, as torch's import breaks then.
-    if config.train.compile or config.strategy.use in ("dp", "fsdp", "tensor", "hybrid"):
+    needs_compiler = config.train.compile or config.train.activation_checkpointing
+    if needs_compiler or config.strategy.use in ("dp", "fsdp", "tensor", "hybrid"):
         names.append("torch._dynamo")
     with kept_for_good():
         for name in names:

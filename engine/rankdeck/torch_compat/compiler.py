@@ -62,8 +62,10 @@ class _TorchsOwn(MetaPathFinder):
         self._left_out: list[FunctionType] = []
         for kind in _with_subclasses(Optimizer):
             for step in _wrappers(vars(kind).get("step")):
-                if (step.__code__.co_name, step.__code__.co_freevars) == (_EAGER.co_name, _EAGER.co_freevars):
-                    self._codes[step] = step.__code__
+                code = step.__code__
+                is_torchs = (code.co_name, code.co_freevars) == (_EAGER.co_name, _EAGER.co_freevars)
+                if is_torchs and _NAMES.issuperset(code.co_names):
+                    self._codes[step] = code
                     step.__code__ = _EAGER
         left_out = Optimizer.zero_grad.__code__
         for method in [*vars(Optimizer).values(), *vars(DistributedDataParallel).values()]:
@@ -105,3 +107,5 @@ def _use_grad_for_differentiable(func: Callable[..., Any]) -> FunctionType:
 
 _EAGER = _use_grad_for_differentiable(lambda: None).__code__
 """What torch's function does outside a graph; `torch` is a name of its module, too."""
+_NAMES = {*_EAGER.co_names, _NAME, "_dynamo", "graph_break", "cast", "Optimizer"}
+"""What torch's function calls. One that calls more does more, and stays."""
