@@ -7,6 +7,7 @@ Called on each rank of a RankSet, or here for the strategies that have one proce
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rankdeck.checkpoint import store as checkpoints
 from rankdeck.checkpoint.store import CheckpointStore
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import gather_extra_state, save_weights
-from rankdeck.checkpoint_files import newest_whole
+from rankdeck.checkpoint_files import CheckpointError, newest_whole
 from rankdeck.config import from_text
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch
@@ -133,3 +134,23 @@ def problems(folder: Path) -> list[Any]:
         for _, event in EventReader(RunDir(folder)).read()
         if isinstance(event, events.ProblemRaised) and event.problem.severity != "info"
     ]
+
+
+def save_where_one_lacks(module: str, folder: str) -> str:
+    """What this rank is told of a save while the last rank cannot import `module`."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.Linear(2, 2)
+    state = TrainingState(model, torch.optim.SGD(model.parameters()))
+    store = CheckpointStore(Path(folder), rank=rank, world_size=world_size, layout="ddp", keep=1)
+    imported = sys.modules.get(module)
+    if rank == world_size - 1:
+        sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        store.save(5, state, {})
+    except CheckpointError as error:
+        return error.message
+    finally:
+        sys.modules.pop(module, None)
+        if imported is not None:
+            sys.modules[module] = imported
+    return "saved"

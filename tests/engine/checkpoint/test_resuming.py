@@ -274,6 +274,17 @@ def test_batch_norms_statistics_are_the_first_ranks(runs: Runs, tmp_path: Path, 
     )
 
 
+@two_ranks
+def test_what_one_rank_cannot_import_for_a_save_is_told_by_all_and_nobody_waits(
+    ranks: tuple[int, RankSet], tmp_path: Path
+) -> None:
+    number, rank_set = ranks
+    asked = {"module": "rankdeck.checkpoint.sharded", "folder": str(tmp_path)}
+    told = rank_set.call("tests.helpers.resume_ranks:save_where_one_lacks", **asked)
+    assert "could not be written" in told[0] and "None in sys.modules" in told[0]
+    assert told == [told[0]] * number and not list(tmp_path.iterdir())
+
+
 def test_the_checkpoint_that_a_run_goes_on_from_is_never_written_anew(tmp_path: Path) -> None:
     """A run that has nothing left to do saves its last step: a kill then must not cost the only one."""
     config = toml(MATRIX["single"])
