@@ -27,6 +27,8 @@ _CHUNK_BYTES = 1 << 16
 _PIPEFUL_BYTES = 2 * _CHUNK_BYTES
 """What may be on its way at one time: in a relay's hand, and in its pipe."""
 _POLL_S = 0.01
+_GIVEN_UP_S = 1.0
+"""How long a reader may hold up a stop."""
 _KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
 
@@ -216,12 +218,18 @@ def finish(
 ) -> None:
     """Wait until everything that was written has arrived: `timeout_s` for a process that keeps a stream open
     and says nothing, and if `patient` for as long as its relay and a reader take; not for what a process
-    writes that never ends.
+    writes that never ends. Once `given_up`, no longer than `_GIVEN_UP_S`.
     """
     deadline = time.monotonic() + timeout_s
     due: dict[Relay, int] = {}
-    while (open_ones := [relay for relay in relays if relay.is_alive()]) and not given_up():
-        if time.monotonic() > deadline:
+    given_up_at = None
+    while open_ones := [relay for relay in relays if relay.is_alive()]:
+        if given_up():
+            given_up_at = given_up_at or time.monotonic()
+            is_over = time.monotonic() > given_up_at + _GIVEN_UP_S
+            if is_over or all(relay.is_idle() for relay in open_ones):
+                return
+        elif time.monotonic() > deadline:
             due = due or {relay: relay.num_relayed + _PIPEFUL_BYTES for relay in open_ones}
             if not patient or all(relay.is_idle() or relay.num_relayed > due[relay] for relay in open_ones):
                 return

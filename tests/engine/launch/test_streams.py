@@ -1,5 +1,6 @@
 """Relays of a script's output: what a process wrote before it ended arrives, however late a relay runs."""
 
+import fcntl
 import os
 import threading
 import time
@@ -24,10 +25,10 @@ class _Late(Relay):
 
 
 @contextmanager
-def _relay(kind: type[Relay], log: Path) -> Iterator[tuple[Relay, int]]:
+def _relay(kind: type[Relay], log: Path, outlet: Outlet | None = None) -> Iterator[tuple[Relay, int]]:
     """One that runs, and the end that a process would write to."""
     ours, theirs = os.pipe()
-    relay = kind(ours, [log], Outlet(None))
+    relay = kind(ours, [log], outlet or Outlet(None))
     relay.start()
     yield relay, theirs
     os.close(theirs)
@@ -52,6 +53,26 @@ def test_an_impatient_end_waits_for_its_time_only(tmp_path: Path) -> None:
         os.write(theirs, b"saved\n")
         finish([relay], 0, patient=False)
         assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_a_stop_lets_what_was_written_arrive(tmp_path: Path) -> None:
+    with _relay(_Late, tmp_path / "log") as (relay, theirs):
+        os.write(theirs, b"saved\n")
+        finish([relay], 60, given_up=lambda: True)
+        assert (tmp_path / "log").read_bytes() == b"saved\n"
+
+
+def test_a_stop_does_not_wait_for_a_reader_that_reads_nothing(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    full = fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+    os.write(writing, b"x" * full)
+    with _relay(Relay, tmp_path / "log", Outlet(writing)) as (relay, theirs):
+        os.write(theirs, b"saved\n")
+        finish([relay], 60, given_up=lambda: True)
+        assert relay.is_alive() and not relay.is_idle()
+        os.read(reading, full)
+    for end in (reading, writing):
+        os.close(end)
 
 
 def test_a_process_that_writes_for_ever_is_not_waited_for(tmp_path: Path) -> None:
