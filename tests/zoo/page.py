@@ -19,7 +19,8 @@ _INTRODUCTION = """# Equality
 Small models, losses, optimizers and data sets of many kinds, each trained for a few steps under every
 strategy, schedule and sync in fp64, beside a plain PyTorch loop on one device that imports nothing of the
 engine (`tests/zoo`), after the check before the first step. `make zoo` runs what is not known yet and writes
-this page. What that check finds of deliberate breaks, `make verify-breaks` says (figures: docs/decisions.md).
+this page; `make test` runs a minute's share of them, another one each day. What that check finds of
+deliberate breaks, `make verify-breaks` says (figures: docs/decisions.md).
 
 - **equal**: weights, buffers and losses differ by less than {bar:g} of what training changed.
 - **refused**: the engine says before the first step, or as soon as it can know, why it does not run this.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import signal
 from collections.abc import Iterator
@@ -220,6 +221,27 @@ def test_a_share_is_drawn_by_its_seed_from_all_kinds(told: None) -> None:
     assert first == again != other
     assert len(first) == len(runs) and {run[0].kind for run in first[:4]} == set(checks.KINDS)
     assert checks.share(seed=1, limit_s=-1.0) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_share_of_the_whole_is_right_each_day_another_one(runner: Runner) -> None:
+    seed = int(f"{datetime.date.today():%Y%m%d}")
+    results = checks.share(seed, limit_s=60.0)
+    assert {result.entry.partition("/")[0] for result in results} == set(checks.KINDS)
+    bad = [result for result in results if result.is_bad and not _was_late(result, runner)]
+    told = [f"{result.line()}\n{result.outcome.detail}" for result in bad]
+    assert not bad, "\n".join([f"python -m tests.zoo --seed {seed} --limit-s 60", *told])
+
+
+def _was_late(result: Result, runner: Runner) -> bool:
+    """Whether it only had too little time beside other tests: the same run ends well where it has more."""
+    if "no answer" not in result.outcome.reason:
+        return False
+    with mock.patch.object(runner, "deadline_s", 3 * runner.deadline_s):
+        return runner.run(entries()[result.entry], SETTINGS[result.setting]).kind not in (
+            "different",
+            "failed",
+        )
 
 
 def test_the_page_names_what_is_wrong_and_groups_why_others_stopped() -> None:
