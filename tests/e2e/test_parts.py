@@ -79,7 +79,12 @@ def test_parts_go_on_without_whoever_began_them_and_a_killed_rank_costs_some_ste
 @pytest.mark.parametrize(
     ("more", "hosts", "words"),
     [
-        (('data = { use = "text", args = { path = "no.txt" } }',), _HERE, "no.txt does not exist"),
+        pytest.param(
+            ('data = { use = "text", args = { path = "no.txt" } }',),
+            _HERE,
+            "no.txt does not exist",
+            marks=pytest.mark.slow,
+        ),
         ((), ("localhost", "-nowhere"), "'-nowhere' is no name of a host"),
         (('devices = { use = "gpu:7" }',), _HERE, "localhost: "),
     ],
@@ -93,6 +98,7 @@ def test_what_a_host_cannot_do_is_told_and_nothing_is_left(
     assert not (tmp_path / "runs").exists() or not list_folder(tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_begun_ends_the_first(tmp_path: Path) -> None:
     file = job(tmp_path / "job")
     odd = f'hosts.devices={{ "{_HERE[1]}" = "gpu:7" }}'

@@ -141,7 +141,7 @@ def test_what_is_stale_or_compressed_is_compared_without_it(
 
 
 @two_ranks
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp64", marks=pytest.mark.slow)])
 def test_rounding_is_no_difference(ranks: tuple[int, RankSet], precision: str) -> None:
     """AdamW makes a step of full length of a gradient that is zero but for rounding (a bias of keys)."""
     toml = parity.configuration("gpt", '{ use = "ddp" }', 2, precision=precision)
