@@ -66,8 +66,6 @@ class Runner:
         self._nursery = Nursery(self._log)
         self._sets: dict[int, Ranks] = {}
         self._trained: dict[str, oracle.Trained] = {}
-        self._refused: set[int] = set()
-        """Sets of which all ranks once refused: one may have left a message that a later run takes."""
 
     def run(self, entry: Entry, setting: Setting, *, breaks: str = "") -> Outcome:
         """One run beside the oracle. `breaks` as in inside.py."""
@@ -75,11 +73,7 @@ class Runner:
             expected = self._expected(entry)
         except Exception:
             return Outcome("failed", reason="the oracle itself failed", detail=traceback.format_exc()[-2000:])
-        outcome = self._run(entry, setting, expected, breaks)
-        if outcome.kind in ("different", "failed") and setting.num_ranks in self._refused:
-            self._drop(setting.num_ranks)
-            outcome = self._run(entry, setting, expected, breaks)
-        return outcome
+        return self._run(entry, setting, expected, breaks)
 
     def _run(self, entry: Entry, setting: Setting, expected: oracle.Trained, breaks: str) -> Outcome:
         self._log.write_bytes(b"")
@@ -93,9 +87,7 @@ class Runner:
             outcome = judge(setting, expected, torch.load(weights) if weights.exists() else None, ranks)
         if not all(ranks):  # one died: what torch wrote then is nowhere else
             outcome.detail += self._log.read_text(errors="replace")[-2000:]
-        if all(rank.get("is_refusal") for rank in ranks):
-            self._refused.add(setting.num_ranks)
-        elif not has_answered:
+        if not has_answered:
             # Some may still wait for the others, or have messages of theirs that the next run would take.
             self._drop(setting.num_ranks)
         return outcome
@@ -122,7 +114,6 @@ class Runner:
         return self._sets[num_ranks]
 
     def _drop(self, num_ranks: int) -> None:
-        self._refused.discard(num_ranks)
         self._sets.pop(num_ranks).close()
 
     @contextmanager
