@@ -218,20 +218,6 @@ def remove_entry(folder: Path, name: str) -> None:
     _rewrite(folder, change)
 
 
-def set_python(folder: Path, python: str | None) -> None:
-    """The interpreter for the folder's scripts; None takes it back. Raises ConfigError as `add_entry`."""
-
-    def change(document: TOMLDocument) -> None:
-        if python is not None:
-            document.setdefault("run", tomlkit.table())["python"] = python
-        elif "run" in document:
-            document["run"].pop("python", None)
-            if not document["run"]:
-                document.pop("run")
-
-    _rewrite(folder, change)
-
-
 def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
     path = folder / FOLDER_FILE
     before = _text(path) or ""

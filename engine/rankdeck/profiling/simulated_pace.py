@@ -106,11 +106,6 @@ class SimulatedPace:
     def is_holding(self) -> bool:
         return self._state == _HOLDING
 
-    @property
-    def device_gflops(self) -> float | None:
-        """The rate that is held; None before it is."""
-        return 1e-9 / self._s_per_flop if self.is_holding else None
-
     def begin_step(self) -> None:
         self._mode = self._start_counting()
 

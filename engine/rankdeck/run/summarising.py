@@ -16,7 +16,7 @@ from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.run.anatomy import totals_s
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold, read_fold
-from rankdeck.run.imbalance import Imbalance
+from rankdeck.run.imbalance import Imbalance, lead_of
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems, script_of, without_steps
 from rankdeck.run.scaling import scaled
@@ -356,12 +356,8 @@ def _notes(run: RunDir, fold: Fold, config: ScriptConfig | None) -> Iterable[str
         )
     if script.num_names_cut:
         yield f"{_count(script.num_names_cut, 'name')} that the script logged were too many, and are not kept"
-    if lead is not None and lead.wrapper == "DataParallel" and _is_notable(fold.imbalance()):
+    if lead is not None and lead.wrapper == "DataParallel" and lead_of(fold.imbalance()) is not None:
         yield _DATA_PARALLEL
-
-
-def _is_notable(imbalance: Imbalance | None) -> bool:
-    return imbalance is not None and imbalance.is_notable
 
 
 def _parts_off(seen: Mapping[int, events.Observed]) -> Iterable[str]:

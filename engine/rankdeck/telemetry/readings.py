@@ -102,9 +102,6 @@ STATE_WORDS = {
     "error": marked("error"),
     "stale": marked("stale"),
 }
-PROCESSES_HZ = 1.0
-COVERED_HZ = 1.0
-"""The rate of everything on devices that a run's own sampler reads."""
 
 
 class SamplerLine(Telling, tag_field="kind", omit_defaults=True, kw_only=True):

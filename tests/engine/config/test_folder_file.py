@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import ConfigError
-from rankdeck.config.folder_file import FOLDER_FILE, ScriptEntry, add_entry, read, remove_entry, set_python
+from rankdeck.config.folder_file import FOLDER_FILE, ScriptEntry, add_entry, read, remove_entry
 
 TEXT = """\
 # Ours.
@@ -153,16 +153,7 @@ def test_an_entry_is_written_changed_and_taken_out_and_comments_stay(tmp_path: P
     assert "scripts" not in (tmp_path / FOLDER_FILE).read_text()
 
 
-def test_the_interpreter_is_kept_and_taken_back(tmp_path: Path) -> None:
-    set_python(tmp_path, None)
-    assert not (tmp_path / FOLDER_FILE).exists()
-    set_python(tmp_path, "/usr/bin/python3")
-    assert read(tmp_path).python == "/usr/bin/python3"
-    set_python(tmp_path, None)
-    assert read(tmp_path).python is None and "run" not in (tmp_path / FOLDER_FILE).read_text()
-
-
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / FOLDER_FILE).mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
-        set_python(tmp_path, "python")
+        remove_entry(tmp_path, "small")

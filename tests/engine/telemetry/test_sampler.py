@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.files import lease_path
-from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, DevicesLine
+from rankdeck.telemetry.readings import METRICS, DevicesLine
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.engine.telemetry.conftest import MakeGpus
 from tests.helpers.cli import rankdeck_here, start_rankdeck
@@ -38,8 +38,8 @@ CALLS = {
     "CLOCK": METRICS["sm_clock_mhz"].hz + METRICS["memory_clock_mhz"].hz + METRICS["performance_state"].hz,
     "THROTTLE": METRICS["throttle"].hz,
     "ECC": METRICS["ecc_errors"].hz + METRICS["ecc_corrected"].hz,
-    "COMPUTE": PROCESSES_HZ,
-    "GRAPHICS": PROCESSES_HZ,
+    "COMPUTE": 1.0,
+    "GRAPHICS": 1.0,
 }
 
 

@@ -26,19 +26,14 @@ Given = list[tuple[int | str | None, Tensor, int, Any]]
 class Argument:
     """A tensor that a unit is given, by position or by name; None: that the model returns behind its last.
 
-    Equal numbers of `value` are one tensor. `made_with` are what it was made of since by the model's own
-    code, each with the place among units of the one that returned it.
+    Equal numbers of `value` are one tensor. `made_by` is the place of the last unit that had a part in it,
+    -1 for none.
     """
 
     where: int | str | None
     shape: torch.Size
     value: int
-    made_with: frozenset[tuple[int, int]]
-
-    @property
-    def made_by(self) -> int:
-        """The place of the last unit that had a part in it, -1 for none."""
-        return max((place for place, _ in self.made_with), default=-1)
+    made_by: int
 
 
 @dataclass(frozen=True)
@@ -54,14 +49,13 @@ class Returned:
 class Seen:
     """One unit in the forward that was watched: what it was given of other units, and what it returned.
 
-    `can_cut`: a cut may stand before it. `is_bridged`: the model's own code carries something past that cut.
+    `can_cut`: a cut may stand before it.
     """
 
     name: str
     arguments: tuple[Argument, ...]
     returned: Any
     can_cut: bool = False
-    is_bridged: bool = False
 
 
 def crossing(seen: Sequence[Seen], cut: int) -> list[int]:
@@ -70,23 +64,9 @@ def crossing(seen: Sequence[Seen], cut: int) -> list[int]:
     if not 0 < cut < len(seen):
         return []
     values = [argument.value for argument in seen[cut].arguments[:1]]
-    values += [argument.value for argument in _behind(seen, cut) if argument.made_by < cut]
+    behind = (argument for unit in seen[cut:] for argument in unit.arguments)
+    values += [argument.value for argument in behind if argument.made_by < cut]
     return list(dict.fromkeys(values))
-
-
-def _behind(seen: Sequence[Seen], cut: int) -> Iterator[Argument]:
-    return (argument for unit in seen[cut:] for argument in unit.arguments)
-
-
-def _is_bridged(seen: Sequence[Seen], cut: int) -> bool:
-    """Whether something behind the cut is made with a value from before it that does not cross it."""
-    known = set(crossing(seen, cut))
-    return any(
-        place < cut and value not in known
-        for argument in _behind(seen, cut)
-        if argument.made_by >= cut
-        for place, value in argument.made_with
-    )
 
 
 @dataclass
@@ -153,7 +133,7 @@ class UnitWatch:
             unit = seen[place]
             known.update(argument.value for argument in unit.arguments)
             starts = _carries_gradients(call) and known.issuperset(crossing(seen, place))
-            seen[place] = replace(unit, can_cut=starts, is_bridged=_is_bridged(seen, place))
+            seen[place] = replace(unit, can_cut=starts)
             known.update(_values(call.returned))
         return seen
 
@@ -162,27 +142,27 @@ class _Made:
     """Which unit returned what first: later ones may hand it on as it is."""
 
     def __init__(self) -> None:
-        self._by_node: dict[Any, tuple[int, int]] = {}
+        self._by_node: dict[Any, int] = {}
         self._by_value: dict[int, int] = {}
 
     def note(self, place: int, call: _Call) -> None:
         for value, tensor in call.outputs:
             self._by_value.setdefault(value, place)
             if tensor.grad_fn is not None:
-                self._by_node.setdefault(tensor.grad_fn, (place, value))
+                self._by_node.setdefault(tensor.grad_fn, place)
 
     def arguments(self, given: Given) -> tuple[Argument, ...]:
         """What comes of other units; what every stage makes anew from the inputs (masks) is left out."""
         arguments = []
         for where, tensor, value, node in given:
             if tensor.requires_grad:
-                arguments.append(Argument(where, tensor.shape, value, frozenset(self._behind(node))))
+                made_by = max(self._behind(node), default=-1)
+                arguments.append(Argument(where, tensor.shape, value, made_by))
             elif value in self._by_value:
-                made_with = frozenset({(self._by_value[value], value)})
-                arguments.append(Argument(where, tensor.shape, value, made_with))
+                arguments.append(Argument(where, tensor.shape, value, self._by_value[value]))
         return tuple(arguments)
 
-    def _behind(self, node: Any) -> Iterator[tuple[int, int]]:
+    def _behind(self, node: Any) -> Iterator[int]:
         waiting, seen = [node], {None, node}
         while waiting:
             current = waiting.pop()
