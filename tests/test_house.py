@@ -177,7 +177,6 @@ def test_a_rank_that_dies_is_asked_once_more_and_only_once(tmp_path: Path) -> No
             assert ranks.call(asked, mark=str(tmp_path / "never"), times=0) == ["alive"]
 
 
-@pytest.mark.slow
 def test_a_set_that_is_started_anew_in_a_test_outlives_it(tmp_path: Path) -> None:
     """The session's set, in the test in which one of its ranks died; a test's own set has to end with it."""
     body = f"""

@@ -98,7 +98,6 @@ def test_what_a_host_cannot_do_is_told_and_nothing_is_left(
     assert not (tmp_path / "runs").exists() or not list_folder(tmp_path / "runs")
 
 
-@pytest.mark.slow
 def test_a_part_that_cannot_be_begun_ends_the_first(tmp_path: Path) -> None:
     file = job(tmp_path / "job")
     odd = f'hosts.devices={{ "{_HERE[1]}" = "gpu:7" }}'

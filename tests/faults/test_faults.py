@@ -71,6 +71,7 @@ def test_of_healthy_runs_nothing_is_told(tmp_path: Path, seed: int) -> None:
     assert not record.wrong, record
 
 
+# One kill of one run, to the bit, is in tests/e2e/test_resume.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_a_storm_of_kills_loses_nothing(tmp_path: Path, seed: int) -> None:

@@ -125,7 +125,7 @@ def test_a_strategy_without_its_sync_is_found(runner: Runner, setting: str) -> N
     assert outcome.difference is not None and outcome.difference > 1e-3
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
+@pytest.mark.parametrize("part", range(3))
 @pytest.mark.filterwarnings("ignore")
 def test_what_was_wrong_once_is_not_again(runner: Runner, part: int) -> None:
     wanted = {(key, setting): kind for key, setting, kind in ONCE_WRONG[part::3]}
@@ -224,6 +224,7 @@ def test_a_share_is_drawn_by_its_seed_from_all_kinds(told: None) -> None:
     assert checks.share(seed=1, limit_s=-1.0) == []
 
 
+@pytest.mark.timeout(900)  # a run that was late is run again
 @pytest.mark.filterwarnings("ignore")
 def test_a_share_of_the_whole_is_right_each_day_another_one(runner: Runner) -> None:
     seed = int(f"{datetime.date.today():%Y%m%d}")

@@ -31,6 +31,8 @@ IN_CI = {
     Case("gpt", "tensor", 2),
     Case("gpt", "data-stage", 4),
     Case("gpt", "data-shard", 4),
+    Case("hf-llama", "gpipe", 2),
+    Case("unet", "gpipe", 2),
     Case("sparse", "gpipe", 2),
     Case("sparse", "ddp", 2),
 }
