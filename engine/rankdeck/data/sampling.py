@@ -24,8 +24,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.base.phrases import phrase
 from rankdeck.data.base import Draw
 
 
@@ -82,8 +80,6 @@ class StepBatches:
     """The batch sampler of training: one list of this rank's samples for every (step, part), steps in order
     from `start_step`. With `keep_last` an epoch's last step may be shorter; a rank without a share of it gets
     one sample, as padding. `in_order`: samples come as the data set has them, in every epoch.
-
-    Raises: DataError when the data cannot fill one step. ConfigError when global_batch does not divide.
     """
 
     def __init__(
@@ -101,31 +97,7 @@ class StepBatches:
         in_order: bool = False,
     ) -> None:
         assert 0 <= shard_index < shard_count and 0 <= start_step <= steps
-        if num_samples < global_batch:
-            raise DataError(
-                phrase(
-                    "train.global_batch = {global_batch} is more samples than the training data has: "
-                    "{num_samples}.",
-                    num_samples=num_samples,
-                    global_batch=global_batch,
-                ),
-                path="train.global_batch",
-                advice=phrase(
-                    "Use a global batch of {most} or less, or more data.", most=max(num_samples, 1)
-                ),
-            )
-        if global_batch % (accumulate * shard_count):
-            raise ConfigError(
-                phrase(
-                    "train.global_batch = {global_batch} cannot be cut into "
-                    "train.accumulate = {accumulate} parts for {shard_count} data ranks.",
-                    global_batch=global_batch,
-                    accumulate=accumulate,
-                    shard_count=shard_count,
-                ),
-                path="train.global_batch",
-                advice=phrase("Use a multiple of {step}.", step=accumulate * shard_count),
-            )
+        assert num_samples >= global_batch and global_batch % (accumulate * shard_count) == 0
         self.epochs, self.accumulate = Epochs(num_samples, global_batch, keep_last), accumulate
         self.shard_index, self.shard_count = shard_index, shard_count
         self.seed, self.steps, self.start_step = seed, steps, start_step

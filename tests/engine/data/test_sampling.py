@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from rankdeck.base.errors import ConfigError, DataError
 from rankdeck.data.base import Draw
 from rankdeck.data.sampling import Epochs, HeldoutBatches, StepBatches, epoch_order
 
@@ -108,14 +107,6 @@ def test_another_seed_is_another_order_and_the_global_random_state_is_left_alone
 def test_draws_carry_seed_and_epoch() -> None:
     draws = list(StepBatches(30, 12, seed=3, steps=3))
     assert draws[2][0] == Draw(seed=3, epoch=1, sample=steps_of(1)[2][0])
-
-
-def test_too_little_data_and_batches_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(DataError, match="more samples than the training data has: 10"):
-        StepBatches(10, 12, steps=1)
-    with pytest.raises(ConfigError, match="cannot be cut") as caught:
-        StepBatches(30, 12, accumulate=2, shard_count=4, steps=1)
-    assert caught.value.advice == "Use a multiple of 8."
 
 
 @pytest.mark.parametrize("num_samples", [1, 7, 8, 9, 23, 24])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.base.errors import ModelError
+from rankdeck.base.errors import DataError, ModelError
 from rankdeck.config import from_text
 from rankdeck.training import workload
 
@@ -72,6 +72,14 @@ def test_sizes_that_the_data_does_not_have_are_refused(model: str, data: str, ar
     with pytest.raises(ModelError) as told:
         workload.load(from_text(toml, folder=Path.cwd()))
     assert told.value.message == words
+
+
+def test_a_batch_of_more_samples_than_own_data_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_OWN)
+    toml = 'model.use = "mlp"\ndata.use = "own.py:pictures"\ntrain.global_batch = 9\n'
+    with pytest.raises(DataError, match="more samples than the training data has: 8") as told:
+        workload.load(from_text(toml, folder=tmp_path))
+    assert told.value.problem.cure == {"train.global_batch": 8}
 
 
 def test_more_classes_or_tokens_than_the_data_has_are_no_harm() -> None:
