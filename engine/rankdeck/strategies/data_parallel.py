@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import DpOptions
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.models.losses import Loss
 from rankdeck.parallel.backward import loss_behind_a_cut
 from rankdeck.parallel.collectives.fan_out import data_parallel
 from rankdeck.parallel.collectives.outputs import one_shell, taken_apart
@@ -39,53 +38,16 @@ from rankdeck.strategies.facts import FanOutFacts
 _LOSS_ON_EACH = phrase('Set strategy.parallel_loss = true, or use strategy.use = "ddp".')
 
 
-class _Outputs(nn.Module):
-    """What each device runs when outputs are gathered."""
+class _OnEachDevice(nn.Module):
+    """What each device runs: the model, and `reduce`, which makes what leaves the device of its outputs."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, reduce: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
+        self.reduce = reduce
 
-    def forward(self, inputs: Any) -> Any:
-        return call(self.model, inputs)
-
-
-class _Losses(nn.Module):
-    """What each device runs with parallel_loss: only a sum and a count leave it."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
-        total, count = self.loss.function(call(self.model, inputs), targets)
-        return total.view(1), torch.as_tensor(count, device=total.device).view(1)
-
-
-class _OutputsAndLosses(_Losses):
-    """What each device runs when the model computes its loss itself: outputs are gathered all the same."""
-
-    def forward(self, inputs: Any, targets: Any) -> Any:
-        outputs = call(self.model, inputs)
-        total, count = self.loss.function(outputs, targets)
-        own = [tensor for tensor in tensors_of(outputs) if tensor.dim()]
-        return total.view(1), torch.as_tensor(count, device=total.device).view(1), own
-
-
-class _Heldout(nn.Module):
-    """What each device runs in an evaluation with parallel_loss: outputs stay where they are there, too."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, inputs: Any, targets: Any) -> tuple[Tensor, ...]:
-        outputs = call(self.model, inputs)
-        total, count = self.loss.function(outputs, targets)
-        sums = [total, count, *([self.loss.correct(outputs, targets)] if self.loss.correct else [])]
-        return tuple(torch.as_tensor(value, device=total.device).view(1) for value in sums)
+    def forward(self, inputs: Any, *targets: Any) -> Any:
+        return self.reduce(call(self.model, inputs), *targets)
 
 
 OnReplicas = Callable[[Sequence[nn.Module], Sequence[Any]], None]
@@ -148,18 +110,35 @@ class DataParallel(Strategy):
             refuse_without_samples(self.setup.sample(few), few, self.name)
         self.module = place(model_fn(), self.setup, self.device)
         self._replica_state = ReplicaState(self.module, self._fetch, self.ledger)
-        self._outputs = self._spread(_Outputs(self.module))
+        self._outputs = self._spread(lambda outputs: outputs)
         inside = self.loss.inside and not self.options.parallel_loss
-        losses = _OutputsAndLosses if inside else _Losses
-        self._losses = self._spread(losses(self.module, self.loss))
-        self._heldout = self._spread(_Heldout(self.module, self.loss))
+        self._losses = self._spread(self._sums_and_outputs if inside else self._sums)
+        self._heldout = self._spread(self._sums_with_correct)
 
-    def _spread(self, module: nn.Module) -> Callable[..., Any]:
-        """The module on all devices, by torch's own class on GPUs."""
-        threads = self._threads
+    def _spread(self, reduce: Callable[..., Any]) -> Callable[..., Any]:
+        """The model on all devices, each of which returns `reduce(outputs, targets)`; by torch's own class on
+        GPUs."""
+        module, threads = _OnEachDevice(self.module, reduce), self._threads
         if threads is None:
             return _Marked(module, self.setup.devices, self.spans, self._take_state)
         return lambda *inputs: data_parallel(module, inputs, threads, self._take_state)
+
+    def _sums(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Loss and count, (1,) each: with parallel_loss nothing else leaves a device."""
+        total, count = self.loss.function(outputs, targets)
+        return total.view(1), torch.as_tensor(count, device=total.device).view(1)
+
+    def _sums_and_outputs(self, outputs: Any, targets: Any) -> tuple[Any, ...]:
+        """Where the model computes its loss itself, outputs are gathered all the same."""
+        return *self._sums(outputs, targets), [tensor for tensor in tensors_of(outputs) if tensor.dim()]
+
+    def _sums_with_correct(self, outputs: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Those of an evaluation, with the number of right answers where there are classes."""
+        sums = self._sums(outputs, targets)
+        if self.loss.correct is None:
+            return sums
+        correct = self.loss.correct(outputs, targets)
+        return *sums, torch.as_tensor(correct, device=sums[0].device).view(1)
 
     def _take_state(self, replicas: Sequence[Any], slices: Sequence[Any]) -> None:
         """What replicas change in training comes back to the model when their backwards are done."""
