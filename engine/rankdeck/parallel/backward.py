@@ -1,9 +1,12 @@
-"""Going back from a loss, as all strategies do, and gradients that a model or its loss takes by itself."""
+"""Going back from a loss, as all strategies do, gradients that a model or its loss takes by itself, and the
+graph that both go back through.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +39,22 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
             path="strategy.use",
             advice=USE_DDP,
         ) from error
+
+
+def nodes_behind(starts: Iterable[Any], stops: Container[Any] = ()) -> Iterator[Any]:
+    """Autograd's nodes that a backward from `starts` reaches, these included, the nearest first. It ends at
+    `stops`; a start may be None, the node of a tensor without a history."""
+    waiting = deque(node for node in starts if node is not None)
+    known = set(waiting)
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        if node in stops:
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in known:
+                known.add(following)
+                waiting.append(following)
 
 
 def is_graph_elsewhere(error: BaseException) -> bool:

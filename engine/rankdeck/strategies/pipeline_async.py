@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.config.catalog import AsyncPipelineOptions
-from rankdeck.parallel.backward import sums_of_first
+from rankdeck.parallel.backward import nodes_behind, sums_of_first
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.costs import like
 from rankdeck.parallel.pipelining.stages import Traffic, goes_back, leaving
@@ -285,17 +285,10 @@ def _storages(value: Any) -> frozenset[int]:
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What the graph behind some outputs keeps for its backward."""
     saved: list[Tensor] = []
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    for node in nodes_behind(output.grad_fn for output in outputs):
         for name in dir(node):
             if name.startswith("_saved_"):
                 value = getattr(node, name)
                 items = value if isinstance(value, tuple | list) else (value,)
                 saved += [item for item in items if isinstance(item, Tensor)]
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
     return saved

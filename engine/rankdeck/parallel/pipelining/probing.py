@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rankdeck.parallel.backward import nodes_behind
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.state.slots import keep_state
 from rankdeck.torch_compat.dispatch import (
@@ -160,16 +161,10 @@ def _number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any
 
 def weights_behind(tensors: Sequence[torch.Tensor]) -> set[int]:
     """The leaves that autograd would give gradients from these tensors, by identity."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    known = set(waiting)
     found = {id(tensor) for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
-    while waiting:
-        node = waiting.pop()
+    for node in nodes_behind(tensor.grad_fn for tensor in tensors):
         if (weight := getattr(node, "variable", None)) is not None:
             found.add(id(weight))
-        following = {giver for giver, _ in node.next_functions if giver is not None} - known
-        known |= following
-        waiting += following
     return found
 
 

@@ -7,13 +7,14 @@ Read observed.py for what is made of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankdeck.parallel.backward import nodes_behind
 from rankdeck.parallel.nested import tensors_of
 from rankdeck.parallel.pipelining.probing import results_of
 from rankdeck.torch_compat.dispatch import Kwargs, tree_leaves
@@ -156,23 +157,12 @@ class _Made:
         arguments = []
         for where, tensor, value, node in given:
             if tensor.requires_grad:
-                made_by = max(self._behind(node), default=-1)
+                makers = (self._by_node.get(maker, -1) for maker in nodes_behind([node], self._by_node))
+                made_by = max(makers, default=-1)
                 arguments.append(Argument(where, tensor.shape, value, made_by))
             elif value in self._by_value:
                 arguments.append(Argument(where, tensor.shape, value, self._by_value[value]))
         return tuple(arguments)
-
-    def _behind(self, node: Any) -> Iterator[int]:
-        waiting, seen = [node], {None, node}
-        while waiting:
-            current = waiting.pop()
-            if current in self._by_node:
-                yield self._by_node[current]
-                continue
-            for following, _ in () if current is None else current.next_functions:
-                if following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
 
 
 def _values(returned: Any) -> list[int]:
