@@ -10,16 +10,16 @@ order of declaration stands in for it. Read attention.py before, checked.py and 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from rankdeck.base.phrases import Phrase, marked, phrase
+from rankdeck.parallel.backward import nodes_behind
 from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.parallel.pipelining.probing import all_trainable, on_shapes, without_effects
@@ -27,6 +27,7 @@ from rankdeck.parallel.tensor.attention import AttentionLayers, Pair
 from rankdeck.torch_compat.dispatch import Kwargs
 
 Group = AttentionLayers | Pair
+T = TypeVar("T")
 _VALUES = (torch.Tensor, int, float, str, tuple, list, dict)
 _OVER_FEATURES = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
 """Operations of autograd that look at all features of a token, by parts of their names."""
@@ -74,33 +75,50 @@ def _watched(
     parents = {group.columns[0].rpartition(".")[0] for group in groups} - {""}
     layers = [name for group in groups for name in (*group.columns, group.row)]
 
+    def between(nodes: _Nodes) -> Between:
+        missing = [name for name in layers if not nodes.left.get(name)]
+        if missing or not nodes.entered:
+            raise LookupError(f"{missing} took no part in the forward")
+        weights = {
+            group.row: tuple(_weights_reached(nodes, group, names, features=isinstance(group, Pair)))
+            for group in groups
+        }
+        around = [parent for parent in parents if _goes_around(nodes, parent, layers)]
+        return Between(weights, frozenset(around))
+
+    return _read_forward(model, {*layers, *parents}, inputs, between, blocks)
+
+
+def _read_forward(
+    model: nn.Module,
+    names: Collection[str],
+    inputs: Any,
+    read: Callable[[_Nodes], T],
+    blocks: MutableMapping[str, Any],
+) -> T | None:
+    """What `read` finds in the graph of one forward, where the modules `names` are watched; None where that
+    fails. `blocks` gets the arguments of the modules that it names."""
+
     def keep(name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> None:
         # A cache would have been filled by this forward, and blocks do without one.
         known = {key: value if isinstance(value, _VALUES) else None for key, value in kwargs.items()}
         blocks[name] = each_tensor((args, known), torch.Tensor.detach)
 
-    def run(shapes: Any) -> Between:
+    def run(shapes: Any) -> T:
         nodes = _Nodes()
         with contextlib.ExitStack() as hooks:
             for name in blocks:
                 module = model.get_submodule(name)
                 hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
-            for name in {*layers, *parents}:
+            for name in names:
                 module = model.get_submodule(name)
                 enter, leave = partial(nodes.enter, name), partial(nodes.leave, name)
                 hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(leave))
             output = call(model, shapes)
-        missing = [name for name in layers if not nodes.left.get(name)]
-        if missing or not nodes.entered:
-            raise LookupError(f"{missing} took no part in the forward")
-        between = {
-            group.row: tuple(_weights_reached(nodes, group, names, features=isinstance(group, Pair)))
-            for group in groups
-        }
-        around = [parent for parent in parents if _goes_around(nodes, parent, layers)]
+        found = read(nodes)
         del output
-        return Between(between, frozenset(around))
+        return found
 
     try:
         with without_effects(model), all_trainable(model):
@@ -132,38 +150,23 @@ def operation_between(model: nn.Module, columns: Sequence[str], row: str, inputs
     """What between columns and their row looks at all features, the nearest to the row; None where nobody
     knows."""
 
-    def run(shapes: Any) -> Phrase | None:
-        nodes = _Nodes()
-        with contextlib.ExitStack() as hooks:
-            for name in (*columns, row):
-                module = model.get_submodule(name)
-                enter, leave = partial(nodes.enter, name), partial(nodes.leave, name)
-                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
-                hooks.enter_context(module.register_forward_hook(leave))
-            output = call(model, shapes)
-        found = None
-        for node in _walk(nodes.entered.get(row, ()), nodes.left_by(columns)):
+    def operation(nodes: _Nodes) -> Phrase | None:
+        for node in _nodes_between(nodes.left_by(columns), nodes.entered.get(row, ())):
             name = node.name().partition("Backward")[0]
             words = next((words for words, names in _OVER_ALL.items() if name in names), None)
             # Attention has a softmax of its own, over tokens.
             if words is not None and not (len(columns) > 2 and name == "Softmax"):
-                found = phrase(words)
-                break
-        del output
-        return found
-
-    try:
-        with without_effects(model), all_trainable(model):
-            return on_shapes(run, inputs, model)
-    except Exception:  # a person's code may raise anything on shapes or in eval mode
+                return phrase(words)
         return None
+
+    return _read_forward(model, (*columns, row), inputs, operation, {})
 
 
 def _weights_reached(
     nodes: _Nodes, group: Group, names: Mapping[int, str], *, features: bool
 ) -> Iterator[str]:
     """Weights that the row's input was made with since the columns, the nearest first."""
-    for node in _walk(nodes.entered.get(group.row, ()), nodes.left_by(group.columns)):
+    for node in _nodes_between(nodes.left_by(group.columns), nodes.entered.get(group.row, ())):
         weight = getattr(node, "variable", None)
         if weight is not None:
             yield names.get(id(weight), "a tensor that is no parameter")
@@ -174,22 +177,12 @@ def _weights_reached(
 def _goes_around(nodes: _Nodes, parent: str, layers: Collection[str]) -> bool:
     """Whether the input of a module reaches its output without passing a layer that is split."""
     inputs = set(nodes.entered.get(parent, ()))
-    return any(node in inputs for node in _walk(nodes.left.get(parent, ()), nodes.left_by(layers)))
+    return any(node in inputs for node in _nodes_between(nodes.left_by(layers), nodes.left.get(parent, ())))
 
 
-def _walk(starts: Collection[Any], stops: Collection[Any]) -> Iterator[Any]:
-    """Autograd's nodes behind some nodes, up to those where to stop, the nearest first."""
-    waiting = deque(starts)
-    seen = set(starts)
-    while waiting:
-        node = waiting.popleft()
-        if node in stops:
-            continue
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+def _nodes_between(first: Collection[Any], last: Collection[Any]) -> Iterator[Any]:
+    """Autograd's nodes from `last` back to `first`, without these, the nearest first."""
+    return (node for node in nodes_behind(last, first) if node not in first)
 
 
 def _nodes_of(value: Any) -> list[Any]:
