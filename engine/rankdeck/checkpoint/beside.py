@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.parallel.state.slots import CONTAINERS, LARGE_STATE_BYTES, OWN_OF_MODULES, is_small_value
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.modules import own_buffers, split_state
 
@@ -29,14 +30,10 @@ _Kept = MutableMapping[Any, Any]
 _OF_TORCH = {
     "group": {"params", "lr", "initial_lr"},  # the rate is the loop's, which sets it in each step
     "optimizer": {"state", "defaults", "param_groups"},
-    "attribute": set(vars(nn.Module())),
+    "attribute": OWN_OF_MODULES,
 }
 _HOOKS = "_optimizer_"
 """How torch begins the names of an optimizer's hooks."""
-_SCALARS = (bool, int, float, str, type(None))
-_ROWS = (list, tuple, set, deque)
-_MOST = 1000
-_LARGE_BYTES = 1 << 20
 
 
 class Beside:
@@ -72,7 +69,7 @@ class Beside:
         """Whether it is rather what a forward left behind to be looked at."""
         first = self._first_tensors.get(name)
         grown = first is None or first.shape != _local(value).shape
-        return name.startswith("attribute/") and grown and value.nbytes > _LARGE_BYTES
+        return name.startswith("attribute/") and grown and value.nbytes > LARGE_STATE_BYTES
 
     def put(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
         """Put back what `changed` gave; the names of what has no place here."""
@@ -123,7 +120,7 @@ class Beside:
             of_a_module = name.startswith(("buffer/", "attribute/"))
             if not of_a_module and any(value is state for state in states):
                 continue
-            if not isinstance(value, Tensor) and (_is_simple(value) or not of_a_module):
+            if not isinstance(value, Tensor) and (is_small_value(value) or not of_a_module):
                 yield name, _plain_or_opaque(value)
 
 
@@ -167,7 +164,7 @@ def _versions(value: object, depth: int = 3) -> Any:
         return None if isinstance(value, nn.Parameter) else (id(value), value._version)
     if depth and isinstance(value, Mapping):
         return [_versions(item, depth - 1) for item in value.values()]
-    if depth and isinstance(value, _ROWS):
+    if depth and isinstance(value, CONTAINERS):
         return [_versions(item, depth - 1) for item in value]
     return None
 
@@ -177,16 +174,9 @@ def _names_weights(value: object, depth: int = 3) -> bool:
     if isinstance(value, nn.Parameter):
         return True
     rows = [*value, *value.values()] if isinstance(value, Mapping) else value
-    return depth > 0 and isinstance(rows, _ROWS) and any(_names_weights(item, depth - 1) for item in rows)
-
-
-def _is_simple(value: object) -> bool:
-    """A number, a word, or not too many of them: what else a module holds is rarely state."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, _ROWS):
-        return len(value) <= _MOST and all(isinstance(item, _SCALARS) for item in value)
-    return isinstance(value, _SCALARS)
+    return (
+        depth > 0 and isinstance(rows, CONTAINERS) and any(_names_weights(item, depth - 1) for item in rows)
+    )
 
 
 def _plain_or_opaque(value: object) -> Any:

@@ -24,11 +24,12 @@ Tables = Sequence[Mapping[str, MutableMapping[str, Any]]]
 """Of each module of a tree, by kind: buffer, weight, attribute."""
 Values = dict[str, Any]
 """State by the names of slots."""
-_OF_TORCH = frozenset(vars(nn.Module()))
+OWN_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that torch gives every module."""
+CONTAINERS = (list, tuple, set, deque)
 _SCALARS = (bool, int, float, str, type(None))
-_ROWS = (list, tuple, set, deque)
 _MOST = 1000
-_LARGE_BYTES = 1 << 20
+LARGE_STATE_BYTES = 1 << 20
 """An attribute above it is rather left behind to be looked at."""
 _MOST_FROZEN_BYTES = 1 << 28
 """Frozen weights above it are a base model's, not a teacher's: no copy is made to see whether they change."""
@@ -72,7 +73,7 @@ def slots_of(root: nn.Module, tables: Tables, skipped: frozenset[nn.Module]) -> 
                 continue
             for key, value in tables[number][kind].items():
                 slot = Slot(f"{kind}/{path}.{key}", [(number, kind, key)])
-                if (kind == "attribute" and key in _OF_TORCH) or not is_state(value, slot):
+                if (kind == "attribute" and key in OWN_OF_MODULES) or not is_state(value, slot):
                     continue
                 # One number may be in many places; a tensor or a list in two places is the same one.
                 shared = id(slot) if isinstance(value, _SCALARS) else id(value)
@@ -87,7 +88,7 @@ def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
     is large. What stands for another stage's tensors (see ../pipelining/observed.py) is neither."""
     is_attribute = slot.holders[0][1] == "attribute"
     if not isinstance(value, Tensor):
-        return _is_plain(value)
+        return is_small_value(value)
     if is_dtensor(value) or value.layout != torch.strided:
         return False
     is_expanded = any(
@@ -96,13 +97,14 @@ def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
     if is_expanded or value.requires_grad or value.is_meta:
         return False
     has_samples = value.dim() > 1 and len(value) == samples
-    return not is_attribute or (value.nbytes <= _LARGE_BYTES and not has_samples)
+    return not is_attribute or (value.nbytes <= LARGE_STATE_BYTES and not has_samples)
 
 
-def _is_plain(value: Any) -> bool:
+def is_small_value(value: Any) -> bool:
+    """A number, a word, or not too many of them: what else a module holds is rarely state."""
     if isinstance(value, dict):
         value = list(value.values())
-    if isinstance(value, _ROWS):
+    if isinstance(value, CONTAINERS):
         return len(value) <= _MOST and all(isinstance(item, _SCALARS) for item in value)
     return isinstance(value, _SCALARS)
 
