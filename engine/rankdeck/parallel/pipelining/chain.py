@@ -87,6 +87,11 @@ def handed_on(output: Any, unit: str) -> tuple[Tensor, ...]:
     )
 
 
+def received_from(output: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a unit handed on, as the next one gets it: leaves of autograd, without their history."""
+    return tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in output)
+
+
 class UnitChain(Chain):
     """Units that are modules of the model, each fed what the one before returned."""
 

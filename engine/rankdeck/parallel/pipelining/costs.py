@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import each_tensor, first_samples
-from rankdeck.parallel.pipelining.chain import Chain, Received
+from rankdeck.parallel.pipelining.chain import Chain, Received, received_from
 from rankdeck.parallel.pipelining.probing import (
     on_shapes,
     on_trial,
@@ -130,9 +130,7 @@ def with_gradients(
         for unit in chain.units():
             output = unit.train()(entered[-1] or None, inputs)
             given.append(results_of(output))
-            entered.append(
-                tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in given[-1])
-            )
+            entered.append(received_from(given[-1]))
         reached = weights_behind(read(output))
         found: list[list[bool]] = []
         for index in reversed(range(len(given))):
@@ -200,9 +198,7 @@ def activation_costs(chain: Chain, inputs: Any) -> list[float]:
             saved, output = _saved_bytes(unit, passing, shapes)
             costs.append(float(saved))
             if isinstance(output, tuple):
-                passing = tuple(
-                    tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in output
-                )
+                passing = received_from(output)
         return costs
 
     with without_effects(chain.model), torch.enable_grad():

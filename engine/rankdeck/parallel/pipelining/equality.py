@@ -27,7 +27,7 @@ from rankdeck.base.phrases import Phrase, phrase
 from rankdeck.parallel.backward import is_graph_elsewhere
 from rankdeck.parallel.collectives.broadcast import found_once
 from rankdeck.parallel.nested import call, first_samples, num_samples, padded
-from rankdeck.parallel.pipelining.chain import Chain, Received
+from rankdeck.parallel.pipelining.chain import Chain, Received, received_from
 from rankdeck.parallel.pipelining.probing import (
     Origins,
     all_trainable,
@@ -253,9 +253,7 @@ def _step(
     for unit in units:
         given.append(results_of(look_at(unit.train()(entered[-1], inputs))))
         if unit is not units[-1]:
-            entered.append(
-                tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in given[-1])
-            )
+            entered.append(received_from(given[-1]))
     _go_back(given[-1], _weighted(given[-1]))
     for index in reversed(range(len(units) - 1)):
         _go_back(given[index], [leaf.grad for leaf in entered[index + 1] or ()])

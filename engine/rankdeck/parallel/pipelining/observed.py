@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError, RankdeckError
 from rankdeck.base.phrases import phrase
 from rankdeck.parallel.nested import call, tensors_of
-from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received
+from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received, received_from
 from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, results_of, same_weights, weights_behind
 from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing
 from rankdeck.torch_compat.dispatch import Kwargs, tree_leaves, tree_map
@@ -118,7 +118,8 @@ class ObservedChain(Chain):
                     with contextlib.suppress(Exception):  # such a cut will be found not to be one
                         results = results_of(unit.train(training)(received, inputs))
                         weights |= weights_behind(results)
-                        received = tuple(_entering(tensor) for tensor in results)
+                        # Clones: autograd lets no unit change a leaf in place.
+                        received = tuple(tensor.clone() for tensor in received_from(results))
             return used
 
         with on_trial(self.model, self._inputs):
@@ -298,11 +299,6 @@ def _without_hooks(kind: Any) -> Any:
         return self.forward(*args, **kwargs)
 
     return type(kind.__name__, (kind,), {"__call__": run, "__module__": kind.__module__})
-
-
-def _entering(tensor: Tensor) -> Tensor:
-    """A tensor as it comes to the next unit: what it was made of is out of sight."""
-    return tensor.detach().requires_grad_(tensor.is_floating_point()).clone()
 
 
 def _refuse_gradient(name: str, _gradient: Tensor) -> None:
