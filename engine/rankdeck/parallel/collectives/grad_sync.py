@@ -27,13 +27,10 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.collectives.all_to_all import all_to_all_sum
 from rankdeck.parallel.collectives.buckets import DEFAULT_BUCKET_BYTES, in_buckets
 from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
 from rankdeck.parallel.collectives.peers import Peers
-from rankdeck.parallel.collectives.reduce_broadcast import star_sum
 from rankdeck.parallel.collectives.ring import ring_sum
-from rankdeck.parallel.collectives.used_weights import used_anywhere
 from rankdeck.torch_compat.dtensors import local_part
 
 
@@ -41,12 +38,48 @@ def _native_sum(flat: Tensor, peers: Peers) -> None:
     dist.all_reduce(flat, group=peers.group)
 
 
+def _star_sum(flat: Tensor, peers: Peers) -> None:
+    """Every rank sends its gradients to rank 0, which adds up in the order of the ranks and sends the sum
+    back. This is what a parameter server does, and why it does not grow: rank 0's link is busy for 2(n-1)
+    messages while the others wait.
+    """
+    if peers.rank != _LEAD:
+        peers.exchange(sends=[(flat, _LEAD)])
+        peers.exchange(receives=[(flat, _LEAD)])
+        return
+    others = range(1, peers.size)
+    arriving = torch.empty_like(flat)
+    for source in others:
+        peers.exchange(receives=[(arriving, source)])
+        flat.add_(arriving)
+    peers.exchange(sends=[(flat, to) for to in others])
+
+
+def _all_to_all_sum(flat: Tensor, peers: Peers) -> None:
+    """Every rank sends all of its gradients to every other rank, n(n-1) messages at once, and each adds up in
+    the order of the ranks. One step only, so it wins where messages are small and latency is all; it needs
+    room for the gradients of all ranks.
+    """
+    others = [rank for rank in range(peers.size) if rank != peers.rank]
+    arriving = {rank: torch.empty_like(flat) for rank in others}
+    peers.exchange(
+        sends=[(flat, rank) for rank in others], receives=[(arriving[rank], rank) for rank in others]
+    )
+    in_order = [flat if rank == peers.rank else arriving[rank] for rank in range(peers.size)]
+    total = in_order[0].clone()
+    for part in in_order[1:]:
+        total.add_(part)
+    flat.copy_(total)
+
+
 ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
     "native": _native_sum,
-    "reduce-broadcast": star_sum,
-    "all-to-all": all_to_all_sum,
+    "reduce-broadcast": _star_sum,
+    "all-to-all": _all_to_all_sum,
     "ring": ring_sum,
 }
+"""Each makes a contiguous tensor (N,) the sum over all ranks of the group, in place, the same bits on all."""
+_LEAD = 0
 _NAMES = 8
 """Of parameters, in one sentence."""
 
@@ -139,7 +172,7 @@ def gradients_of(
     """
     parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if find_unused:
-        parameters = _used_anywhere(parameters, group)
+        parameters = _used_parameters(parameters, group)
     require_gradients(parameters)
     gradients = []
     for name, parameter in parameters:
@@ -175,7 +208,7 @@ def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         )
 
 
-def _used_anywhere(
+def _used_parameters(
     parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
 ) -> list[tuple[str, nn.Parameter]]:
     """Those with a gradient on any rank; a rank that has none gets zeros."""
@@ -188,3 +221,16 @@ def _used_anywhere(
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     return kept
+
+
+def used_anywhere(
+    is_used: Sequence[bool], device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[bool]:
+    """Of each weight whether any rank of the group used it. All of them call this with as many weights. Where
+    none did, there is no gradient, as on one device: an optimizer would let a gradient of zeros decay it.
+
+    A rank that used all of them knows the answer without waiting for it.
+    """
+    flags = torch.tensor(is_used, dtype=torch.uint8, device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=group)
+    return list(is_used) if all(is_used) else [bool(flag) for flag in flags.tolist()]

@@ -1,6 +1,6 @@
 """The ranks of one group, and messages between two of them, each counted as it is sent.
 
-Explicit algorithms (ring.py, reduce_broadcast.py, all_to_all.py) are written with `exchange` alone. Ranks are
+Explicit algorithms (ring.py, grad_sync.py) are written with `exchange` alone. Ranks are
 those of the group: 0 to size - 1. Source: torch.distributed.batch_isend_irecv, which NCCL needs so that
 sends and receives that wait for each other start together.
 """

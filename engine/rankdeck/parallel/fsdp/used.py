@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.collectives.used_weights import all_equal, used_anywhere
+from rankdeck.parallel.collectives.grad_sync import used_anywhere
 from rankdeck.torch_compat.dtensors import local_part
 from rankdeck.torch_compat.fsdp import scatter_all
 
@@ -77,7 +77,7 @@ class UsedWeights:
         """On a GPU the answer is read in the next step: nothing waits for it."""
         number = torch.tensor(self._entered, dtype=torch.int64, device=device)
         self._entered = 0
-        pending, self._pending = self._pending, all_equal(number, self._group)
+        pending, self._pending = self._pending, _all_equal(number, self._group)
         if device.type == "cpu":
             pending, self._pending = self._pending, None
         if pending is not None and not bool(pending):
@@ -94,3 +94,10 @@ class UsedWeights:
                 ),
                 cure={"strategy.use": "ddp", "strategy.find_unused_parameters": True},
             )
+
+
+def _all_equal(number: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Whether all ranks of the group have the same whole number, as a tensor without dims."""
+    both = torch.stack([number, -number])
+    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
+    return both[0] == -both[1]
