@@ -14,8 +14,7 @@
     ledger_hooks   methods that are wrapped while the memory ledger follows
     ddp            DistributedDataParallel's log, compression and reducer
     fsdp           weights without a gradient under fully_shard
-    collectives    collectives as operations, their groups, and how long they wait
-    flight         the last collectives that torch has recorded
+    collectives    collectives as operations, their groups, how long they wait, and the last recorded ones
     pipelining     torch's stages and schedules
     processes      CUDA before a fork, workers of a DataLoader
 

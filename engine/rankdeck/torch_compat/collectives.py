@@ -1,14 +1,16 @@
-"""Collectives as operations: how a mode knows them, what goes in, who takes part, and how long they wait.
+"""Collectives as operations: how a mode knows them, what goes in, who takes part, how long they wait, and the
+last ones that this process has come to.
 
 Split layers send through functional ones, all others through c10d's own.
 
-Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp and Ops.cpp;
-torch/distributed/distributed_c10d.py.
+Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp, Ops.cpp and
+FlightRecorder.hpp; torch/distributed/distributed_c10d.py.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch._C import _distributed_c10d
 
+from rankdeck.base.parsing import json_of
 from rankdeck.torch_compat.places import Private
 
 NAMESPACE = "_c10d_functional"
@@ -42,7 +46,11 @@ _KINDS = {
     "send": "send",
     "recv_": "receive",
 }
+_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""Of gloo, and of NCCL in builds that have it."""
+_NUM_RECORDED = 64
 PLACES = (
+    Private(f"torch._C._distributed_c10d:{_DUMPS[0]}", "a hang does not tell which collectives ranks are in"),
     Private("torch.distributed.distributed_c10d:_set_pg_timeout", _WITHOUT, takes=("timeout", "group")),
     Private("torch.distributed.distributed_c10d:_world.pg_map", _WITHOUT),
     Private("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES),
@@ -107,3 +115,14 @@ def set_timeouts(seconds: float) -> None:
     made without saying it."""
     for group in list(c10d._world.pg_map) if dist.is_initialized() else ():
         c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+
+
+def recorded() -> str:
+    """The newest entries of torch's flight recorder as JSON. Nothing here waits for another rank, nor for the
+    thread that does."""
+    entries: list[Any] = []
+    for name in _DUMPS:
+        dump = getattr(_distributed_c10d, name, None)
+        if dump is not None:
+            entries += json_of(dump(True, False)).get("entries") or []
+    return json.dumps({"entries": entries[-_NUM_RECORDED:]})

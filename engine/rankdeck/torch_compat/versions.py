@@ -28,7 +28,6 @@ SUBJECTS = (
     "compiler",
     "pipelining",
     "processes",
-    "flight",
 )
 
 

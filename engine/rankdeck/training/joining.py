@@ -18,8 +18,7 @@ from rankdeck.base import files
 from rankdeck.base.heartbeat import STACKS
 from rankdeck.base.parsing import json_of
 from rankdeck.profiling.spans import newest_microbatch
-from rankdeck.torch_compat.collectives import set_timeouts
-from rankdeck.torch_compat.flight import recorded
+from rankdeck.torch_compat.collectives import recorded, set_timeouts
 from rankdeck.training.agreement import Agreement, AgreementOfHosts
 
 _WATCHED_S = 86_400.0
