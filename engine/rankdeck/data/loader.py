@@ -194,7 +194,8 @@ class _Reader:
 
 def _pair(sample: Any) -> tuple[Any, Any]:
     if isinstance(sample, Mapping):
-        return sample, sample.get("labels", sample)
+        named = sample if isinstance(sample, dict) else dict(sample)
+        return named, named.get("labels", named)
     if isinstance(sample, tuple | list) and len(sample) == 2:
         return sample[0], sample[1]
     kind = type(sample).__name__

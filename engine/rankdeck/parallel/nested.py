@@ -4,8 +4,9 @@ a person likes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import is_dataclass, replace
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -24,17 +25,30 @@ def call(module: Callable[..., Any], inputs: Any) -> Any:
     return module(inputs)
 
 
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed."""
-    if isinstance(value, Tensor):
+def each_tensor(value: Any, change: Callable[[Any], Any], kinds: type | tuple[type, ...] = Tensor) -> Any:
+    """The same structure with every tensor changed, or every value of other `kinds`."""
+    if isinstance(value, kinds):
         return change(value)
+    if type(value) is dict:
+        return {key: each_tensor(inner, change, kinds) for key, inner in value.items()}
     if isinstance(value, dict):
-        return {key: each_tensor(inner, change) for key, inner in value.items()}
+        return with_items(value, [each_tensor(inner, change, kinds) for inner in value.values()])
     if isinstance(value, tuple | list):
-        return type(value)(each_tensor(inner, change) for inner in value)
+        return with_items(value, [each_tensor(inner, change, kinds) for inner in value])
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{name: each_tensor(inner, change) for name, inner in vars(value).items()})
+        given = [field.name for field in fields(value) if field.init]
+        return replace(value, **{name: each_tensor(getattr(value, name), change, kinds) for name in given})
     return value
+
+
+def with_items(value: Any, items: Iterable[Any]) -> Any:
+    """A mapping, tuple or list of the class of `value` with other items, in its order."""
+    if isinstance(value, tuple | list):
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    own = copy.copy(value)
+    for key, item in zip(value, items, strict=True):
+        own[key] = item
+    return own
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -44,7 +58,8 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     elif is_dataclass(value) and not isinstance(value, type):
-        value = list(vars(value).values())
+        names = vars(value) if hasattr(value, "__dict__") else [field.name for field in fields(value)]
+        value = [getattr(value, name) for name in names]
     if isinstance(value, tuple | list):
         return [tensor for item in value for tensor in tensors_of(item)]
     return []

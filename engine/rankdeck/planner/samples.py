@@ -24,6 +24,7 @@ from torch import Tensor
 from rankdeck.base.phrases import ALL_OF, listed, phrase
 from rankdeck.config import RunConfig
 from rankdeck.data.sampling import Epochs, epoch_order
+from rankdeck.parallel.nested import each_tensor
 
 _MOST_DRAWN = 5_000_000
 """So many samples of a run are followed into their batches; those after them are like these."""
@@ -288,13 +289,7 @@ def leaves_of(value: Any) -> list[Tensor | int]:
 
 def each_leaf(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with every tensor and whole number changed."""
-    if isinstance(value, Tensor) or (isinstance(value, int) and not isinstance(value, bool)):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: each_leaf(inner, change) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(each_leaf(inner, change) for inner in value)
-    return value
+    return each_tensor(value, lambda leaf: leaf if isinstance(leaf, bool) else change(leaf), (Tensor, int))
 
 
 def sizes_of(leaf: Tensor | int) -> tuple[int, ...]:

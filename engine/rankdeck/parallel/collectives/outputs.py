@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
+from rankdeck.parallel.nested import with_items
 
 _CONSTANTS = (bool, int, float, str, type(None))
 _LONGEST = 80
@@ -84,15 +85,12 @@ def one_shell(shells: Sequence[Shell]) -> Shell:
 def _mapped(value: Any, change: Callable[[Any, str], Any], where: str) -> Any:
     """The same structure with every leaf changed; `where` is how code gets to it."""
     if isinstance(value, Mapping):
-        own: Any = {} if type(value) is dict else copy.copy(value)
-        for key in list(value):
-            own[key] = _mapped(value[key], change, f"{where}[{key!r}]")
-        return own
+        return with_items(value, [_mapped(value[key], change, f"{where}[{key!r}]") for key in value])
     if isinstance(value, tuple | list):
         names = getattr(value, "_fields", None)
         places = [f".{name}" for name in names] if names else [f"[{index}]" for index in range(len(value))]
         items = [_mapped(item, change, where + place) for item, place in zip(value, places, strict=True)]
-        return type(value)(*items) if names else type(value)(items)
+        return with_items(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type | _Position):
         own = copy.copy(value)
         for field in dataclasses.fields(value):

@@ -1,0 +1,125 @@
+"""Batches of a person's own classes train under every strategy as on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.helpers.parity import BARS
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet, largest_difference
+
+_OWN = """
+from collections import UserDict
+from typing import NamedTuple
+import torch
+from torch import nn
+
+class Sides(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+class Encoded(UserDict):
+    "As Hugging Face's tokenizers return it: a mapping that is no dict."
+
+class Added(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(8, 16)
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)])
+        self.leave = nn.Linear(16, 4)
+
+    def forward(self, left, right, labels=None):
+        return self.leave(self.blocks(self.enter(left + right)))
+
+def model():
+    return Added()
+
+def sides():
+    return [left_and_right(index) for index in range(64)]
+
+def left_and_right(index):
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(8, generator=generator), torch.randn(8, generator=generator), index % 4
+
+def named():
+    return [(Sides(left, right), label) for left, right, label in sides()], None
+
+class Whole:
+    "Reads a batch at once."
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        raise AssertionError("batches are read whole")
+
+    def read_batch(self, indices):
+        rows = [left_and_right(index) for index in indices]
+        left, right, label = zip(*rows)
+        return Sides(torch.stack(left), torch.stack(right)), torch.tensor(label)
+
+def whole():
+    return Whole(), None
+
+def encoded():
+    return [Encoded(left=left, right=right, labels=label) for left, right, label in sides()], None
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="sum"), len(targets)
+"""
+STRATEGIES = {
+    "dp": '"dp"',
+    "model": '"model"',
+    "ddp": '"ddp"',
+    "fsdp": '"fsdp"',
+    "pipeline": '"pipeline", microbatches = 4',
+    "pipeline-async": '"pipeline-async"',
+    "tensor": '"tensor", plan = { "blocks.0.0" = "column", "blocks.1.0" = "row" }',
+    "hybrid": '"hybrid", data = 1, shard = 2',
+}
+_IN_ONE_PROCESS = ("dp", "model")
+
+
+def toml_of(folder: Path, data: str, strategy: str, num_devices: int) -> str:
+    (folder / "own.py").write_text(_OWN)
+    return f"""
+model = {{ use = "{folder}/own.py:model" }}
+data = {{ use = "{folder}/own.py:{data}" }}
+loss = {{ use = "{folder}/own.py:loss" }}
+strategy = {{ use = {strategy} }}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+steps = 2
+global_batch = 16
+evaluate_every = 0
+precision = "fp64"
+optimizer = {{ use = "sgd", lr = 0.1 }}
+"""
+
+
+def trained_here(folder: Path, data: str, strategy: str, num_devices: int) -> dict[str, Tensor]:
+    out = folder / "weights.safetensors"
+    train_once({"toml": toml_of(folder, data, strategy, num_devices), "out": str(out)}, rank=0, world_size=1)
+    return load_file(out)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
+@pytest.mark.parametrize(
+    ("strategy", "data"),
+    [(strategy, "named") for strategy in STRATEGIES] + [("model", "whole"), ("ddp", "encoded")],
+)
+def test_a_batch_of_an_own_class_trains_as_on_one_device(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, data: str
+) -> None:
+    of_one = trained_here(tmp_path, data, '"single"', 1)
+    if strategy in _IN_ONE_PROCESS:
+        weights = trained_here(tmp_path, data, STRATEGIES[strategy], 2)
+    else:
+        weights = ranks[1].train(toml_of(tmp_path, data, STRATEGIES[strategy], 2))
+    if strategy == "pipeline-async":  # its weights are late by design: that it trains is the claim
+        assert weights.keys() == of_one.keys()
+    else:
+        assert largest_difference(weights, of_one) <= BARS["fp64"]
