@@ -35,7 +35,7 @@ from rankdeck.training.reporting import StepFacts, StepLog, StepReporter
 from rankdeck.training.sameness import difference_of_loss
 from rankdeck.training.sampling import SamplingBudget
 from rankdeck.training.saving import Saver
-from rankdeck.training.step import LossScaling, OptimizerStep, Trained
+from rankdeck.training.step import LossScaling, OptimizerStep, Trained, turn_optimizer
 from rankdeck.training.workload import Workload
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Trainer:
         self._trained = Trained(strategy, optimizer, scaling)
         if saver is not None:
             saver.take(self._trained)
-        self._turn_optimizer("train")
+        turn_optimizer(self.optimizer, "train")
         self._reporter = StepReporter(writer, rank, strategy.device)
         self._log = StepLog(writer, rank)
         self._monitor = StepMonitor(
@@ -98,12 +98,6 @@ class Trainer:
     def tell_out_of_memory(self, error: BaseException, allocation: Allocation, step: int) -> None:
         """What this rank's devices hold now that an allocation has failed."""
         self._monitor.tell_out_of_memory(error, allocation, step)
-
-    def _turn_optimizer(self, mode: str) -> None:
-        """To "train" or "eval": schedule-free ones have other weights to train than to evaluate and keep."""
-        turn = getattr(self.optimizer, mode, None)
-        if callable(turn):
-            turn()
 
     @property
     def ledger(self) -> AnyLedger:
@@ -133,7 +127,7 @@ class Trainer:
             evaluation = self._evaluate(evaluator, steps, final=True)
             if self._saver is not None and self._saver.every:
                 self._save(steps, reason="end")
-            self._turn_optimizer("eval")
+            turn_optimizer(self.optimizer, "eval")
             return evaluation
         finally:
             self._reporter.flush()
@@ -309,9 +303,9 @@ class Trainer:
             return None
         self._report_steps()
         self.strategy.settle()
-        self._turn_optimizer("eval")
+        turn_optimizer(self.optimizer, "eval")
         evaluation = evaluator.run(step, final=final, beat=lambda: self._beat(step, "evaluation"))
-        self._turn_optimizer("train")
+        turn_optimizer(self.optimizer, "train")
         if self._rank == 0:
             self._writer.write(evaluation)
         return evaluation

@@ -5,7 +5,6 @@ an optimizer that it cannot split, hooks that it would lose. Read assembly.py be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import active_mode
 from rankdeck.torch_compat.marks import marks_by_name
+from rankdeck.training.step import turn_optimizer
 from rankdeck.training.trial_weights import (
     ModelWeights,
     TrialWeight,
@@ -167,9 +167,7 @@ def _stepped(
     paths = [torch.zeros_like(local_part(weight.detach()).abs()) for weight in weights]
     try:
         optimizer = build(weights)
-        turn: Any = getattr(optimizer, "train", None)
-        if callable(turn):
-            turn()
+        turn_optimizer(optimizer, "train")
         for step in range(steps):
             gradients = draw_gradients(wholes, step, steps)
             before = [local_part(weight.detach()).clone() for weight in weights]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,13 @@ class Trained:
     strategy: Strategy
     optimizer: Optimizer
     scaling: LossScaling
+
+
+def turn_optimizer(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
+    """Turn it to training or evaluation: schedule-free optimizers have weights for each."""
+    turn = getattr(optimizer, mode, None)
+    if callable(turn):
+        turn()
 
 
 class OptimizerStep:

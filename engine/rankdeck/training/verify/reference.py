@@ -24,6 +24,7 @@ from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.strategies.base import autocast, placed
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 from rankdeck.torch_compat.modules import BatchNorm, own_buffers, split_state
+from rankdeck.training.step import turn_optimizer
 from rankdeck.training.verify.budget import clock_s
 from rankdeck.training.verify.compare import Computed, snapshot
 from rankdeck.training.verify.draws import FixedDraws
@@ -63,9 +64,7 @@ def steps_on_one_device(
     model = _placed(workload, device)
     prepare(model)
     optimizer = workload.build_optimizer(model.parameters())
-    turn: Any = getattr(optimizer, "train", None)
-    if callable(turn):
-        turn()
+    turn_optimizer(optimizer, "train")
     computed = Computed(before=snapshot(split_state(model)[0]))
     first_state = keep_state(model) if forgets else _as_it_is
     for index, parts in enumerate(steps):

@@ -25,7 +25,7 @@ from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.training.assembly import Built, build
 from rankdeck.training.reporting import StepFacts
-from rankdeck.training.step import LossScaling, OptimizerStep, Trained
+from rankdeck.training.step import LossScaling, OptimizerStep, Trained, turn_optimizer
 from rankdeck.training.verify.compare import Computed, snapshot
 from rankdeck.training.verify.compared_samples import Batches, read, slices_of
 from rankdeck.training.verify.draws import FixedDraws
@@ -69,9 +69,7 @@ class StrategyTrial:
         """Take a step, and the others while it `goes_on`, over slices of what is `shared`, else over samples
         that this rank reads. Raises: whatever a step of the run would raise."""
         strategy, optimizer = self._built.strategy, self._built.optimizer
-        turn: Any = getattr(optimizer, "train", None)
-        if callable(turn):
-            turn()
+        turn_optimizer(optimizer, "train")
         is_fp16 = self._workload.config.train.precision == "fp16"
         steps = OptimizerStep(
             self._workload,
