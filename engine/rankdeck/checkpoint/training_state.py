@@ -31,7 +31,7 @@ from rankdeck.checkpoint.beside import Beside, joined
 from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint_files import CheckpointError
 from rankdeck.torch_compat.dtensors import is_dtensor
-from rankdeck.torch_compat.modules import is_expanded, split_state
+from rankdeck.torch_compat.modules import is_expanded, names_of_weights, split_state
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -74,7 +74,7 @@ def state_of(state: TrainingState) -> Saved:
     tensors = {f"model.{name}": tensor for name, tensor in split_state(state.module)[0].items()}
     own, values, lost = state.beside.changed()
     extra, elsewhere = extra_state_of(state.module, state.stages)
-    for names, parameter in _parameters(state.module):
+    for parameter, names in names_of_weights(state.module).items():
         for what, value in _kept_for(parameter, state.beside.optimizers):
             if isinstance(value, Tensor):
                 kind = _kind_of(value, parameter)
@@ -158,14 +158,6 @@ def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -
     return shared
 
 
-def _parameters(module: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
-    """Every parameter once, with all its names."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return ((names, parameter) for parameter, names in names.items())
-
-
 def each_alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A file of tensors holds no memory twice, shards have dims, and numbers lie in the dims' order."""
     seen: set[int] = set()
@@ -236,7 +228,7 @@ def blank_state(state: TrainingState, there: Mapping[str, TensorStorageMetadata]
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    for names, parameter in _parameters(state.module):
+    for parameter, names in names_of_weights(state.module).items():
         known = next((name for name in names if name in by_owner), None)
         if known is None or (state.optimizer, parameter) not in groups:
             continue
@@ -284,7 +276,7 @@ def put_state(
     missing = put_weights(state.module, blank.tensors, values)
     plain_of, slices_of = _by_owner(values), _by_owner(own)
     homeless = set(blank.homeless)
-    for names, parameter in _parameters(state.module):
+    for parameter, names in names_of_weights(state.module).items():
         kept: dict[str, object] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]
             for what, name in blank.optimizer.get(parameter, {}).items()

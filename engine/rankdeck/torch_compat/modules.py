@@ -62,6 +62,14 @@ def own_tensors(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, 
     return weights, module._buffers
 
 
+def names_of_weights(module: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """All names of each weight, in the module's order; a tied weight has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    return names
+
+
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     """The module's children by name, to be changed in place."""
     return module._modules

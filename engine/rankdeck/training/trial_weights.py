@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import active_mode
 from rankdeck.torch_compat.marks import WeightMarks, marks_of
+from rankdeck.torch_compat.modules import names_of_weights
 
 _MOST_NUMBERS, _SIDE = 2**20, 192
 """Of all trial weights together, and of a side of those that are cut down: optimizers often treat matrices
@@ -69,11 +70,8 @@ class ModelWeights:
 def layout_of(model: nn.Module) -> ModelWeights:
     """The layout of a model that is whole."""
     sparse = {module.weight for module in model.modules() if is_sparse(module)}
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(weight, []).append(name)
     found = []
-    for weight, own in names.items():
+    for weight, own in names_of_weights(model).items():
         trained, size = weight.requires_grad, _magnitude(weight)
         info = WeightInfo(
             tuple(own), tuple(weight.shape), weight.dtype, trained, weight in sparse, marks_of(weight), *size

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rankdeck.base.phrases import Phrase
 from rankdeck.parallel.tensor.attention import HeadCount
 from rankdeck.torch_compat.dispatch import Kwargs
-from rankdeck.torch_compat.modules import own_parameters
+from rankdeck.torch_compat.modules import names_of_weights, own_parameters
 
 Kind = Literal["column", "row"]
 
@@ -115,10 +115,7 @@ def loose_tie(model: nn.Module, split: set[str]) -> str | None:
 
 def names_by_weight(module: nn.Module) -> list[list[str]]:
     """The names of each weight that has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return [own for own in names.values() if len(own) > 1]
+    return [names for names in names_of_weights(module).values() if len(names) > 1]
 
 
 def is_table_of_heads(model: nn.Module, layer: SplitLayer) -> bool:
