@@ -16,10 +16,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.strategies.base import Strategy
-from rankdeck.torch_compat.modules import BatchNorm
+from rankdeck.torch_compat.modules import BatchNorm, Dropout
 from rankdeck.training.workload import Workload
-
-_DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout | nn.FeatureAlphaDropout
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -46,7 +44,7 @@ def traits_of(model: nn.Module) -> Traits:
 
 def _drops(module: nn.Module) -> bool:
     """A dropout of torch's, or a module that keeps a rate by a name like attention_dropout or drop_prob."""
-    if isinstance(module, _DROPOUTS):
+    if isinstance(module, Dropout):
         return module.p > 0
     rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
     return any(rate > 0 for rate in rates)

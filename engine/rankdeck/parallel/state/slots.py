@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import FakeTensor
-from rankdeck.torch_compat.modules import own_buffers, own_parameters
+from rankdeck.torch_compat.modules import is_expanded, own_buffers, own_parameters
 
 Tables = Sequence[Mapping[str, MutableMapping[str, Any]]]
 """Of each module of a tree, by kind: buffer, weight, attribute."""
@@ -91,10 +91,7 @@ def is_state(value: Any, slot: Slot, samples: int | None = None) -> bool:
         return is_small_value(value)
     if is_dtensor(value) or value.layout != torch.strided:
         return False
-    is_expanded = any(
-        size > 1 and not stride for size, stride in zip(value.shape, value.stride(), strict=True)
-    )
-    if is_expanded or value.requires_grad or value.is_meta:
+    if is_expanded(value) or value.requires_grad or value.is_meta:
         return False
     has_samples = value.dim() > 1 and len(value) == samples
     return not is_attribute or (value.nbytes <= LARGE_STATE_BYTES and not has_samples)
