@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch.distributed as dist
 from torch import Tensor
 
 from rankdeck import events
@@ -35,6 +34,7 @@ from rankdeck.checkpoint_files import (
     newest_whole,
 )
 from rankdeck.config import load
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import doubled
 from rankdeck.run.export import write_whole
 from rankdeck.run.fold import read_fold
@@ -222,9 +222,8 @@ def newest_checkpoint(
         writer.write(events.ProblemRaised(problem=problem), sync=True)
     if world_size == 1:
         return newest
-    shared = [None if newest is None else newest.step]
-    dist.broadcast_object_list(shared, src=0)
-    return None if shared[0] is None else Checkpoint(folder / str(shared[0]))
+    step = from_rank_0(lambda: None if newest is None else newest.step)
+    return None if step is None else Checkpoint(folder / str(step))
 
 
 # The weights of a run that has more to show than its last end: those of a checkpoint.

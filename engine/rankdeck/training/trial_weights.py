@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.fake_tensors import active_mode
 from rankdeck.torch_compat.marks import WeightMarks, marks_of
@@ -61,9 +61,8 @@ class ModelWeights:
 
     def of_rank_0(self) -> ModelWeights:
         """With the magnitudes of rank 0, who may be the only one that has values. All ranks call this."""
-        shared: list[Any] = [[(weight.mean, weight.deviation) for weight in self.weights]]
-        dist.broadcast_object_list(shared, src=0)
-        known = zip(self.weights, shared[0], strict=True)
+        shared = from_rank_0(lambda: [(weight.mean, weight.deviation) for weight in self.weights])
+        known = zip(self.weights, shared or (), strict=True)
         return ModelWeights(tuple(replace(weight, mean=mean, deviation=std) for weight, (mean, std) in known))
 
 

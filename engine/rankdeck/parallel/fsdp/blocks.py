@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.overrides import TorchFunctionMode
 
 from rankdeck.models.base import repeated_blocks
+from rankdeck.parallel.collectives.broadcast import from_rank_0
 from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.marks import WeightMarks, marks_of
@@ -204,9 +204,8 @@ def read_outside(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> 
 
     All ranks of a run call this together: what rank 0 finds holds for all.
     """
-    found = [_find(model, blocks, inputs) if dist.get_rank() == 0 else set()]
-    dist.broadcast_object_list(found, src=0)
-    return [block for index, block in enumerate(blocks) if index in found[0]]
+    found = from_rank_0(lambda: _find(model, blocks, inputs)) or ()
+    return [block for index, block in enumerate(blocks) if index in found]
 
 
 def _find(model: nn.Module, blocks: Sequence[nn.Module], inputs: Any) -> set[int]:
