@@ -11,6 +11,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rankdeck.config import from_text
+from rankdeck.planner.fake_pass import PassRequest, fake_pass
 from tests.helpers.parity import BARS
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
@@ -110,6 +112,12 @@ def test_complex_and_mixed_weights_train_beside_slices(ranks: Ranks) -> None:
 @on_two
 def test_a_block_whose_weights_are_read_outside_is_gathered_with_the_root(ranks: Ranks) -> None:
     assert distance(ranks, "reaching", FSDP) <= BARS["fp64"]
+
+
+def test_such_a_block_is_gathered_with_the_root_on_every_planned_rank() -> None:
+    config = from_text(toml_of("reaching", FSDP, 2, '{ use = "sgd", lr = 0.1 }'), folder=MODELS.parent)
+    first, second = (fake_pass(PassRequest(config, 2, rank)).devices[rank] for rank in (0, 1))
+    assert first == second
 
 
 @on_two
