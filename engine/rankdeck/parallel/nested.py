@@ -41,10 +41,15 @@ def each_tensor(value: Any, change: Callable[[Any], Any], kinds: type | tuple[ty
     return value
 
 
+def is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_make")
+
+
 def with_items(value: Any, items: Iterable[Any]) -> Any:
     """A mapping, tuple or list of the class of `value` with other items, in its order."""
+    kind: Any = type(value)
     if isinstance(value, tuple | list):
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return kind._make(items) if is_named_tuple(value) else kind(items)
     own = copy.copy(value)
     for key, item in zip(value, items, strict=True):
         own[key] = item

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rankdeck.parallel.pipelining.cutting import find_chain
 from tests.helpers.parity import BARS
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
@@ -37,6 +40,27 @@ class Added(nn.Module):
 
 def model():
     return Added()
+
+class Mixed(NamedTuple):
+    hidden: torch.Tensor
+    mean: torch.Tensor
+
+class Mixing(nn.Linear):
+    def forward(self, hidden):
+        mixed = super().forward(hidden).relu()
+        return Mixed(mixed, mixed.mean())
+
+class Named(nn.Module):
+    "Its blocks return named tuples."
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Mixing(8, 8) for _ in range(4)])
+        self.leave = nn.Linear(8, 4)
+
+    def forward(self, hidden):
+        for block in self.blocks:
+            hidden = block(hidden).hidden
+        return self.leave(hidden)
 
 def sides():
     return [left_and_right(index) for index in range(64)]
@@ -123,3 +147,10 @@ def test_a_batch_of_an_own_class_trains_as_on_one_device(
         assert weights.keys() == of_one.keys()
     else:
         assert largest_difference(weights, of_one) <= BARS["fp64"]
+
+
+def test_a_model_whose_blocks_return_named_tuples_is_cut_before_each(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_OWN)
+    own = runpy.run_path(str(tmp_path / "own.py"))
+    chain = find_chain(own["Named"](), torch.randn(4, 8), 4)
+    assert chain.takes_any_batch and chain.names == [*(f"blocks.{index}" for index in range(4)), "leave"]

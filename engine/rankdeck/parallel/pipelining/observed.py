@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError, RankdeckError
 from rankdeck.base.phrases import phrase
-from rankdeck.parallel.nested import call, tensors_of
+from rankdeck.parallel.nested import call, each_tensor, tensors_of
 from rankdeck.parallel.pipelining.chain import UNITS_ADVICE, Chain, Received, received_from
 from rankdeck.parallel.pipelining.probing import on_shapes, on_trial, results_of, same_weights, weights_behind
-from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing
-from rankdeck.torch_compat.dispatch import Kwargs, tree_leaves, tree_map
+from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing, returned_tensors
+from rankdeck.torch_compat.dispatch import Kwargs
 from rankdeck.torch_compat.modules import own_tensors
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -238,10 +238,9 @@ class _ObservedStage(nn.Module):
 
     def _keep(self, returned: Any, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """What a unit of the stage returns, where a later stage is given it."""
-        leaves = [leaf for leaf in tree_leaves(returned) if leaf is not None]
-        for leaf, tensor in zip(leaves, tensors_of(output), strict=False):
-            if leaf.value in self._leaves:
-                self._to_hand_on.setdefault(leaf.value, tensor)
+        for one, tensor in zip(returned_tensors(returned), tensors_of(output), strict=False):
+            if one.value in self._leaves:
+                self._to_hand_on.setdefault(one.value, tensor)
 
     def _end(self, unit: Seen, *args: Any, **kwargs: Any) -> Any:
         """The first unit after the stage: with its arguments everything is known that is handed on."""
@@ -250,11 +249,11 @@ class _ObservedStage(nn.Module):
 
     def _stand_in(self, unit: Seen, *_args: Any, **_kwargs: Any) -> Any:
         """What a unit before the stage returns: what was received, else its shape only."""
-        return tree_map(functools.partial(self._make, unit.name), unit.returned)
+        return each_tensor(unit.returned, functools.partial(self._make, unit.name), Returned)
 
-    def _make(self, name: str, returned: Returned | None) -> Tensor | None:
-        if returned is None or returned.value in self._received:
-            return None if returned is None else self._received[returned.value]
+    def _make(self, name: str, returned: Returned) -> Tensor:
+        if returned.value in self._received:
+            return self._received[returned.value]
         first = self._received[self._enters[0]]
         return self._blank(name, self._as_now(returned.shape, first.shape), returned.dtype, first.device)
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.backward import nodes_behind
-from rankdeck.parallel.nested import tensors_of
+from rankdeck.parallel.nested import each_tensor, is_named_tuple, tensors_of, with_items
 from rankdeck.parallel.pipelining.probing import results_of
-from rankdeck.torch_compat.dispatch import Kwargs, tree_leaves
+from rankdeck.torch_compat.dispatch import Kwargs
 
 Given = list[tuple[int | str | None, Tensor, int, Any]]
 """Tensors: where, which, their numbers, and autograd's nodes that made them."""
@@ -114,7 +114,7 @@ class UnitWatch:
         if isinstance(output, Tensor):
             return Returned(output.shape, output.dtype, self._value_of(output))
         if isinstance(output, tuple | list):
-            return tuple(self._shapes(item) for item in output)
+            return with_items(output if is_named_tuple(output) else (), map(self._shapes, output))
         return None
 
     def seen(self, output: Any) -> list[Seen]:
@@ -135,7 +135,7 @@ class UnitWatch:
             known.update(argument.value for argument in unit.arguments)
             starts = _carries_gradients(call) and known.issuperset(crossing(seen, place))
             seen[place] = replace(unit, can_cut=starts)
-            known.update(_values(call.returned))
+            known.update(one.value for one in returned_tensors(call.returned))
         return seen
 
 
@@ -165,8 +165,11 @@ class _Made:
         return tuple(arguments)
 
 
-def _values(returned: Any) -> list[int]:
-    return [leaf.value for leaf in tree_leaves(returned) if leaf is not None]
+def returned_tensors(returned: Any) -> list[Returned]:
+    """What stands for each tensor in what a unit returned, in their order."""
+    found: list[Returned] = []
+    each_tensor(returned, found.append, Returned)
+    return found
 
 
 def _carries_gradients(call: _Call) -> bool:
