@@ -57,16 +57,6 @@ def num_cores() -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def processes_left() -> int | None:
-    """How many processes and threads more the group may have; None without a limit."""
-    left = []
-    for folder, _ in _folders("pids"):
-        most, there = _number(folder / "pids.max"), _number(folder / "pids.current")
-        if most is not None and there is not None:
-            left.append(max(0, most - there))
-    return min(left, default=None)
-
-
 def cpu_quota() -> float | None:
     """How many cores' worth of time the group may take; None without a limit."""
     quotas = []
