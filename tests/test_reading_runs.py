@@ -48,7 +48,6 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/launch/relay.py": "the standard library only: what its own ranks write",
     "engine/rankdeck/launch/forked_ranks.py": "pipes, and writes logs",
     "engine/rankdeck/launch/callers.py": "a folder, for its socket",
-    "engine/rankdeck/launch/processes.py": "/proc",
     "engine/rankdeck/launch/store.py": "writes a log",
     "engine/rankdeck/launch/streams.py": "writes logs",
     "engine/rankdeck/launch/supervisor.py": "/proc",

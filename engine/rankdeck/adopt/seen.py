@@ -5,6 +5,7 @@ Of several ranks the lowest that steps speaks for all; of several attempts the n
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -117,15 +118,10 @@ def read(run: RunDir) -> SeenScript:
     """
     script = script_of(run)
     attempts: dict[int, SeenScript] = {}
-    reader = EventReader(run)
-    more = True
-    while more:
-        more = False
-        for name, chunk in reader.batches():
-            more = True
-            seen = attempts.setdefault(attempt_of(name), SeenScript(script))
-            for event in chunk:
-                seen._take(event)
+    for name, chunk in EventReader(run).batches(sys.maxsize):
+        seen = attempts.setdefault(attempt_of(name), SeenScript(script))
+        for event in chunk:
+            seen._take(event)
     stepped = [seen for _, seen in sorted(attempts.items()) if seen.observed and any(seen.num_steps.values())]
     if not stepped:
         raise _nothing_seen(run, script)

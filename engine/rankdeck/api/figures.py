@@ -64,21 +64,10 @@ class Figures:
 
     def _of_this_run(self, told: Mapping[tuple[int, int], T]) -> dict[int, T]:
         """By step, without what later attempts trained again."""
-        ends = {
-            attempt: min(
-                [
-                    one.restored
-                    for later, one in self.fold.attempts.items()
-                    if later > attempt and one.restored is not None
-                ],
-                default=None,
-            )
-            for attempt, _ in told
-        }
         return {
             step: value
             for (attempt, step), value in sorted(told.items(), key=lambda item: item[0])
-            if (end := ends[attempt]) is None or step <= end
+            if (last := self.fold.attempts[attempt].last) is None or step <= last
         }
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rankdeck.base import files
+from rankdeck.base.files import text_or_empty
 
 ROOT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FILES = {
@@ -21,7 +21,6 @@ _FILES = {
 }
 """By controller: names of limit and use in the second version, then in the first."""
 _GIVEN_UP = ("inactive_file", "active_file")
-_SMALL_BYTES = 1 << 20
 _NO_LIMIT = 1 << 60
 """What the first version says where there is none is larger."""
 
@@ -57,24 +56,14 @@ def num_cores() -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def processes_left() -> int | None:
-    """How many processes and threads more the group may have; None without a limit."""
-    left = []
-    for folder, _ in _folders("pids"):
-        most, there = _number(folder / "pids.max"), _number(folder / "pids.current")
-        if most is not None and there is not None:
-            left.append(max(0, most - there))
-    return min(left, default=None)
-
-
 def cpu_quota() -> float | None:
     """How many cores' worth of time the group may take; None without a limit."""
     quotas = []
     for folder, version in _folders("cpu"):
         if version == 0:
-            given, _, per = _text(folder / "cpu.max").partition(" ")
+            given, _, per = text_or_empty(folder / "cpu.max").partition(" ")
         else:
-            given, per = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+            given, per = (text_or_empty(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         if given.isdecimal() and per.isdecimal() and int(per):
             quotas.append(int(given) / int(per))
     return min(quotas, default=None)
@@ -82,7 +71,7 @@ def cpu_quota() -> float | None:
 
 def _folders(controller: str) -> Iterator[tuple[Path, int]]:
     """(folder, 0 for the second version or 1 for the first) of the process's group and all above it."""
-    for line in _text(MEMBERSHIP).splitlines():
+    for line in text_or_empty(MEMBERSHIP).splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if number == "0":
@@ -97,17 +86,11 @@ def _folders(controller: str) -> Iterator[tuple[Path, int]]:
 
 
 def _cached(folder: Path) -> int:
-    counts = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    lines = text_or_empty(folder / "memory.stat").splitlines()
+    counts = dict(line.split(" ", 1) for line in lines if " " in line)
     return sum(int(counts[name]) for name in _GIVEN_UP if counts.get(name, "").isdecimal())
 
 
 def _number(file: Path) -> int | None:
-    text = _text(file)
+    text = text_or_empty(file)
     return int(text) if text.isdecimal() else None
-
-
-def _text(file: Path) -> str:
-    try:
-        return files.read_text(file, _SMALL_BYTES).strip()
-    except OSError:
-        return ""

@@ -231,6 +231,14 @@ def read_text(path: Path, most_bytes: int = LARGEST_BYTES) -> str:
     return read_bytes(path, most_bytes).decode("utf-8-sig", "replace")
 
 
+def text_or_empty(path: Path) -> str:
+    """The whole file as `read_text`, without space around it; "" where it cannot be read."""
+    try:
+        return read_text(path).strip()
+    except OSError:
+        return ""
+
+
 def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
     """(where it begins, the last `num_bytes` of the file).
 

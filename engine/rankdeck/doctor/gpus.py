@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from rankdeck.base import files
 from rankdeck.base.errors import MachineError
-from rankdeck.base.files import lease_holder
+from rankdeck.base.files import lease_holder, text_or_empty
 from rankdeck.base.phrases import COMMAS, listed, phrase
 from rankdeck.base.units import format_bytes, format_duration
 from rankdeck.doctor.lines import CheckLine, Verdict, not_tried, row
@@ -27,7 +26,6 @@ from rankdeck.telemetry.readings import ProcessUse
 
 _PCI = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
-_SMALL_BYTES = 4096
 _ORDER, _BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 _READ = 0
 """NVML_P2P_CAPS_INDEX_READ, which pynvml wraps in a tuple by a stray comma."""
@@ -86,15 +84,8 @@ def nvidia_cards(pci: Path) -> list[str] | None:
     return [
         place.name
         for place in places
-        if _word(place / "vendor") == _NVIDIA and _word(place / "class").startswith(_DISPLAY)
+        if text_or_empty(place / "vendor") == _NVIDIA and text_or_empty(place / "class").startswith(_DISPLAY)
     ]
-
-
-def _word(file: Path) -> str:
-    try:
-        return files.read_text(file, _SMALL_BYTES).strip()
-    except OSError:
-        return ""
 
 
 def _gpus(listing: Listing) -> CheckLine:

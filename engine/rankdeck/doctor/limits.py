@@ -191,7 +191,6 @@ def _size(limit: int) -> str:
 #
 # Source: logind.conf(5), loginctl(1) enable-linger.
 
-_SMALL_BYTES = 1 << 20
 _PLACES = ("usr/lib/systemd", "run/systemd", "etc/systemd")
 """Later ones count more."""
 
@@ -223,11 +222,7 @@ def _setting(root: Path, name: str) -> str | None:
     value = None
     for place in _PLACES:
         for file in [root / place / "logind.conf", *sorted((root / place).glob("logind.conf.d/*.conf"))]:
-            try:
-                lines = files.read_text(file, _SMALL_BYTES).splitlines()
-            except OSError:
-                continue
-            for line in lines:
+            for line in files.text_or_empty(file).splitlines():
                 key, found, text = line.partition("=")
                 if found and key.strip() == name:
                     value = text.strip()

@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import platform
-import shutil
 import socket
 import sys
 import threading
@@ -26,6 +25,7 @@ import psutil
 from rankdeck import rundir
 from rankdeck.base import installed
 from rankdeck.base.errors import MachineError
+from rankdeck.doctor.room import disk_space, existing_folder
 from rankdeck.telemetry.listing import ask_once
 
 STAYS_S = 40.0
@@ -97,7 +97,7 @@ def _facts() -> dict[str, object]:
         "torch": installed.version("torch"),
         "nccl": installed.nccl(),
         "installed": installed.versions(),
-        "free_bytes": shutil.disk_usage(_existing_runs()).free,
+        "free_bytes": disk_space(existing_folder(rundir.runs_folder(None)))[0],
     }
     try:
         listing = ask_once()
@@ -105,11 +105,6 @@ def _facts() -> dict[str, object]:
         return {**facts, "driver": None, "gpus": 0, "free_gpus": 0}
     free = [gpu for gpu in listing.gpus if gpu.is_for_auto]
     return {**facts, "driver": listing.driver, "gpus": len(listing.gpus), "free_gpus": len(free)}
-
-
-def _existing_runs() -> str:
-    folder = rundir.runs_folder(None).absolute()
-    return str(next(place for place in (folder, *folder.parents) if place.is_dir()))
 
 
 def _add_up(number: int, num_hosts: int, store: Place, own: socket.socket | None) -> None:

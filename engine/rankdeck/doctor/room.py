@@ -30,7 +30,7 @@ _RANKS = 2
 
 def look_at_runs(folder: Path) -> Iterator[CheckLine]:
     """`folder` need not be there yet: the first one above it that is, is where it would be made."""
-    place = _existing(folder)
+    place = existing_folder(folder)
     evidence = (
         [_disk_of(place)]
         if place == folder
@@ -40,7 +40,7 @@ def look_at_runs(folder: Path) -> Iterator[CheckLine]:
         ]
     )
     try:
-        free, total = _space(place)
+        free, total = disk_space(place)
         evidence.append(
             phrase("{free} of {total} are free (statvfs)", free=format_bytes(free), total=format_bytes(total))
         )
@@ -88,7 +88,7 @@ def _judged(free: int, per_s: float | None, evidence: list[str]) -> CheckLine:
 
 def look_at_state(folder: Path) -> Iterator[CheckLine]:
     """Where leases of GPUs and the index of runs are kept."""
-    place = _existing(folder)
+    place = existing_folder(folder)
     evidence = [str(folder), _disk_of(place)]
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -104,7 +104,7 @@ def look_at_shm(folder: Path = Path("/dev/shm")) -> Iterator[CheckLine]:
         yield from not_tried(["shm"], phrase("There is no {folder} here.", folder=folder))
         return
     try:
-        free, total = _space(folder)
+        free, total = disk_space(folder)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(MIB))
     except OSError as error:
@@ -139,11 +139,12 @@ def _remount(folder: Path) -> str:
     return f"mount -o remount,size=8G {folder}"
 
 
-def _existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
+    """The first of a folder and those above it that is there."""
     return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
 
 
-def _space(folder: Path) -> tuple[int, int]:
+def disk_space(folder: Path) -> tuple[int, int]:
     """(bytes that are free for this user, bytes of the disk). Raises: OSError."""
     usage = shutil.disk_usage(folder)
     return usage.free, usage.total

@@ -14,8 +14,8 @@ import time
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.parsing import json_of
-from rankdeck.base.phrases import phrase
+from rankdeck.base.parsing import json_object
+from rankdeck.base.phrases import marked, phrase
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
 from rankdeck.launch.saves import SaveWatch
@@ -43,13 +43,9 @@ def request_stop(run: RunDir, now: bool = False) -> None:
     """
     _check_alive(run)
     try:
-        answer = _ask(run, {"command": "stop", "now": now})
+        _ask(run, {"command": "stop", "now": now}, marked("{run} refused to stop: {why}."))
     except OSError:
         _signal_guard(run, now=now)
-        return
-    if not answer.get("ok"):
-        message = phrase("{run} refused to stop: {why}.", run=run.name, why=answer.get("error"))
-        raise RankdeckError(message, code="control")
 
 
 def stop_if_alive(run: RunDir, now: bool = False) -> None:
@@ -70,15 +66,11 @@ def send_signal(run: RunDir, number: int) -> None:
     """
     _check_alive(run)
     try:
-        answer = _ask(run, {"command": "signal", "number": int(number)})
+        _ask(run, {"command": "signal", "number": int(number)}, marked("{run} takes no signal: {why}."))
     except OSError:
         if run.is_alive():
             message = phrase("{run} does not answer.", run=run.name)
             raise RankdeckError(message, code="control") from None
-        return
-    if not answer.get("ok"):
-        message = phrase("{run} takes no signal: {why}.", run=run.name, why=answer.get("error"))
-        raise RankdeckError(message, code="control")
 
 
 def request_checkpoint(run: RunDir) -> EventReader:
@@ -93,14 +85,10 @@ def request_checkpoint(run: RunDir) -> EventReader:
     while reader.read():
         pass
     try:
-        answer = _ask(run, {"command": "checkpoint"})
+        _ask(run, {"command": "checkpoint"}, marked("{run} cannot be saved: {why}."))
     except OSError:
         # A file system without sockets: what the guard would do.
         put_request(run.path, run.requests_folder.name, "save.request")
-        return reader
-    if not answer.get("ok"):
-        message = phrase("{run} cannot be saved: {why}.", run=run.name, why=answer.get("error"))
-        raise RankdeckError(message, code="control")
     return reader
 
 
@@ -160,8 +148,13 @@ def wait_ended(run: RunDir, timeout_s: float) -> bool:
     return True
 
 
-def _ask(run: RunDir, question: dict[str, object]) -> dict[str, object]:
-    """One line to the guard and its answer. A run's path may be longer than a socket's may be (107 bytes)."""
+def _ask(run: RunDir, question: dict[str, object], refusal: str) -> None:
+    """One line to the guard. A run's path may be longer than a socket's may be (107 bytes).
+
+    Raises:
+        RankdeckError: the guard answers that it does not do that; `refusal` says so.
+        OSError: it does not answer.
+    """
     folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
@@ -173,10 +166,12 @@ def _ask(run: RunDir, question: dict[str, object]) -> dict[str, object]:
     finally:
         os.close(folder)
     try:
-        answer = json_of(line)
+        answer = json_object(line)
     except ValueError:
         raise OSError("the guard hung up") from None
-    return answer if isinstance(answer, dict) else {}
+    if not answer.get("ok"):
+        message = phrase(refusal, run=run.name, why=answer.get("error"))
+        raise RankdeckError(message, code="control")
 
 
 def _signal_guard(run: RunDir, *, now: bool) -> None:

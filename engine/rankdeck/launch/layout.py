@@ -53,12 +53,9 @@ class Layout(msgspec.Struct, frozen=True):
 
     def other_host_of(self, rank: int | None) -> str:
         """The name of the other host that has the rank; "" where it is this one's, or nobody's."""
-        first = 0
-        for index, host in enumerate(self.hosts):
-            if rank is not None and first <= rank < first + host.ranks:
-                return host.name if index != self.index else ""
-            first += host.ranks
-        return ""
+        if rank is None or rank in self.own_ranks or not 0 <= rank < self.world_size:
+            return ""
+        return self.host_of_ranks[rank]
 
     @property
     def devices(self) -> list[DeviceInfo]:

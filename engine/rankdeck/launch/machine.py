@@ -47,8 +47,8 @@ def check_processes_are_listed() -> None:
 
 
 def _check_room_for_processes(wanted: int) -> None:
-    left = cgroups.processes_left()
-    if left is not None and left < wanted:
+    group = cgroups.tightest("pids")
+    if group is not None and (left := group.left) < wanted:
         raise MachineError(
             phrase("{left} more processes may be started here, and the run needs {n}.", left=left, n=wanted),
             code="too-many-processes",

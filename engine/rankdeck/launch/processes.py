@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from rankdeck.base.files import text_or_empty
 from rankdeck.rundir import RunDir
 
 
@@ -43,10 +44,7 @@ def cpu_s(pid: int) -> float:
 
 def _status_of(pid: int) -> dict[str, str]:
     """What the kernel tells of a process, by name; empty where it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
+    lines = text_or_empty(Path(f"/proc/{pid}/status")).splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 

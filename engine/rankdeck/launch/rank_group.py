@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase
@@ -93,7 +91,7 @@ class RankGroup(abc.ABC):
     def __init__(self, arguments: Arguments, supervisor: SupervisorCalls) -> None:
         self._arguments, self._run, self._supervisor = arguments, arguments.run, supervisor
         self.environment = arguments.run.environment()
-        self.devices = msgspec.convert(self.environment.get("devices", []), list[events.DeviceInfo])
+        self.devices = arguments.run.devices()
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:

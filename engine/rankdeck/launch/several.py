@@ -26,13 +26,13 @@ from rankdeck.config import DevicesConfig, RunConfig
 from rankdeck.config.over_hosts import NAME, portable
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.guard_spec import HostsSpec
+from rankdeck.launch.relay import name_in_files
 
 _PLACE = re.compile(
     r"(?P<address>[^\s/]+):(?P<port>\d{1,5})/(?P<secret>[\w-]{16,64})"
     r"(?:/(?P<run>\w[\w.-]{0,200})@(?P<attempt>\d{1,6}))?",
     re.ASCII,
 )
-_SIGNS = re.compile(r"[^\w-]", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Several:
     def folder_name(self, runs: Path) -> str | None:
         """What this host's part of a new run is called: as the head's, where nothing is called so here; None
         of the head's own."""
-        for name in (self.run, f"{self.run}-{_SIGNS.sub('-', self.name)}") if self.run else ():
+        for name in (self.run, f"{self.run}-{name_in_files(self.name)}") if self.run else ():
             if not (runs / name).exists():
                 return name
         return None

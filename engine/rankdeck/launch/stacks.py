@@ -107,14 +107,14 @@ def ask(
     """The answers of those that gave one. `with_calls`: they are ranks that also tell their collectives."""
     kinds = ("stacks", "calls") if with_calls else ("stacks",)
     logs = {(rank, kind): log_of(run, attempt, rank, kind) for rank in asked for kind in kinds}
-    seen = before = {place: _state(log) for place, log in logs.items()}
+    seen = before = {place: time_and_size(log) for place, log in logs.items()}
     for send in asked.values():
         send()
     deadline = time.monotonic() + _ANSWERED_S
     # A report is written in pieces: it is whole when it has grown and grows no more.
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        earlier, seen = seen, {place: _state(log) for place, log in logs.items()}
+        earlier, seen = seen, {place: time_and_size(log) for place, log in logs.items()}
         if seen == earlier and all(seen[place] != before[place] for place in logs):
             break
     found = {}
@@ -133,7 +133,7 @@ def calls_written(log: Path) -> list[CollectiveCall]:
     return calls_of(_since(log, 0))
 
 
-def _state(path: Path) -> tuple[int, int]:
+def time_and_size(path: Path) -> tuple[int, int]:
     """(when it was written, how many bytes it has); zeros for what is not there."""
     try:
         told = path.stat()

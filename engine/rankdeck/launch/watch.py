@@ -34,7 +34,7 @@ from rankdeck.diagnose.stacks import CollectiveCall, is_debugged
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import cpu_s, is_suspended, is_traced, signal_handled
 from rankdeck.launch.saves import SaveWatch
-from rankdeck.launch.stacks import Answer, ask, calls_written, log_of
+from rankdeck.launch.stacks import Answer, ask, calls_written, log_of, time_and_size
 from rankdeck.launch.unwritten import NUM_TAIL, LostLines, lost_lines_of
 from rankdeck.rundir import RunDir, events_from_end
 
@@ -136,7 +136,9 @@ class Watch:
         return {
             rank.rank: beat
             for rank in self.ranks
-            if rank.rank not in beats and rank.exit_code is None and not _num_bytes(self._events(rank.rank))
+            if rank.rank not in beats
+            and rank.exit_code is None
+            and not time_and_size(self._events(rank.rank))[1]
         }
 
     def _excuse_sleep(self, now_s: float) -> None:
@@ -356,7 +358,7 @@ class Watch:
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""
         for rank in self.ranks:
-            if _num_bytes(self.log(rank.rank, "stacks")) == 0:
+            if time_and_size(self.log(rank.rank, "stacks"))[1] == 0:
                 self.log(rank.rank, "stacks").unlink(missing_ok=True)
 
     def _tail(self, rank: int) -> list[events.AnyEvent]:
@@ -374,10 +376,3 @@ class Watch:
 def _asleep_s() -> float:
     """How long this machine has slept since it was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-
-
-def _num_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

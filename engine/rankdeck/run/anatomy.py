@@ -256,17 +256,13 @@ class Anatomies:
             self._bubbles[whole.followed].append((step, flushed, unflushed))
         return whole
 
-    def bubble(self, *, flushes: bool = True) -> float | None:
-        """The median over the sampled steps, those that the ledger left alone where there are any."""
-        return bubble_of([self], flushes=flushes)
-
     def bubbles(self, *, followed: bool) -> Sequence[tuple[int, float, float]]:
         """(step, bubble with a flush, bubble without one) of whole steps."""
         return self._bubbles[followed]
 
 
 def bubble_of(attempts: Sequence[Anatomies], *, flushes: bool = True) -> float | None:
-    """The median over the sampled steps of several attempts, as `Anatomies.bubble`."""
+    """The median over the sampled steps of attempts, those that the ledger left alone where there are any."""
     for followed in (False, True):
         known = [entry[1 if flushes else 2] for one in attempts for entry in one.bubbles(followed=followed)]
         if known:

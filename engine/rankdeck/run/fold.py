@@ -23,14 +23,20 @@ import numpy as np
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.run import measured
 from rankdeck.run.anatomy import StepAnatomy, bubble_beside_theory, fits
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed, Source, batches
 from rankdeck.run.bounds import MOST_RANKS
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import Imbalance, imbalance_of
-from rankdeck.run.measured import Histories, measured_together, put_devices_together, step_curve
+from rankdeck.run.measured import (
+    Histories,
+    RunPace,
+    measured_together,
+    put_devices_together,
+    remaining_s,
+    step_curve,
+)
 from rankdeck.run.script_figures import MetricFigures, ScriptFigures
 from rankdeck.run.series import Curve, Floats
 from rankdeck.run.step_table import ROWS_HELD, Row
@@ -41,7 +47,7 @@ T = TypeVar("T")
 _OWN = ("attempts", "num_events", "counts", "raised", "dropped", "_problems", "_num_refused")
 
 
-class Fold:
+class Fold(RunPace):
     """The state of a run. `rows_held` per attempt, None is all (for exports); `curves` are for drawing."""
 
     def __init__(self, rows_held: int | None = ROWS_HELD, *, curves: bool = True) -> None:
@@ -239,10 +245,6 @@ class Fold:
         counted = (one.steps_counted for one in reversed(self.attempts.values()))
         return asked if asked is not None else next((steps for steps in counted if steps), None)
 
-    def _with_rows(self) -> list[measured.Attempted]:
-        with_rows = [one for one in self.attempts.values() if len(one.table)]
-        return [measured.Attempted(one.table, one.samples_of_a_step()) for one in with_rows]
-
     @property
     def step(self) -> int | None:
         """The last complete step."""
@@ -304,31 +306,12 @@ class Fold:
                 return int(one.table.column("step")[known[-1]]), float(one.table.column(name)[known[-1]])
         return None
 
-    def steps_per_s(self) -> float | None:
-        """Over the whole run after the first 20 % of its steps, evaluations included."""
-        return measured.steps_per_s(self._with_rows())
-
-    def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
-        return measured.recent_steps_per_s(self._with_rows(), window_s)
-
-    def samples_per_s(self) -> float | None:
-        """Over the whole run after the first 20 % of its steps, evaluations included."""
-        return measured.samples_per_s(self._with_rows())
-
-    def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
-        """Samples a second over the last `window_s` seconds of steps."""
-        return measured.recent_samples_per_s(self._with_rows(), window_s)
-
     def remaining_s(self) -> float | None:
         """Seconds until the last step at the pace of the last quarter of the steps."""
         planned = self.num_steps_planned
         if planned is None or self.step is None:
             return None
-        return measured.remaining_s(self._with_rows(), planned, self.step)
-
-    def step_times(self) -> dict[str, float | None]:
-        """Median and p99 of the seconds from a step's end to the next one's."""
-        return measured.step_times(self._with_rows())
+        return remaining_s(self._with_rows(), planned, self.step)
 
     @property
     def evaluation(self) -> events.Evaluation | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -93,37 +92,54 @@ WARM_UP_SHARE = 0.2
 _RECENT_SHARE = 0.75
 
 
-class Attempted(NamedTuple):
-    """The rows of one attempt, and the samples of a step that does not say how many it had; NaN where nobody
-    knows."""
+class RunPace:
+    """How fast a run of these attempts goes; `Fold` is one."""
 
-    table: StepTable
-    batch: float
+    attempts: dict[int, Attempt]
+
+    def _with_rows(self) -> list[Attempt]:
+        return [one for one in self.attempts.values() if len(one.table)]
+
+    def samples_per_s(self) -> float | None:
+        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        attempts = self._with_rows()
+        return _rate_from(attempts, _warm_start(attempts))
+
+    def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
+        """Samples a second over the last `window_s` seconds of steps."""
+        attempts = self._with_rows()
+        return _rate_from(attempts, _recent_start(attempts, window_s))
+
+    def steps_per_s(self) -> float | None:
+        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        attempts = self._with_rows()
+        return _pace_from(attempts, _warm_start(attempts))
+
+    def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
+        """Steps a second over the last `window_s` seconds of steps."""
+        attempts = self._with_rows()
+        return _pace_from(attempts, _recent_start(attempts, window_s))
+
+    def step_times(self) -> dict[str, float | None]:
+        """Median and 99th percentile of the seconds from a step's end to the next one's within an attempt.
+
+        The first step is left out: no step ended before it.
+        """
+        attempts = self._with_rows()
+        held = [np.diff(one.table.column("ended"), prepend=one.table.last_gone) for one in attempts]
+        times = np.sort(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in held)]))
+        gone = [one.table for one in attempts if one.table.num_gone]
+        if not len(times):
+            return {"median": None, "p99": None}
+        if gone:
+            return _from_bins(times, gone)
+        middle = len(times) // 2
+        median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
+        p99 = times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]
+        return {"median": float(median), "p99": float(p99)}
 
 
-def samples_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -> float | None:
-    """Over the run after the first `share` of its steps, evaluations included."""
-    return _rate_from(attempts, max(1, int(_num_rows(attempts) * share)))
-
-
-def recent_samples_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
-    """Samples a second over the last `window_s` seconds of steps."""
-    start = _recent_start(attempts, window_s)
-    return None if start is None else _rate_from(attempts, start)
-
-
-def steps_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -> float | None:
-    """Over the run after the first `share` of its steps, evaluations included."""
-    return _pace_from(attempts, max(1, int(_num_rows(attempts) * share)))
-
-
-def recent_steps_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
-    """Steps a second over the last `window_s` seconds of steps."""
-    start = _recent_start(attempts, window_s)
-    return None if start is None else _pace_from(attempts, start)
-
-
-def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> float | None:
+def remaining_s(attempts: Sequence[Attempt], num_steps: int, step: int) -> float | None:
     """Seconds from `step` to `num_steps` at the pace of the last quarter of the steps done."""
     num_rows = _num_rows(attempts)
     start = max(1, int(num_rows * _RECENT_SHARE))
@@ -131,20 +147,25 @@ def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> flo
     return None if seconds is None else max(0, num_steps - step) * seconds / (num_rows - start)
 
 
-def _recent_start(attempts: Sequence[Attempted], window_s: float) -> int | None:
-    if not attempts or not len(attempts[-1].table.rows[0]):
-        return None
+def _warm_start(attempts: Sequence[Attempt]) -> int:
+    return max(1, int(_num_rows(attempts) * WARM_UP_SHARE))
+
+
+def _recent_start(attempts: Sequence[Attempt], window_s: float) -> int:
+    """Behind the last row, where nothing is known, if the newest attempt holds none."""
     num_rows = _num_rows(attempts)
+    if not attempts or not len(attempts[-1].table.rows[0]):
+        return num_rows
     ended = attempts[-1].table.column("ended")
     num_recent = len(ended) - int(np.searchsorted(ended, ended[-1] - window_s))
     return max(1, min(num_rows - num_recent, num_rows - 2) + 1)
 
 
-def _num_rows(attempts: Sequence[Attempted]) -> int:
+def _num_rows(attempts: Sequence[Attempt]) -> int:
     return sum(len(one.table) for one in attempts)
 
 
-def _rate_from(attempts: Sequence[Attempted], start: int) -> float | None:
+def _rate_from(attempts: Sequence[Attempt], start: int) -> float | None:
     seconds = _seconds_from(attempts, start)
     if seconds is None:
         return None
@@ -152,18 +173,18 @@ def _rate_from(attempts: Sequence[Attempted], start: int) -> float | None:
     return samples / seconds if math.isfinite(samples) else None
 
 
-def _pace_from(attempts: Sequence[Attempted], start: int) -> float | None:
+def _pace_from(attempts: Sequence[Attempt], start: int) -> float | None:
     seconds = _seconds_from(attempts, start)
     return None if seconds is None else (_num_rows(attempts) - start) / seconds
 
 
-def _seconds_from(attempts: Sequence[Attempted], start: int) -> float | None:
+def _seconds_from(attempts: Sequence[Attempt], start: int) -> float | None:
     """From the end of the row before index `start` to the last row's end; None where that is no time."""
     seconds = sum(_seconds_behind(one.table, row) for one, row in _stretches(attempts, start))
     return seconds if seconds > 0 and math.isfinite(seconds) else None
 
 
-def _stretches(attempts: Sequence[Attempted], start: int) -> Iterator[tuple[Attempted, int]]:
+def _stretches(attempts: Sequence[Attempt], start: int) -> Iterator[tuple[Attempt, int]]:
     """The attempts with rows from index `start` on, each with the row behind which they count, or -1."""
     for one in attempts:
         if start < len(one.table):
@@ -181,10 +202,10 @@ def _seconds_behind(table: StepTable, row: int) -> float:
     return last - (float(ended[row - table.num_gone]) if is_held else _mark_at(table, row).ended)
 
 
-def _samples_behind(one: Attempted, row: int) -> float:
+def _samples_behind(one: Attempt, row: int) -> float:
     table = one.table
     samples = table.column("samples")[max(0, row + 1 - table.num_gone) :]
-    held = float(np.where(np.isnan(samples), one.batch, samples).sum())
+    held = float(np.where(np.isnan(samples), one.samples_of_a_step(), samples).sum())
     if row >= table.num_gone:
         return held
     return held + table.samples_gone - (_mark_at(table, row).samples if row >= 0 else 0.0)
@@ -193,24 +214,6 @@ def _samples_behind(one: Attempted, row: int) -> float:
 def _mark_at(table: StepTable, row: int) -> Mark:
     """The first mark from a row that is gone on."""
     return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
-
-
-def step_times(attempts: Sequence[Attempted]) -> dict[str, float | None]:
-    """Median and 99th percentile of the seconds from a step's end to the next one's within an attempt.
-
-    The first step is left out: no step ended before it.
-    """
-    held = [np.diff(one.table.column("ended"), prepend=one.table.last_gone) for one in attempts]
-    times = np.sort(np.concatenate([np.empty(0), *(part[np.isfinite(part)] for part in held)]))
-    gone = [one.table for one in attempts if one.table.num_gone]
-    if not len(times):
-        return {"median": None, "p99": None}
-    if gone:
-        return _from_bins(times, gone)
-    middle = len(times) // 2
-    median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
-    p99 = times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]
-    return {"median": float(median), "p99": float(p99)}
 
 
 def _from_bins(times: Floats, gone: Sequence[StepTable]) -> dict[str, float | None]:

@@ -85,9 +85,8 @@ class EventWriter:
         self._seq = _next_seq(self._handle, path)
         self.goes_on = self._seq > 0
         self.unsaid = 0
-        self._reason = ""
-        self.error_number = 0
-        """Why a line was dropped last (errno)."""
+        self.drop_reason, self.error_number = "", 0
+        """Why a line was dropped last, in words and as errno."""
         self.dropped = 0
 
     def write(self, event: events.Event, *, sync: bool = False) -> bool:
@@ -95,7 +94,7 @@ class EventWriter:
 
         `sync` also waits for the disk (life-cycle events only: 150 us).
         """
-        if self.unsaid and not self._put(events.Dropped(lines=self.unsaid, reason=self._reason)):
+        if self.unsaid and not self._put(events.Dropped(lines=self.unsaid, reason=self.drop_reason)):
             return self._drop()
         self.unsaid = 0
         if not self._put(event):
@@ -126,7 +125,7 @@ class EventWriter:
         return True
 
     def _note(self, error: OSError) -> None:
-        self._reason, self.error_number = error.strerror or str(error), error.errno or errno.EIO
+        self.drop_reason, self.error_number = error.strerror or str(error), error.errno or errno.EIO
 
     def _drop(self) -> bool:
         # A dropped line leaves a gap in seq: a reader sees that something is missing even if this is never
@@ -135,10 +134,6 @@ class EventWriter:
         self.unsaid += 1
         self.dropped += 1
         return False
-
-    @property
-    def drop_reason(self) -> str:
-        return self._reason
 
     def close(self) -> None:
         if self._handle >= 0:

@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -89,7 +89,7 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         RunNotFoundError: no run, or several, are called so; the message lists them.
     """
     for place in (text, *(() if folder is None else (str(folder / text),))):
-        if (path := _as_directory(place)) is not None:
+        if (path := _as_directory(place, is_run)) is not None:
             return RunDir(path)
     runs = list_runs(folder)
     if text == "last":
@@ -123,11 +123,11 @@ def several_named(text: str, names: Sequence[str]) -> RunNotFoundError:
     return RunNotFoundError(message, code="ambiguous-run", advice=advice)
 
 
-def _as_directory(text: str) -> Path | None:
-    """The run's directory that the text spells out; None for a name, and for what can be no path at all."""
+def _as_directory(text: str, matches: Callable[[Path], bool]) -> Path | None:
+    """The directory of a run or a race that the text spells out; None for a name, and for what is no path."""
     try:
         path = expanded(text)
-        return path if is_run(path.absolute()) else None
+        return path if matches(path.absolute()) else None
     except (OSError, ValueError):  # too long, a null byte
         return None
 
@@ -243,12 +243,8 @@ def find_race(text: str, folder: Path) -> RaceDir | None:
     Raises:
         RunNotFoundError: several are.
     """
-    try:
-        path = expanded(text)
-        if is_race(path):
-            return RaceDir(path)
-    except (OSError, ValueError):  # too long, a null byte
-        return None
+    if (path := _as_directory(text, is_race)) is not None:
+        return RaceDir(path)
     races = list_races(folder)
     matching = (
         [race for race in races if race.name == text]

@@ -88,10 +88,10 @@ def test_leases_need_files_that_can_be_locked(tmp_path: Path) -> None:
 def test_shared_memory_is_held_against_what_workers_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_space", lambda _: (64 << 20, 64 << 20))
+    monkeypatch.setattr(room, "disk_space", lambda _: (64 << 20, 64 << 20))
     line = only(room.look_at_shm(tmp_path))
     assert line.verdict is Verdict.LOOK and "64.0 MiB" in line.finding and "shm-size" in (line.fix or "")
-    monkeypatch.setattr(room, "_space", lambda _: (8 << 30, 8 << 30))
+    monkeypatch.setattr(room, "disk_space", lambda _: (8 << 30, 8 << 30))
     assert only(room.look_at_shm(tmp_path)).verdict is Verdict.GOOD
     assert list(tmp_path.iterdir()) == []
 

@@ -18,7 +18,7 @@ import torch
 from rankdeck.base.errors import ConfigError
 from rankdeck.events import Pipeline, Spans, decode_lines
 from rankdeck.profiling.simulated_pace import SimulatedPace
-from rankdeck.run.anatomy import Anatomies, StepAnatomy
+from rankdeck.run.anatomy import Anatomies, StepAnatomy, bubble_of
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet
 from tests.helpers.waiting import with_load
@@ -71,7 +71,7 @@ def measured(ranks: RankSet, folder: Path, schedule: str, microbatches: int) -> 
     ranks.train(configuration(strategy, NUM_RANKS), events=str(folder))
     anatomies, found = told(folder, NUM_RANKS)
     assert anatomies.last is not None and anatomies.last.simulated
-    bubble = anatomies.bubble()
+    bubble = bubble_of([anatomies])
     theory = next(event.theory_bubble for event in found if isinstance(event, Pipeline))
     assert bubble is not None and theory is not None
     return bubble, theory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankdeck.events import Spans
-from rankdeck.run.anatomy import Anatomies, put_together
+from rankdeck.run.anatomy import Anatomies, bubble_of, put_together
 
 F, B = "forward", "backward"
 Work = tuple[str, int, float, float]
@@ -59,7 +59,7 @@ def test_a_step_without_microbatches_has_no_bubble() -> None:
 def test_a_pipeline_whose_work_takes_no_time_has_no_bubble_to_be_taken_into_a_median() -> None:
     anatomies = Anatomies(world_size=1)
     assert anatomies.add(share(0, [(F, 0, 0.1, 0.0), (B, 0, 0.1, 0.0)])) is not None
-    assert anatomies.bubble() is None and anatomies.bubble(flushes=False) is None
+    assert bubble_of([anatomies]) is None and bubble_of([anatomies], flushes=False) is None
 
 
 def test_ranks_stand_on_one_clock() -> None:
@@ -82,7 +82,7 @@ def test_a_step_is_whole_once_every_rank_has_told_it() -> None:
     assert anatomies.add(TWO_STAGES[0]) is None and anatomies.last is None
     assert anatomies.add(TWO_STAGES[1]) is not None
     assert anatomies.last is not None and len(anatomies.last.rows) == 2
-    assert anatomies.bubble() == pytest.approx(0.25)
+    assert bubble_of([anatomies]) == pytest.approx(0.25)
 
 
 def test_a_step_that_the_ledger_slowed_gives_way_to_any_other() -> None:
