@@ -17,10 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from rankdeck.base.errors import ConfigError, MachineError, Problem
-from rankdeck.base.parsing import json_of
+from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.until_end import ANSWER_S, INTERRUPTED, Stopping, finish, handled, say_left
@@ -101,12 +98,6 @@ def _print(stream: int, data: bytes) -> None:
     else:
         there.buffer.write(data)
     there.flush()
-
-
-class _Told(msgspec.Struct):
-    """Of what a command says as JSON, why it could not be done."""
-
-    problems: list[Problem] = []
 
 
 class _Command:
@@ -212,6 +203,8 @@ def _only_name(rest: Sequence[str]) -> str:
 
 def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
     """Begin it there in the background, and stay with its copy."""
+    from rankdeck.remote.hosts import CommandResult
+
     said = bytearray()
 
     def take(stream: int, data: bytes) -> None:
@@ -223,19 +216,14 @@ def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int
     asked = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
     command = _Command(host, folder, asked, take)
     code = command.until_end()
-    try:
-        told = json_of(bytes(said))
-        problems = msgspec.convert(told, _Told).problems
-        path = told.get("path")
-    except (ValueError, AttributeError, msgspec.ValidationError):
-        path, problems = None, []
-    if code or not isinstance(path, str):
+    begun = CommandResult.read(bytes(said))
+    if code or not begun.path:
         if as_json:
             _print(1, bytes(said))
-        for problem in [] if as_json else problems:
+        for problem in [] if as_json else begun.problems:
             console.problem(problem)
         return code or 1
-    return stay(host, path, as_json=as_json, num_interrupts=command.num_interrupts)
+    return stay(host, begun.path, as_json=as_json, num_interrupts=command.num_interrupts)
 
 
 def _watch(host: str, name: str, *, as_json: bool) -> int:

@@ -7,13 +7,42 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from rankdeck.base.errors import MachineError, RankdeckError
+import msgspec
+
+from rankdeck.base.errors import MachineError, Problem, RankdeckError
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.remote import wire
 from rankdeck.remote.link import Link
 
 _TURN_S = 0.02
 _MOST_SAID_BYTES = 1 << 20
+
+
+class CommandResult(msgspec.Struct):
+    """The JSON of a command that starts a run: where the run is, or why there is none.
+
+    Other hosts join the run at `place`.
+    """
+
+    run: str = ""
+    path: str = ""
+    place: str = ""
+    problems: list[Problem] = []
+
+    @classmethod
+    def read(cls, said: str | bytes) -> CommandResult:
+        """Read it from a command's output; empty where that is something else."""
+        try:
+            return msgspec.convert(json_of(said), cls)
+        except (ValueError, msgspec.ValidationError):
+            return cls()
+
+    @property
+    def attempt(self) -> int:
+        """Number of the run's attempt."""
+        number = self.place.rpartition("@")[2]
+        return int(number) if number.isdecimal() else 0
 
 
 class Ran:
@@ -23,6 +52,10 @@ class Ran:
         self.host, self.number = host, number
         self.out, self.errors = bytearray(), bytearray()
         self.code: int | None = None
+
+    def result(self) -> CommandResult:
+        """Read what a command with --json has said."""
+        return CommandResult.read(bytes(self.out))
 
     def reason(self) -> str:
         """Of one that has ended: what it said first of it, or its code."""
