@@ -20,13 +20,13 @@ from rankdeck.base.errors import ConfigError, RankdeckError, TrainingError
 from rankdeck.base.files import read_text
 from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.cli import console
-from rankdeck.cli.race import LEAST_STEPS, MOST_STEPS, facts_of, stop_race
+from rankdeck.cli.race import LEAST_STEPS, MOST_STEPS, facts_of, load_race, stop_race
 from rankdeck.cli.race_tables import entry_line, introduction
 from rankdeck.config import RunConfig, from_text
 from rankdeck.launch.race import entry_config
 from rankdeck.remote.hosts import CommandResult
 from rankdeck.run.bounds import RACE_STEPS
-from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run, read_race
+from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run
 from rankdeck.run.race import Race as RaceFile
 from rankdeck.rundir import RaceDir
 
@@ -250,11 +250,4 @@ class Raced:
         )
 
     def _read(self) -> RaceFile:
-        found = read_race(self._dir)
-        if found is None:
-            raise ConfigError(
-                phrase("{file} cannot be read, or a newer version wrote it.", file=self._dir.file),
-                code="unreadable",
-                path=str(self._dir.file),
-            )
-        return found
+        return load_race(self._dir)
