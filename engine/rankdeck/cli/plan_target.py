@@ -15,9 +15,9 @@ from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
-from rankdeck.config.gpu_models import gpu_model, parse_planned
+from rankdeck.config.gpu_models import parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
-from rankdeck.planner.candidates import Target, TargetDevice, usable_bytes
+from rankdeck.planner.candidates import Target, TargetDevice
 from rankdeck.remote.hosts import Hosts, Ran
 from rankdeck.remote.ssh import is_here
 from rankdeck.telemetry.gpu_status import GpuStatus, read_rows
@@ -119,11 +119,7 @@ def _free_host_bytes() -> int:
 def _own(gpus: list[GpuStatus]) -> Target:
     """This machine's GPUs as they are now: what the driver keeps and other processes hold is not there for
     the run."""
-    devices = tuple(
-        TargetDevice(gpu.name, total_bytes, gpu.used_bytes or 0, gpu_model(gpu.name, total_bytes))
-        for gpu in gpus
-        for total_bytes in [usable_bytes(gpu.total_bytes, gpu.driver_bytes)]
-    )
+    devices = tuple(TargetDevice.of_gpu(gpu, gpu.used_bytes or 0) for gpu in gpus)
     names = list(dict.fromkeys(gpu.name for gpu in gpus))
     return Target(f"{len(gpus)} x {', '.join(names)}, as they are now", devices, like_cuda=True)
 
