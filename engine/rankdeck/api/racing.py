@@ -15,7 +15,7 @@ from typing import Any
 
 from rankdeck.api.arguments import check_texts, override_words, told_in_python, wrong
 from rankdeck.api.run_object import Run
-from rankdeck.api.starting import Config, config_of, runs_folder
+from rankdeck.api.starting import Config, config_of
 from rankdeck.base.errors import ConfigError, RankdeckError, TrainingError
 from rankdeck.base.files import read_text
 from rankdeck.base.phrases import listed, marked, phrase
@@ -28,7 +28,7 @@ from rankdeck.remote.hosts import CommandResult
 from rankdeck.run.bounds import RACE_STEPS
 from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run
 from rankdeck.run.race import Race as RaceFile
-from rankdeck.rundir import RaceDir
+from rankdeck.rundir import RaceDir, runs_folder
 
 _POLL_S = 0.2
 _STOPPED_WITHIN_S = 60.0
