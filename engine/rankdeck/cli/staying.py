@@ -227,9 +227,7 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
     try:
         say(what)
     except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
-        os.close(null)
+        console.silence(2)
 
 
 def last_words(run: RunDir) -> str:
