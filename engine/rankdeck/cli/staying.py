@@ -200,7 +200,9 @@ def start_and_stay(start: Callable[..., RunDir], what: str, *, detach: bool, as_
         run = begin()
         _say(f"{what}; run: {run.path}")
         return leave(run, as_json=as_json)
-    keyboard = None if as_json else keyboard_for(1, 2)
+    # Where no output is a terminal, stdin is the script's as it is.
+    is_interactive = os.isatty(0) and (os.isatty(1) or os.isatty(2))
+    keyboard = Keyboard() if is_interactive and not as_json else None
     if as_json:
         attached = Attached(stdout=None, stderr=None)
     else:
@@ -349,10 +351,3 @@ def _every_key(modes: list[Any]) -> list[Any]:
     raw[3] &= ~(termios.ISIG | termios.ICANON | termios.ECHO | termios.IEXTEN)
     raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
     return raw
-
-
-def keyboard_for(*outputs: int, is_terminal: Callable[[int], bool] = os.isatty) -> Keyboard | None:
-    """The keyboard where stdin and an output are terminals; None where stdin is the script's as it is."""
-    if is_terminal(0) and any(map(is_terminal, outputs)):
-        return Keyboard(0)
-    return None

@@ -85,9 +85,9 @@ def tail_text(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
         return ""
 
 
-def read_last_lines(log: Path, num_bytes: int = _TAIL_BYTES) -> tuple[str, ...]:
+def read_last_lines(log: Path) -> tuple[str, ...]:
     """The last lines of a rank's log; empty where there are none."""
-    return last_lines(tail_text(log, num_bytes))
+    return last_lines(tail_text(log))
 
 
 def last_lack(log: Path) -> str:
