@@ -24,7 +24,7 @@ from rankdeck import events
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.until_end import command_started, exit_status, leave
+from rankdeck.cli.until_end import command_started, exit_status, handled, leave
 from rankdeck.cli.words import losses_in_words, lost_in_words
 from rankdeck.launch.control import is_over, send_signal, stop_if_alive, wait_ended
 from rankdeck.launch.streams import Attached
@@ -176,19 +176,15 @@ def _signals() -> Iterator[int]:
     woken, waking = os.pipe()
     for handle in (woken, waking):
         os.set_blocking(handle, False)
-    before = {}
-    for number in _PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda number, frame: None)
-    earlier = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    try:
-        yield woken
-    finally:
-        signal.set_wakeup_fd(earlier)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(woken)
-        os.close(waking)
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    with handled(lambda *_: None, *heard):
+        earlier = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        try:
+            yield woken
+        finally:
+            signal.set_wakeup_fd(earlier)
+            os.close(woken)
+            os.close(waking)
 
 
 def start_and_stay(start: Callable[..., RunDir], what: str, *, detach: bool, as_json: bool) -> int:
