@@ -101,11 +101,8 @@ def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> No
         out.print(f"\nmemory at each device's peak, {race.source}", style="dim", soft_wrap=True)
         out.print(_memory(timed))
         out.print()
-    for label, words in _words(race, with_failures=with_failures):
+    for label, words in (*_words(race, with_failures=with_failures), ("race", str(folder.path))):
         out.print(Text(label.ljust(13), style="dim").append(words, style="default not dim"), soft_wrap=True)
-    out.print(
-        Text("race".ljust(13), style="dim").append(str(folder.path), style="default not dim"), soft_wrap=True
-    )
 
 
 def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
