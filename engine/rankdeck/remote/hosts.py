@@ -168,10 +168,7 @@ class Hosts:
 
     def close(self) -> None:
         for host in self.all:
-            try:
-                host.link.close()
-            except RankdeckError:
-                pass
+            host.link.close()
 
     @property
     def up(self) -> list[Host]:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import IO
 
 import rankdeck
-from rankdeck.base.errors import RankdeckError
 from rankdeck.remote import ssh, wire
 from rankdeck.remote.clock import Clock
 
@@ -193,7 +192,4 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self.close()
-        except RankdeckError:
-            pass
+        self.close()
