@@ -38,7 +38,6 @@ PARSES_BY_ITSELF = (
     "launch/forked_ranks.py",
     "observer/writer.py",
     "observer/stacks.py",
-    "api/racing.py",
     "data/bpe.py",
     "config/presets.py",
 )

@@ -13,23 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rankdeck.api.arguments import check_texts, override_words, told_in_python, wrong
 from rankdeck.api.run_object import Run
-from rankdeck.api.starting import Config, config_of, runs_folder
-from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
+from rankdeck.api.starting import Config, config_of
+from rankdeck.base.errors import ConfigError, RankdeckError, TrainingError
 from rankdeck.base.files import read_text
 from rankdeck.base.phrases import listed, marked, phrase
 from rankdeck.cli import console
-from rankdeck.cli.race import LEAST_STEPS, MOST_STEPS, facts_of, stop_race
+from rankdeck.cli.race import LEAST_STEPS, MOST_STEPS, facts_of, load_race, stop_race
 from rankdeck.cli.race_tables import entry_line, introduction
 from rankdeck.config import RunConfig, from_text
 from rankdeck.launch.race import entry_config
+from rankdeck.remote.hosts import CommandResult
 from rankdeck.run.bounds import RACE_STEPS
-from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run, read_race
+from rankdeck.run.race import DIFFERS, FAILED, RUNNING, RaceEntry, entry_run
 from rankdeck.run.race import Race as RaceFile
-from rankdeck.rundir import RaceDir
+from rankdeck.rundir import RaceDir, runs_folder
 
 _POLL_S = 0.2
 _STOPPED_WITHIN_S = 60.0
@@ -85,23 +84,18 @@ def _begun(config: RunConfig, words: Sequence[str]) -> Path:
         file.write_text(config.to_toml(), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "rankdeck", "race", str(file), *words, "--detach", "--json"]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
-    try:
-        told = msgspec.json.decode(out.splitlines()[-1])
-        if done.returncode == 0:
-            return Path(told["path"])
-        problems = [msgspec.convert(one, Problem) for one in told["problems"]]
-    except (IndexError, KeyError, TypeError, msgspec.MsgspecError):
-        last = err.strip().rpartition("\n")[2]
-        told = (
-            phrase("The race could not be begun: {last}", last=last)
-            if last
-            else phrase(
-                "The race could not be begun: it ended with exit status {status}", status=done.returncode
-            )
-        )
-        raise RankdeckError(told, code="race") from None
-    raise ConfigError(problems[0].message, problems=problems)
+    out, last = (stream.strip().rpartition(b"\n")[2] for stream in (done.stdout, done.stderr))
+    begun = CommandResult.read(out)
+    if begun.path and done.returncode == 0:
+        return Path(begun.path)
+    if begun.problems:
+        raise ConfigError(begun.problems[0].message, problems=begun.problems)
+    message = phrase(
+        "The race could not be begun: it ended with exit status {status}", status=done.returncode
+    )
+    if last:
+        message = phrase("The race could not be begun: {last}", last=last.decode("utf-8", "replace"))
+    raise RankdeckError(message, code="race")
 
 
 class Raced:
@@ -256,11 +250,4 @@ class Raced:
         )
 
     def _read(self) -> RaceFile:
-        found = read_race(self._dir)
-        if found is None:
-            raise ConfigError(
-                phrase("{file} cannot be read, or a newer version wrote it.", file=self._dir.file),
-                code="unreadable",
-                path=str(self._dir.file),
-            )
-        return found
+        return load_race(self._dir)

@@ -63,7 +63,7 @@ def train(
         chosen = config_of(config, strategy, devices, name, override_words(overrides))
         started = start.start(
             chosen,
-            runs=runs_folder(runs),
+            runs=rundir.runs_folder(runs),
             detach=not wait,
             command_line=_command_line(),
             started=time.time(),
@@ -117,7 +117,7 @@ def run(
             console.err().print(note, soft_wrap=True)
         started = start.start_script(
             config,
-            runs=runs_folder(runs),
+            runs=rundir.runs_folder(runs),
             detach=not wait,
             command_line=_command_line(),
             started=time.time(),
@@ -133,17 +133,12 @@ def open_run(path_or_name: str | Path, *, runs: str | Path | None = None) -> Run
     """
     with told_in_python():
         check_texts(path_or_name=path_or_name, runs=runs)
-        return Run(rundir.find_run(str(path_or_name), runs_folder(runs)).path)
+        return Run(rundir.find_run(str(path_or_name), rundir.runs_folder(runs)).path)
 
 
 def _left_or_waited_for(started: rundir.RunDir, *, wait: bool, progress: bool) -> Run:
     made = Run(started.path, stops_with_ctrl_c=True)
     return made.wait(progress=progress) if wait else made
-
-
-def runs_folder(runs: str | Path | None) -> Path:
-    """The folder that holds runs."""
-    return rundir.runs_folder(runs)
 
 
 def _command_line() -> list[str]:

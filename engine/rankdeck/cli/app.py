@@ -136,7 +136,7 @@ def run(argv: Sequence[str]) -> int:
         code = _invoke(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        _silence_stdout()
+        console.silence(sys.stdout.fileno())
         return BROKEN_PIPE
     return code
 
@@ -195,7 +195,7 @@ def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None
         except BrokenPipeError:
             raise
         except OSError:
-            _silence_stdout()
+            console.silence(sys.stdout.fileno())
     for problem in problems:
         console.problem(problem, file)
 
@@ -241,10 +241,3 @@ def _usage_problem(error: Exception) -> Problem | None:
     else:
         advice = phrase("See {command} --help.", command=path)
     return Problem("usage", message, advice=advice)
-
-
-def _silence_stdout() -> None:
-    """Whoever read stdout is gone; what is still buffered must not complain when Python exits."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)

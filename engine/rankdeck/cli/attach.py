@@ -14,7 +14,6 @@ from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 from rankdeck.diagnose.stacks import where
 
 if TYPE_CHECKING:
-    from rankdeck.diagnose.stacks import Frame
     from rankdeck.launch.stacks import RankStack
     from rankdeck.rundir import RaceDir
 
@@ -150,15 +149,11 @@ def _as_json(stack: RankStack) -> dict[str, object]:
         "rank": stack.rank,
         "pid": stack.pid,
         "why": stack.why if stack.answer.frames or stack.why else "silent",
-        "frames": [_frame(frame) for frame in stack.answer.frames],
+        "frames": list(map(vars, stack.answer.frames)),
         "collective": call
         and {"group": call.group, "number": call.number, "kind": call.kind, "shape": call.shape},
         "text": stack.answer.text,
     }
-
-
-def _frame(frame: Frame) -> dict[str, object]:
-    return {"file": frame.file, "line": frame.line, "function": frame.function}
 
 
 # `rankdeck label`: what a person says of a run or a race. Nothing of it itself changes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -52,6 +53,13 @@ def out() -> Console:
 def err() -> Console:
     """The console of everything that is no result."""
     return _console(sys.stderr)
+
+
+def silence(handle: int) -> None:
+    """Discard what is written to a stream from now on: its reader is gone, and Python flushes it at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, handle)
+    os.close(null)
 
 
 def problem(raised: Problem, file: str | None = None) -> None:

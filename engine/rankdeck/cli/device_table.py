@@ -19,13 +19,12 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.words import UNKNOWN, empty_table, one_line, size_in_words
+from rankdeck.cli.words import UNKNOWN, bar, empty_table, one_line, size_in_words
 from rankdeck.telemetry.gpu_status import GpuStatus
 from rankdeck.telemetry.readings import AnyLine, NoticeLine, ProcessUse
 from rankdeck.telemetry.registry import DeviceRegistry
 
 _WORDS = {"unsupported": UNKNOWN, "error": "error", "stale": "stale"}
-_BAR_CELLS = 12
 REDRAW_S = 1.0
 _NUM_NOTICES = 4
 
@@ -137,8 +136,7 @@ def _value(gpu: GpuStatus, metric: str, words: str) -> Text | str:
 def _bar(gpu: GpuStatus) -> Text:
     if not gpu.total_bytes or gpu.used_bytes is None:
         return Text("")
-    filled = round(min(1.0, gpu.used_bytes / gpu.total_bytes) * _BAR_CELLS)
-    return Text("━" * filled, style="blue").append("─" * (_BAR_CELLS - filled), style="bright_black")
+    return bar(gpu.used_bytes / gpu.total_bytes, style="blue", num_cells=12)
 
 
 def _holders(gpu: GpuStatus) -> str:

@@ -19,6 +19,7 @@ from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
 from rankdeck.cli.words import (
+    bar,
     evaluation_in_words,
     kinds_in_words,
     loss_in_words,
@@ -33,7 +34,6 @@ from rankdeck.run.verified import verified_text
 from rankdeck.rundir import RunDir
 
 REDRAW_S = 0.125
-_BAR_CELLS = 24
 
 
 class LiveDisplay(Display):
@@ -183,12 +183,3 @@ def _memory_bar(device: DeviceFigures, full_bytes: int, style: str) -> Text:
     if not full_bytes:
         return bar(0.0, style=style)
     return bar(now / full_bytes, style=style, reached=max(now, peak) / full_bytes)
-
-
-def bar(share: float, *, style: str, reached: float = 0.0, num_cells: int = _BAR_CELLS) -> Text:
-    """A bar of `num_cells` cells, filled by `share` (0..1) and dimly up to `reached`."""
-    filled, dim = (round(min(1.0, max(0.0, part)) * num_cells) for part in (share, max(share, reached)))
-    words = Text("━" * filled, style=f"{style} not bold")
-    words.append("━" * (dim - filled), style=f"{style} dim not bold")
-    words.append("─" * (num_cells - dim), style="bright_black not bold")
-    return words

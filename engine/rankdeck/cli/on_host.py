@@ -17,17 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from rankdeck.base.errors import ConfigError, MachineError, Problem
-from rankdeck.base.parsing import json_of
+from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.base.phrases import phrase
 from rankdeck.cli import console
 from rankdeck.cli.until_end import ANSWER_S, INTERRUPTED, Stopping, finish, handled, say_left
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
-    from rankdeck.remote import wire
     from rankdeck.remote.following import RemoteRun
     from rankdeck.rundir import RunDir
 
@@ -87,7 +83,7 @@ def run(host: str, folder: str, argv: Sequence[str]) -> int:
             return copy(host, _only_name(rest), follow="--follow" in options, as_json=as_json)
         if command == "train":
             return _train(host, folder, rest, as_json=as_json)
-    return _Command(host, folder, argv, _print).until_end()
+    return _run_there(host, folder, argv, _print)[0]
 
 
 _decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in (1, 2)}
@@ -103,84 +99,54 @@ def _print(stream: int, data: bytes) -> None:
     there.flush()
 
 
-class _Told(msgspec.Struct):
-    """Of what a command says as JSON, why it could not be done."""
+def _run_there(
+    host: str, folder: str, argv: Sequence[str], on_output: Callable[[int, bytes], None] = lambda *_: None
+) -> tuple[int, int]:
+    """The exit code of a command there, and how often Ctrl-C came. It is passed on to the command; the third
+    one leaves once that has ended, or after a while with word of what may go on there.
+    """
+    from rankdeck.remote.hosts import Host
 
-    problems: list[Problem] = []
+    num_interrupts, num_passed, until_s = 0, 0, math.inf
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal num_interrupts
+        num_interrupts += 1
+
+    there = Host(host, on_output=on_output)
+    with there.link as link, handled(interrupt, signal.SIGINT):
+        while not link.is_up:
+            if num_interrupts:
+                return INTERRUPTED, num_interrupts
+            link.poll(_TURN_S)
+        ran = there.begin(argv, folder=folder)
+        while ran.code is None:
+            link.poll(_TURN_S)
+            if (refused := there.refused) is not None:
+                raise MachineError(refused.message, code=refused.code, advice=refused.advice or None)
+            if not link.is_up:
+                raise _broken(host, argv[0])
+            for _ in range(num_passed, min(num_interrupts, _MOST_INTERRUPTS)):
+                num_passed += 1
+                ran.end(signal.SIGINT)
+                if num_passed == _MOST_INTERRUPTS:
+                    until_s = time.monotonic() + ANSWER_S
+            if time.monotonic() > until_s:
+                say_left(host)
+                return INTERRUPTED, num_interrupts
+    return ran.code, num_interrupts
 
 
-class _Command:
-    """One command on a host; `on_output` gets what it writes."""
-
-    def __init__(
-        self, host: str, folder: str, argv: Sequence[str], on_output: Callable[[int, bytes], None]
-    ) -> None:
-        from rankdeck.remote.link import Link
-
-        self._argv, self._folder, self._on_output = list(argv), folder, on_output
-        self._code: int | None = None
-        self._has_begun = False
-        self.num_interrupts = 0
-        self._link = Link(host, self._take, self._begin)
-
-    def _begin(self) -> None:
-        from rankdeck.remote import wire
-
-        if self._has_begun:
-            return
-        self._has_begun = True
-        self._link.send(wire.Command(number=0, argv=self._argv, folder=self._folder))
-
-    def _take(self, message: wire.ToNear, body: bytes) -> None:
-        from rankdeck.remote import wire
-
-        match message:
-            case wire.Output():
-                self._on_output(message.stream, body)
-            case wire.Ended():
-                self._code = message.code
-            case wire.Refused():
-                raise MachineError(message.message, code=message.code, advice=message.advice or None)
-            case _:
-                raise wire.WireError("nobody asked for it")
-
-    def until_end(self) -> int:
-        """Its exit code. Ctrl-C is passed on to it; the third one leaves once it has ended, or after a while
-        with word of what may go on there.
-        """
-        from rankdeck.remote import wire
-
-        def interrupt(_number: int, _frame: FrameType | None) -> None:
-            self.num_interrupts += 1
-
-        num_passed, until_s = 0, math.inf
-        with self._link as link, handled(interrupt, signal.SIGINT):
-            while self._code is None:
-                if self.num_interrupts and not self._has_begun:
-                    return INTERRUPTED
-                link.poll(_TURN_S)
-                if self._has_begun and not link.is_up:
-                    raise self._broken(link.host)
-                for _ in range(num_passed, min(self.num_interrupts, _MOST_INTERRUPTS)):
-                    num_passed += 1
-                    link.send(wire.Signal(number=0, signal=signal.SIGINT))
-                    if num_passed == _MOST_INTERRUPTS:
-                        until_s = time.monotonic() + ANSWER_S
-                if time.monotonic() > until_s:
-                    say_left(link.host)
-                    return INTERRUPTED
-        return self._code
-
-    def _broken(self, host: str) -> MachineError:
-        return MachineError(
-            phrase(
-                "The connection to {host} broke while rankdeck {command} was at work there.",
-                host=host,
-                command=self._argv[0],
-            ),
-            code="connection-lost",
-            advice=phrase("Runs there go on: rankdeck --host {host} runs", host=host),
-        )
+def _broken(host: str, command: str) -> MachineError:
+    return MachineError(
+        phrase(
+            "The connection to {host} broke while rankdeck {command} was at work there.",
+            host=host,
+            command=command,
+        ),
+        code="connection-lost",
+        advice=phrase("Runs there go on: rankdeck --host {host} runs", host=host),
+    )
 
 
 def _install(host: str, rest: Sequence[str]) -> int:
@@ -212,6 +178,8 @@ def _only_name(rest: Sequence[str]) -> str:
 
 def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int:
     """Begin it there in the background, and stay with its copy."""
+    from rankdeck.remote.hosts import CommandResult
+
     said = bytearray()
 
     def take(stream: int, data: bytes) -> None:
@@ -221,21 +189,15 @@ def _train(host: str, folder: str, rest: Sequence[str], *, as_json: bool) -> int
             _print(stream, data)
 
     asked = ["train", *(word for word in rest if word != "--json"), "--detach", "--json"]
-    command = _Command(host, folder, asked, take)
-    code = command.until_end()
-    try:
-        told = json_of(bytes(said))
-        problems = msgspec.convert(told, _Told).problems
-        path = told.get("path")
-    except (ValueError, AttributeError, msgspec.ValidationError):
-        path, problems = None, []
-    if code or not isinstance(path, str):
+    code, num_interrupts = _run_there(host, folder, asked, take)
+    begun = CommandResult.read(bytes(said))
+    if code or not begun.path:
         if as_json:
             _print(1, bytes(said))
-        for problem in [] if as_json else problems:
+        for problem in [] if as_json else begun.problems:
             console.problem(problem)
         return code or 1
-    return stay(host, path, as_json=as_json, num_interrupts=command.num_interrupts)
+    return stay(host, begun.path, as_json=as_json, num_interrupts=num_interrupts)
 
 
 def _watch(host: str, name: str, *, as_json: bool) -> int:
@@ -304,7 +266,7 @@ def stay(host: str, path: str, *, as_json: bool, attempt: int = 0, num_interrupt
         try:
             fold = follow(run, display, lambda: age.tick() and stopping.goes_on(), attempt)
         except BrokenPipeError:
-            _Command(host, "", ["stop", path], lambda *_: None).until_end()
+            _run_there(host, "", ["stop", path])
             raise
         code = finish(run, fold, as_json=as_json, interrupted=stopping.interrupts.count > 0)
         if run.outcome() == "running":

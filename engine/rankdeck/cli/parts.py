@@ -17,7 +17,7 @@ from rankdeck.cli.until_end import term_interrupts
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.remote.parts import Begun
+    from rankdeck.remote.hosts import CommandResult
 
 
 def train_on_hosts(config: RunConfig, runs: Path | None, *, detach: bool, as_json: bool) -> int:
@@ -44,7 +44,7 @@ def resume_on_hosts(
     return _stay(head, begun, detach=detach, as_json=as_json)
 
 
-def _stay(head: str, begun: Begun, *, detach: bool, as_json: bool) -> int:
+def _stay(head: str, begun: CommandResult, *, detach: bool, as_json: bool) -> int:
     from rankdeck.cli.follow import choose
     from rankdeck.cli.until_end import stay
     from rankdeck.remote import ssh

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ from rich.text import Text
 
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.words import KIND_LABELS, empty_table
+from rankdeck.cli.words import KIND_LABELS, empty_table, sizes_in_words
 from rankdeck.run import plan_lines, plan_marks
 from rankdeck.run.movement import timeline
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
@@ -71,10 +69,9 @@ def _row(line: PlanLine) -> Text:
     label = line.label + (" *  " if line.configured else "  ")
     words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
     if line.devices:
-        words.append(
-            (f"at {line.bound or plan_lines.LEAST} " if line.is_bound else "") + per_device(line.devices),
-            style="default not bold",
-        )
+        bound = f"at {line.bound or plan_lines.LEAST} " if line.is_bound else ""
+        sizes = sizes_in_words((device.total_bytes for device in line.devices), _MOST_SIZES)
+        words.append(bound + sizes, style="default not bold")
     if line.largest_batch is not None:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
@@ -93,15 +90,6 @@ def _moves(line: PlanLine) -> list[str]:
     if laid_out is None:
         return ["What moves in a step is too much to be laid out."]
     return [f"moves {laid_out.in_words()} a step"]
-
-
-def per_device(devices: list[PlannedDevice]) -> str:
-    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once, and all equal ones where they are many."""
-    sizes = [format_bytes(device.total_bytes) for device in devices]
-    counts = [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
-    if len(counts) > _MOST_SIZES:
-        counts = list(Counter(sizes).items())
-    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts)
 
 
 def _kinds(device: PlannedDevice) -> str:

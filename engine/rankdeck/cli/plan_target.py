@@ -9,16 +9,16 @@ import msgspec
 import psutil
 
 from rankdeck.base.cgroups import tightest
-from rankdeck.base.errors import ConfigError, DeviceError, MachineError, Problem
+from rankdeck.base.errors import ConfigError, DeviceError, MachineError
 from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
-from rankdeck.config.gpu_models import gpu_model, parse_planned
+from rankdeck.config.gpu_models import parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
-from rankdeck.planner.candidates import Target, TargetDevice, usable_bytes
-from rankdeck.remote.hosts import Hosts
+from rankdeck.planner.candidates import Target, TargetDevice
+from rankdeck.remote.hosts import Hosts, Ran
 from rankdeck.remote.ssh import is_here
 from rankdeck.telemetry.gpu_status import GpuStatus, read_rows
 from rankdeck.telemetry.listing import list_gpus
@@ -119,11 +119,7 @@ def _free_host_bytes() -> int:
 def _own(gpus: list[GpuStatus]) -> Target:
     """This machine's GPUs as they are now: what the driver keeps and other processes hold is not there for
     the run."""
-    devices = tuple(
-        TargetDevice(gpu.name, total_bytes, gpu.used_bytes or 0, gpu_model(gpu.name, total_bytes))
-        for gpu in gpus
-        for total_bytes in [usable_bytes(gpu.total_bytes, gpu.driver_bytes)]
-    )
+    devices = tuple(TargetDevice.of_gpu(gpu, gpu.used_bytes or 0) for gpu in gpus)
     names = list(dict.fromkeys(gpu.name for gpu in gpus))
     return Target(f"{len(gpus)} x {', '.join(names)}, as they are now", devices, like_cuda=True)
 
@@ -131,10 +127,6 @@ def _own(gpus: list[GpuStatus]) -> Target:
 # The GPUs of other hosts, as `rankdeck devices` tells them there.
 
 _WITHIN_S = 30.0
-
-
-class _Refused(msgspec.Struct):
-    problems: list[Problem] = []
 
 
 def gpus_of(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineError]:
@@ -148,15 +140,15 @@ def gpus_of(names: Sequence[str]) -> dict[str, list[GpuStatus] | MachineError]:
         asked = [host.begin(["devices", "--json"]) for host in hosts.all]
         hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for ran in asked), _WITHIN_S)
         hosts.check()
-        return {ran.host.name: _told(ran.host.name, ran.code, bytes(ran.out)) for ran in asked}
+        return {ran.host.name: _told(ran) for ran in asked}
 
 
-def _told(host: str, code: int | None, out: bytes) -> list[GpuStatus] | MachineError:
+def _told(ran: Ran) -> list[GpuStatus] | MachineError:
+    host = ran.host.name
     try:
-        told = json_of(out)
-        if code == 0:
-            return read_rows(told)
-        problem = msgspec.convert(told, _Refused).problems[0]
+        if ran.code == 0:
+            return read_rows(json_of(bytes(ran.out)))
+        problem = ran.result().problems[0]
     except (ValueError, IndexError, msgspec.ValidationError):
         why = phrase("it did not tell its devices")
         return MachineError(phrase("{host}: {reason}", host=host, reason=why), code="no-devices")

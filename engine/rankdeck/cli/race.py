@@ -246,11 +246,8 @@ def facts_of(folder: RaceDir, race: Race) -> dict[str, object]:
     return {"race": folder.name, "path": str(folder.path), **msgspec.to_builtins(race)}
 
 
-def show_race(folder: RaceDir, *, as_json: bool) -> int:
-    """`rankdeck show` of a race.
-
-    Raises: ConfigError where its file cannot be read.
-    """
+def load_race(folder: RaceDir) -> Race:
+    """Read a race. Raises: ConfigError where its file cannot be read."""
     from rankdeck.run.race import read_race
 
     found = read_race(folder)
@@ -260,6 +257,12 @@ def show_race(folder: RaceDir, *, as_json: bool) -> int:
             code="unreadable",
             path=str(folder.file),
         )
+    return found
+
+
+def show_race(folder: RaceDir, *, as_json: bool) -> int:
+    """`rankdeck show` of a race. Raises: as `load_race`."""
+    found = load_race(folder)
     if not as_json:
         console.out().print(found.title, style="bold")
     _tell(folder, found, as_json=as_json)

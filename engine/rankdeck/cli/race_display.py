@@ -13,8 +13,9 @@ from rich.text import Text
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.live import REDRAW_S, bar
+from rankdeck.cli.live import REDRAW_S
 from rankdeck.cli.race_tables import entry_line, introduction
+from rankdeck.cli.words import bar
 from rankdeck.run.fold import Fold
 from rankdeck.run.race import WAITING, Race, RaceEntry
 

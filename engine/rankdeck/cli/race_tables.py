@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.units import format_bytes, format_rate
+from rankdeck.base.units import format_rate
 from rankdeck.cli import console
-from rankdeck.cli.words import UNKNOWN, empty_table, size_in_words
+from rankdeck.cli.words import UNKNOWN, empty_table, size_in_words, sizes_in_words
 from rankdeck.run.race import (
     AGREES,
     COMPLETED,
@@ -102,11 +101,8 @@ def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> No
         out.print(f"\nmemory at each device's peak, {race.source}", style="dim", soft_wrap=True)
         out.print(_memory(timed))
         out.print()
-    for label, words in _words(race, with_failures=with_failures):
+    for label, words in (*_words(race, with_failures=with_failures), ("race", str(folder.path))):
         out.print(Text(label.ljust(13), style="dim").append(words, style="default not dim"), soft_wrap=True)
-    out.print(
-        Text("race".ljust(13), style="dim").append(str(folder.path), style="default not dim"), soft_wrap=True
-    )
 
 
 def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
@@ -152,15 +148,8 @@ def _memory(timed: Iterable[RaceEntry]) -> Table:
         predicted = [device.active_bytes for device in entry.predicted.devices]
         bound = f"at {entry.predicted.bound} " if entry.predicted.bound and predicted else ""
         measured = [] if entry.measured is None else entry.measured.peak_bytes
-        table.add_row(entry.label, _sizes(measured), bound + _sizes(predicted))
+        table.add_row(entry.label, sizes_in_words(measured), bound + sizes_in_words(predicted))
     return table
-
-
-def _sizes(sizes: Sequence[int | None]) -> str:
-    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once."""
-    words = [UNKNOWN if size is None else format_bytes(size) for size in sizes]
-    groups = [(size, len(list(group))) for size, group in itertools.groupby(words)]
-    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in groups) or UNKNOWN
 
 
 def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:

@@ -24,7 +24,7 @@ from rankdeck import events
 from rankdeck.base.errors import RankdeckError
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.until_end import command_started, exit_status, leave
+from rankdeck.cli.until_end import command_started, exit_status, handled, leave
 from rankdeck.cli.words import losses_in_words, lost_in_words
 from rankdeck.launch.control import is_over, send_signal, stop_if_alive, wait_ended
 from rankdeck.launch.streams import Attached
@@ -176,19 +176,15 @@ def _signals() -> Iterator[int]:
     woken, waking = os.pipe()
     for handle in (woken, waking):
         os.set_blocking(handle, False)
-    before = {}
-    for number in _PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda number, frame: None)
-    earlier = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    try:
-        yield woken
-    finally:
-        signal.set_wakeup_fd(earlier)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(woken)
-        os.close(waking)
+    heard = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+    with handled(lambda *_: None, *heard):
+        earlier = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        try:
+            yield woken
+        finally:
+            signal.set_wakeup_fd(earlier)
+            os.close(woken)
+            os.close(waking)
 
 
 def start_and_stay(start: Callable[..., RunDir], what: str, *, detach: bool, as_json: bool) -> int:
@@ -200,7 +196,9 @@ def start_and_stay(start: Callable[..., RunDir], what: str, *, detach: bool, as_
         run = begin()
         _say(f"{what}; run: {run.path}")
         return leave(run, as_json=as_json)
-    keyboard = None if as_json else keyboard_for(1, 2)
+    # Where no output is a terminal, stdin is the script's as it is.
+    is_interactive = os.isatty(0) and (os.isatty(1) or os.isatty(2))
+    keyboard = Keyboard() if is_interactive and not as_json else None
     if as_json:
         attached = Attached(stdout=None, stderr=None)
     else:
@@ -227,9 +225,7 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
     try:
         say(what)
     except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)
-        os.close(null)
+        console.silence(2)
 
 
 def last_words(run: RunDir) -> str:
@@ -351,10 +347,3 @@ def _every_key(modes: list[Any]) -> list[Any]:
     raw[3] &= ~(termios.ISIG | termios.ICANON | termios.ECHO | termios.IEXTEN)
     raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
     return raw
-
-
-def keyboard_for(*outputs: int, is_terminal: Callable[[int], bool] = os.isatty) -> Keyboard | None:
-    """The keyboard where stdin and an output are terminals; None where stdin is the script's as it is."""
-    if is_terminal(0) and any(map(is_terminal, outputs)):
-        return Keyboard(0)
-    return None

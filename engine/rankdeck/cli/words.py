@@ -1,11 +1,15 @@
-"""Kinds of memory, losses and evaluations in words: what displays and summaries say alike."""
+"""Sizes, kinds of memory, losses and evaluations in words, and bars: what displays and summaries share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from rankdeck import events
 from rankdeck.base.units import format_bytes
@@ -46,8 +50,26 @@ def size_in_words(num_bytes: int | None) -> str:
     return UNKNOWN if num_bytes is None else format_bytes(num_bytes)
 
 
+def sizes_in_words(sizes: Iterable[int | None], most: float = math.inf) -> str:
+    """'12.9 GiB, 3.7 GiB x3': equal neighbours once; where that leaves more than `most`, all equal ones."""
+    words = list(map(size_in_words, sizes))
+    counts = [(size, len(list(group))) for size, group in itertools.groupby(words)]
+    if len(counts) > most:
+        counts = list(Counter(words).items())
+    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts) or UNKNOWN
+
+
 def empty_table() -> Table:
     return Table(box=None, header_style="dim", pad_edge=False)
+
+
+def bar(share: float, *, style: str, reached: float = 0.0, num_cells: int = 24) -> Text:
+    """A bar of `num_cells` cells, filled by `share` (0..1) and dimly up to `reached`."""
+    filled, dim = (round(min(1.0, max(0.0, part)) * num_cells) for part in (share, max(share, reached)))
+    words = Text("━" * filled, style=f"{style} not bold")
+    words.append("━" * (dim - filled), style=f"{style} dim not bold")
+    words.append("─" * (num_cells - dim), style="bright_black not bold")
+    return words
 
 
 def loss_in_words(loss: float | None) -> str:

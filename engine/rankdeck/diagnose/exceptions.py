@@ -77,21 +77,23 @@ def last_lines(text: str) -> tuple[str, ...]:
     return tuple(fold(lines)[-NUM_LAST_LINES:])
 
 
-def read_last_lines(log: Path, num_bytes: int = _TAIL_BYTES) -> tuple[str, ...]:
-    """The last lines of a rank's log; empty where there are none."""
+def tail_text(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
+    """The end of a rank's log; empty where it cannot be read."""
     try:
-        return last_lines(files.read_tail(log, num_bytes)[1].decode(errors="replace"))
+        return files.read_tail(log, num_bytes)[1].decode(errors="replace")
     except OSError:
-        return ()
+        return ""
+
+
+def read_last_lines(log: Path) -> tuple[str, ...]:
+    """The last lines of a rank's log; empty where there are none."""
+    return last_lines(tail_text(log))
 
 
 def last_lack(log: Path) -> str:
     """The last line at a log's end that says what the machine lacks, whichever process wrote it, or ""."""
-    try:
-        lines = files.read_tail(log, _TAIL_BYTES)[1].decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    lacks = (line for line in reversed(lines) if (named := name("", line)) and named.code in LACKS)
+    lines = reversed(tail_text(log).splitlines())
+    lacks = (line for line in lines if (named := name("", line)) and named.code in LACKS)
     return next(lacks, "").strip()[:_LONGEST]
 
 

@@ -61,7 +61,7 @@ class Fix:
     @property
     def room_bytes(self) -> int | None:
         """What would be left of the fullest device; None where nothing is planned, or its memory unknown."""
-        return None if self.line is None else _fullest(self.line).room_bytes
+        return None if self.line is None else fullest_of(self.line).room_bytes
 
     @property
     def headroom(self) -> str:
@@ -78,7 +78,8 @@ class Fix:
         return "" if self.line is None or self.room_bytes is None else words_of(self.line)
 
 
-def _fullest(line: PlanLine) -> PlannedDevice:
+def fullest_of(line: PlanLine) -> PlannedDevice:
+    """The fullest device of a line that has devices."""
     found = line.fullest
     assert found is not None
     return found
@@ -232,11 +233,11 @@ def _rank(fix: Fix) -> tuple[int, bool, bool, int]:
     line = fix.line
     assert line is not None
     verdict = VERDICTS.index(line.verdict)
-    return verdict, line.is_bound, "train.precision" in fix.changes, _fullest(line).total_bytes
+    return verdict, line.is_bound, "train.precision" in fix.changes, fullest_of(line).total_bytes
 
 
 def _planned(line: PlanLine, own: PlanLine, run: RunDir | None) -> Fix:
     changes = line.changes if line.configured else line.changes | strategy_changes(line)
     command = [] if run is None else command_of(run, changes)
-    saves_bytes = _fullest(own).total_bytes - _fullest(line).total_bytes
+    saves_bytes = fullest_of(own).total_bytes - fullest_of(line).total_bytes
     return Fix(fix_name(changes), changes=changes, command=command, line=line, saves_bytes=saves_bytes)

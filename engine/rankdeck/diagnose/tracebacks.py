@@ -14,7 +14,7 @@ from pathlib import Path
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase, phrase
-from rankdeck.diagnose.exceptions import IN_LOG, UNNAMED, advice_of, last_lines, name, shortened
+from rankdeck.diagnose.exceptions import IN_LOG, UNNAMED, advice_of, last_lines, name, shortened, tail_text
 from rankdeck.diagnose.own_code import FRAME, is_own
 from rankdeck.events import RankFailed
 
@@ -111,10 +111,7 @@ def _lost_others(raised: Raised) -> bool:
 
 def raised_in_thread(log: Path, folder: str) -> str:
     """What only a thread has raised, in words; empty where there is none."""
-    try:
-        raised = find_raised(files.read_tail(log, TAIL_BYTES)[1].decode(errors="replace"), folder)
-    except OSError:
-        return ""
+    raised = find_raised(tail_text(log, TAIL_BYTES), folder)
     return raised.words() if raised is not None and raised.in_thread else ""
 
 

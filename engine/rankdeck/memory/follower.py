@@ -39,8 +39,8 @@ from .scopes import ThreadState
 from .storages import Storages
 
 if TYPE_CHECKING:
+    from ..base.errors import TrainingError
     from ..torch_compat.dispatch import OpOverload
-    from .device_mix import DeviceMixError
 
 Compute = Callable[[Any, tuple[Any, ...], Kwargs | None], Any]
 """What an operation returns for its arguments."""
@@ -145,7 +145,7 @@ class Follower(DispatchMode):
         Scalars (0-dim) may come from anywhere, as on GPUs those of the host may; they decide only when alone.
 
         Raises:
-            DeviceMixError: the inputs live on two virtual devices.
+            TrainingError: the inputs live on two virtual devices.
         """
         device = scalar_device = _NOWHERE
         for arg in args if not kwargs else (*args, *kwargs.values()):
@@ -196,11 +196,11 @@ class Follower(DispatchMode):
                     self._storages.resized(part.untyped_storage())
 
 
-def _mix_error(func: OpOverload, first: int, second: int) -> DeviceMixError:
+def _mix_error(func: OpOverload, first: int, second: int) -> TrainingError:
+    from ..base.errors import TrainingError
     from ..base.phrases import phrase
-    from .device_mix import DeviceMixError
 
-    return DeviceMixError(
+    return TrainingError(
         phrase(
             "{function} read tensors of virtual devices {first} and {second}."
             " On GPUs this operation would fail.",
@@ -208,5 +208,6 @@ def _mix_error(func: OpOverload, first: int, second: int) -> DeviceMixError:
             first=first,
             second=second,
         ),
+        code="device-mix",
         advice=phrase("Move one of them first (VirtualDevices.transfer), or keep both on one device."),
     )

@@ -16,13 +16,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..torch_compat.ledger_hooks import Patches
-from .entries import kind_index
+from .entries import DeviceBytes, kind_index
 from .follower import Follower
 from .scopes import Scope, Threads
 from .storages import Storages
@@ -170,3 +170,33 @@ class Ledger(Storages):
     def crossing(self, target: int, kind: str | None = None) -> Scope:
         """A context in which operations may read any device, and what they return belongs to `target`."""
         return Scope(self._threads.state, target, kind, crossing=True)
+
+
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+
+
+class NullLedger:
+    """Answers the calls of a Ledger and keeps nothing, for devices whose bytes are not followed: GPUs, which
+    count for themselves, and compiled graphs, which run past a ledger."""
+
+    can_follow: ClassVar[bool] = False
+    is_following: ClassVar[bool] = False
+
+    def _no_scope(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
+        return _NO_SCOPE
+
+    following = paused = phase = on = crossing = _no_scope
+
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """Nothing is kept."""
+
+    watch = adopt = relabel = end_phase = reset_peaks = crossed = _ignore
+
+    def device_of(self, _: Any) -> int | None:
+        return None
+
+    def devices(self) -> list[DeviceBytes]:
+        return []
+
+
+AnyLedger = Ledger | NullLedger

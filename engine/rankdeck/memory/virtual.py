@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdeck.memory.ledger import Ledger
-from rankdeck.memory.null_ledger import AnyLedger, NullLedger
+from rankdeck.memory.ledger import AnyLedger, Ledger, NullLedger
 
 
 class VirtualDevices:

@@ -16,9 +16,9 @@ import msgspec
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
-from rankdeck.config.gpu_models import find_gpu, gpu_model
+from rankdeck.config.gpu_models import find_gpu
 from rankdeck.events import DeviceInfo
-from rankdeck.planner.candidates import Candidate, Target, TargetDevice, usable_bytes
+from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
@@ -63,9 +63,8 @@ def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
     """What to plan for where a run has been: its own devices, with nothing else on them."""
     like_cuda = infos[0].kind == "gpu"
     devices = tuple(
-        TargetDevice(info.name, total_bytes, 0, gpu_model(info.name, total_bytes) if like_cuda else None)
+        TargetDevice.of_gpu(info) if like_cuda else TargetDevice(info.name, info.total_bytes)
         for info in infos
-        for total_bytes in [usable_bytes(info.total_bytes, info.driver_bytes)]
     )
     return Target(f"{len(infos)} x {infos[0].name}", devices, like_cuda)
 

@@ -18,9 +18,11 @@ from rankdeck.base.phrases import phrase
 from rankdeck.base.units import format_setting
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.config.gpu_models import GpuModel, Rates
+from rankdeck.config.gpu_models import GpuModel, Rates, gpu_model
 from rankdeck.config.planning import Options
+from rankdeck.events import DeviceInfo
 from rankdeck.run.plan_lines import FITS, TIGHT, PlanLine
+from rankdeck.telemetry.gpu_status import GpuStatus
 
 ALL, OWN = "all", "own"
 MAX_BATCH = 2**20
@@ -143,11 +145,6 @@ def representatives(
 # What is planned for: devices, their size and speed, whether GPU rules hold, and who else is on them.
 
 
-def usable_bytes(total_bytes: int | None, driver_bytes: int | None) -> int | None:
-    """What programs can have of a device's memory; None where nobody named its size."""
-    return None if total_bytes is None else total_bytes - (driver_bytes or 0)
-
-
 @dataclass(frozen=True)
 class TargetDevice:
     """`total_bytes` is what programs can have, None where nobody named a size; `gpu` is None for a virtual
@@ -157,6 +154,12 @@ class TargetDevice:
     total_bytes: int | None
     others_bytes: int = 0
     gpu: GpuModel | None = None
+
+    @classmethod
+    def of_gpu(cls, gpu: DeviceInfo | GpuStatus, others_bytes: int = 0) -> TargetDevice:
+        """Return a GPU that is there, without the memory that its driver keeps."""
+        total_bytes = None if gpu.total_bytes is None else gpu.total_bytes - (gpu.driver_bytes or 0)
+        return cls(gpu.name, total_bytes, others_bytes, gpu_model(gpu.name, total_bytes))
 
     @property
     def room_bytes(self) -> int | None:

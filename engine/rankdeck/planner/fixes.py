@@ -30,7 +30,7 @@ from rankdeck.config import RunConfig, load
 from rankdeck.config.catalog import OPTIMIZERS
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES
 from rankdeck.config.gpu_models import MAX_PLANNED
-from rankdeck.diagnose.fixes import fixes_file
+from rankdeck.diagnose.fixes import fixes_file, fullest_of
 from rankdeck.planner.accuracy import target_of_run
 from rankdeck.planner.candidates import Candidate, Planner, Target, candidates_for, least_batch
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
@@ -278,27 +278,23 @@ def _sharded(base: RunConfig, count: int) -> list[Candidate]:
 
 
 def _needed_bytes(line: PlanLine) -> int:
-    assert line.fullest is not None
-    return line.fullest.total_bytes
+    return fullest_of(line).total_bytes
 
 
 def _lacks_bytes(line: PlanLine) -> int:
     """What the fullest device is short of."""
-    fullest = line.fullest
-    assert fullest is not None
+    fullest = fullest_of(line)
     room = fullest.room_bytes
     return fullest.total_bytes if room is None else -room
 
 
 def _said(line: PlanLine, words: str, num_bytes: int | None = None) -> PlanLine:
     """The line with what it means: the bytes of its fullest device, or `num_bytes`."""
-    fullest = line.fullest
-    assert fullest is not None
     changes = {
         key: value for key, value in line.changes.items() if key not in ("devices.use", "strategy.use")
     }
     what = ", ".join([line.label, *itertools.starmap(format_setting, changes.items())])
-    size = format_bytes(fullest.total_bytes if num_bytes is None else num_bytes)
+    size = format_bytes(_needed_bytes(line) if num_bytes is None else num_bytes)
     return msgspec.structs.replace(line, advice=phrase(words, what=what, devices=line.target, size=size))
 
 

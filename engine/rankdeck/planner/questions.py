@@ -27,6 +27,7 @@ from rankdeck.config import RunConfig
 from rankdeck.data.loader import one_batch
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.parallel.nested import call, cast, doubled, tensors_of
+from rankdeck.planner.candidates import least_batch
 from rankdeck.planner.samples import Samples
 from rankdeck.torch_compat.dispatch import DispatchMode, Kwargs, in_backward, storage_key, which_backward
 from rankdeck.torch_compat.modules import change_tensors
@@ -222,10 +223,8 @@ def record(
     """The answers of the model's first forward, of as many samples as one of the run has: the largest batch
     where batches differ, else the first samples. None where that is too much to compute, or fails.
     """
-    options, train = config.strategy.options, config.train
-    shards, stages = config.strategy_card.batch_cut(options, num_devices)
-    microbatches = int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
-    num_samples = max(1, train.global_batch // (train.accumulate * shards * microbatches))
+    train = config.train
+    num_samples = max(1, train.global_batch // least_batch(config, num_devices))
     dtype = torch.float64 if train.precision == "fp64" else None
     recorded = Recorded()
     try:

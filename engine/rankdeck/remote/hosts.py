@@ -7,13 +7,42 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from rankdeck.base.errors import MachineError, RankdeckError
+import msgspec
+
+from rankdeck.base.errors import MachineError, Problem, RankdeckError
+from rankdeck.base.parsing import json_of
 from rankdeck.base.phrases import phrase
 from rankdeck.remote import wire
 from rankdeck.remote.link import Link
 
 _TURN_S = 0.02
 _MOST_SAID_BYTES = 1 << 20
+
+
+class CommandResult(msgspec.Struct):
+    """The JSON of a command that starts a run: where the run is, or why there is none.
+
+    Other hosts join the run at `place`.
+    """
+
+    run: str = ""
+    path: str = ""
+    place: str = ""
+    problems: list[Problem] = []
+
+    @classmethod
+    def read(cls, said: str | bytes) -> CommandResult:
+        """Read it from a command's output; empty where that is something else."""
+        try:
+            return msgspec.convert(json_of(said), cls)
+        except (ValueError, msgspec.ValidationError):
+            return cls()
+
+    @property
+    def attempt(self) -> int:
+        """Number of the run's attempt."""
+        number = self.place.rpartition("@")[2]
+        return int(number) if number.isdecimal() else 0
 
 
 class Ran:
@@ -24,37 +53,51 @@ class Ran:
         self.out, self.errors = bytearray(), bytearray()
         self.code: int | None = None
 
+    def result(self) -> CommandResult:
+        """Read what a command with --json has said."""
+        return CommandResult.read(bytes(self.out))
+
     def reason(self) -> str:
         """Of one that has ended: what it said first of it, or its code."""
         lines = bytes(self.errors).decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]
         return said[0][:300] if said else phrase("it ended with {code}", code=self.code or 0)
 
-    def end(self) -> None:
-        """Ask it to."""
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Ask it to, by this signal."""
         if self.code is None:
-            self.host.link.send(wire.Signal(number=self.number, signal=signal.SIGTERM))
+            self.host.link.send(wire.Signal(number=self.number, signal=number))
 
 
 class Host:
-    """One of them. `folder` is where the archive that was sent is unpacked; `error` why nothing more comes of
-    it."""
+    """One of them. `folder` is where the archive that was sent is unpacked; `refused` what it would not do,
+    `error` why nothing more comes of it. `on_output` gets what commands write: stream (1 or 2) and bytes."""
 
-    def __init__(self, name: str, say: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        say: Callable[[str, str], None] = lambda *_: None,
+        on_output: Callable[[int, bytes], None] = lambda *_: None,
+    ) -> None:
         self.name = name
         self.folder: str | None = None
+        self.refused: wire.Refused | None = None
         self.error: RankdeckError | None = None
         self.say = partial(say, name)
+        self._on_output = on_output
         self._ran: list[Ran] = []
         self.was_up = False
         self.link = Link(name, self._take)
 
-    def begin(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran:
-        """Run `rankdeck ARGV` there."""
+    def begin(
+        self, argv: Sequence[str], environment: Mapping[str, str] | None = None, folder: str = ""
+    ) -> Ran:
+        """Run `rankdeck ARGV` there, in a folder."""
         ran = Ran(self, len(self._ran))
         self._ran.append(ran)
         given = dict(environment or {})
-        self.link.send(wire.Command(number=ran.number, argv=list(argv), environment=given))
+        command = wire.Command(number=ran.number, argv=list(argv), environment=given, folder=folder)
+        self.link.send(command)
         return ran
 
     def send(self, archive: bytes) -> None:
@@ -71,7 +114,10 @@ class Host:
         except RankdeckError as error:
             self.error = error
             return
-        if self.was_up and not self.link.is_up:
+        if (said := self.refused) is not None:
+            words = phrase("{host}: {reason}", host=self.name, reason=said.message)
+            self.error = MachineError(words, code=said.code, advice=said.advice or None)
+        elif self.was_up and not self.link.is_up:
             self.error = MachineError(
                 phrase("The connection to {host} broke.", host=self.name),
                 code="connection-lost",
@@ -83,19 +129,18 @@ class Host:
         match message:
             case wire.Unpacked():
                 self.folder = message.path
-            case wire.Output(stream=1) if message.number < len(self._ran):
-                out = self._ran[message.number].out
-                out += body[: _MOST_SAID_BYTES - len(out)]
             case wire.Output():
+                self._on_output(message.stream, body)
                 if message.number < len(self._ran):
-                    errors = self._ran[message.number].errors
-                    errors += body[: _MOST_SAID_BYTES - len(errors)]
-                self.say(body.decode(errors="replace").strip())
+                    ran = self._ran[message.number]
+                    said = ran.out if message.stream == 1 else ran.errors
+                    said += body[: _MOST_SAID_BYTES - len(said)]
+                if message.stream != 1:
+                    self.say(body.decode(errors="replace").strip())
             case wire.Ended() if message.number < len(self._ran):
                 self._ran[message.number].code = message.code
             case wire.Refused():
-                words = phrase("{host}: {reason}", host=self.name, reason=message.message)
-                raise MachineError(words, code=message.code, advice=message.advice or None)
+                self.refused = message
             case _:
                 raise wire.WireError("nobody asked for it")
 
@@ -123,10 +168,7 @@ class Hosts:
 
     def close(self) -> None:
         for host in self.all:
-            try:
-                host.link.close()
-            except RankdeckError:
-                pass
+            host.link.close()
 
     @property
     def up(self) -> list[Host]:

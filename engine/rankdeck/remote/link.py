@@ -13,11 +13,10 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import IO
 
 import rankdeck
-from rankdeck.base.errors import RankdeckError
 from rankdeck.remote import ssh, wire
 from rankdeck.remote.clock import Clock
 
@@ -40,7 +39,6 @@ class Link:
         on_message: Callable[[wire.ToNear, bytes], None],
         on_up: Callable[[], None] = lambda: None,
         *,
-        command: Sequence[str] | None = None,
         given_up_s: float = GIVEN_UP_S,
         is_known: bool = False,
     ) -> None:
@@ -48,7 +46,7 @@ class Link:
         self.clock = Clock()
         self.version: str | None = None
         self.address = self.caller = ""
-        self._command = list(command) if command is not None else ssh.command(host)
+        self._command = ssh.command(host)
         self._on_message, self._on_up = on_message, on_up
         self._given_up_s = given_up_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -194,7 +192,4 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self.close()
-        except RankdeckError:
-            pass
+        self.close()

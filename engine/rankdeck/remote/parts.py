@@ -13,35 +13,19 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-import msgspec
-
-from rankdeck.base.errors import ConfigError, MachineError, Problem, RunNotFoundError
-from rankdeck.base.parsing import json_of
+from rankdeck.base.errors import ConfigError, MachineError, RunNotFoundError
 from rankdeck.base.phrases import phrase
 from rankdeck.config import RunConfig
 from rankdeck.config.over_hosts import JOIN, NAME
 from rankdeck.remote import snapshot, ssh
-from rankdeck.remote.hosts import Host, Hosts, Ran
+from rankdeck.remote.hosts import CommandResult, Host, Hosts, Ran
 
 _END_S = 10.0
 
 
-class Begun(msgspec.Struct):
-    """What `train --detach --json` says of a host's part; `place` is where others join it."""
-
-    run: str = ""
-    path: str = ""
-    place: str = ""
-    problems: list[Problem] = []
-
-    @property
-    def attempt(self) -> int:
-        """Which one of the run it is."""
-        number = self.place.rpartition("@")[2]
-        return int(number) if number.isdecimal() else 0
-
-
-def begin_parts(config: RunConfig, runs: Path | None, say: Callable[[str, str], None]) -> tuple[str, Begun]:
+def begin_parts(
+    config: RunConfig, runs: Path | None, say: Callable[[str, str], None]
+) -> tuple[str, CommandResult]:
     """Start a run on the hosts that the configuration names: the first host, and what it says of the run.
     `runs` is where the run goes, on this host alone where it is one of them. `say(host, words)` gets what
     happens there.
@@ -68,7 +52,7 @@ def begin_parts(config: RunConfig, runs: Path | None, say: Callable[[str, str], 
 
 def begin_parts_again(
     run: str, names: Sequence[str], argv: Sequence[str], say: Callable[[str, str], None]
-) -> tuple[str, Begun]:
+) -> tuple[str, CommandResult]:
     """The next attempt of a run on these hosts; the first of them had it, and knows it by this name."""
     more = [*argv, "--set", f"hosts.use={json.dumps(list(names))}"]
     with Hosts(names, say) as hosts:
@@ -79,7 +63,7 @@ def begin_parts_again(
 
 def _begin(
     hosts: Hosts, address: str | None, command: Callable[[Host, str], Sequence[str]]
-) -> tuple[str, Begun]:
+) -> tuple[str, CommandResult]:
     """`command(host, run)`: what begins a host's part; `run` is what the first one calls it, once known."""
     head, *others = hosts.all
     detached = ["--detach", "--json"]
@@ -102,7 +86,7 @@ def _stop(hosts: Hosts, first: Ran) -> None:
     """What is only beginning can be stopped once it has said where it is."""
     head = first.host
     hosts.poll_until(lambda: first.code is not None or head.error is not None, _END_S)
-    path, stopped = _said(first).path, first
+    path, stopped = first.result().path, first
     if path:
         stopped = head.begin(["stop", path, "--now"])
         hosts.poll_until(lambda: stopped.code is not None or head.error is not None, _END_S)
@@ -118,27 +102,20 @@ def address_of(head: Host, others: Sequence[Host]) -> str:
     return callers[0] if callers else "127.0.0.1"
 
 
-def _answer(hosts: Hosts, asked: Sequence[Ran], whole: str = "") -> Begun:
+def _answer(hosts: Hosts, asked: Sequence[Ran], whole: str = "") -> CommandResult:
     """What the last one says, once all have; `whole`: where the first host's part is. Raises: MachineError, a
     part could not be begun."""
     hosts.poll_until(lambda: all(ran.code is not None or ran.host.error for ran in asked))
     hosts.check(ran.host for ran in asked)
-    begun = Begun()
+    begun = CommandResult()
     for ran in asked:
-        begun = _said(ran)
+        begun = ran.result()
         if ran.code != 0 or not begun.path:
             raise _why_not(ran, begun, whole)
     return begun
 
 
-def _said(ran: Ran) -> Begun:
-    try:
-        return msgspec.convert(json_of(bytes(ran.out)), Begun)
-    except (ValueError, msgspec.ValidationError):
-        return Begun()
-
-
-def _why_not(ran: Ran, begun: Begun, whole: str) -> MachineError | ConfigError:
+def _why_not(ran: Ran, begun: CommandResult, whole: str) -> MachineError | ConfigError:
     kind = ConfigError if ran.code == ConfigError.exit_code else MachineError
     if not begun.problems:
         return kind(phrase("{host}: {reason}", host=ran.host.name, reason=ran.reason()), code="part")

@@ -57,7 +57,10 @@ class _Child:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self.pipes = {self.process.stdout: 1, self.process.stderr: 2}
+        pipes = {self.process.stdout: 1, self.process.stderr: 2}
+        self.pipes = {pipe: stream for pipe, stream in pipes.items() if pipe is not None}
+        for pipe in self.pipes:
+            os.set_blocking(pipe.fileno(), False)
 
 
 def _welcome() -> wire.Welcome:
@@ -157,9 +160,6 @@ class Serving:
             words = phrase("The command could not be started: {why}.", why=why)
             self._outbox.put(wire.Refused(number=asked.number, code="system", message=words[:4000]))
             return
-        for pipe in child.pipes:
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
         self._children.append(child)
 
     def _signal(self, asked: wire.Signal) -> None:
@@ -175,7 +175,6 @@ class Serving:
             # Before its pipes: what it said last is in them then.
             code = child.process.poll()
             for pipe, stream in list(child.pipes.items()):
-                assert pipe is not None
                 while self._outbox.waiting_bytes < _ENOUGH_BYTES:
                     try:
                         data = os.read(pipe.fileno(), _CHUNK_BYTES)
@@ -190,7 +189,6 @@ class Serving:
             if code is not None and self._outbox.waiting_bytes < _ENOUGH_BYTES:
                 self._children.remove(child)
                 for pipe in child.pipes:
-                    assert pipe is not None
                     pipe.close()
                 self._outbox.put(wire.Ended(number=child.number, code=code if code >= 0 else 128 - code))
 
@@ -249,7 +247,6 @@ class Serving:
                 child.process.kill()
                 child.process.wait()
             for pipe in child.pipes:
-                assert pipe is not None
                 pipe.close()
         self._selector.close()
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.config.catalog import Options
-from rankdeck.memory.null_ledger import AnyLedger, NullLedger
+from rankdeck.memory.ledger import AnyLedger, NullLedger
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.backward import backward
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0

@@ -9,15 +9,16 @@ host's memory is asked each time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
 
 from rankdeck.base.masking import MASK, mask_arguments
 from rankdeck.telemetry.readings import ProcessUse
 
+T = TypeVar("T")
 _HOST_NAMESPACE = 0xEFFFFFFC  # the inode of the first pid namespace of any Linux
 _DEVICE_FILES = "/dev/nvidia"
 
@@ -48,7 +49,8 @@ class ProcessNames:
     def use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
         """What is told of the process on a device."""
         who = self.identify(pid)
-        host_bytes = None if who.process is None else _host_bytes(who.process)
+        process = who.process
+        host_bytes = None if process is None else _known(lambda: int(process.memory_info().rss))
         return ProcessUse(
             pid, who.name, used_bytes, kind, who.foreign,
             user=who.user, command=who.command, host_bytes=host_bytes,
@@ -68,7 +70,8 @@ class ProcessNames:
             return Identity(None, foreign=True)
         if self._may_be_hosts and _holds_gpu(pid) is False:
             return Identity(None, foreign=True)
-        return Identity(name, False, _user(process), _command(process), process)
+        user = _known(lambda: _whole(process.username()))
+        return Identity(name, False, user, _known(lambda: command_of(process.cmdline()) or None), process)
 
 
 def _whole(text: str) -> str:
@@ -76,23 +79,10 @@ def _whole(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _user(process: psutil.Process) -> str | None:
+def _known(ask: Callable[[], T]) -> T | None:
+    """The answer of the system, or None where it refuses one or the process has ended."""
     try:
-        return _whole(process.username())
-    except psutil.Error:
-        return None
-
-
-def _command(process: psutil.Process) -> str | None:
-    try:
-        return command_of(process.cmdline()) or None
-    except psutil.Error:
-        return None
-
-
-def _host_bytes(process: psutil.Process) -> int | None:
-    try:
-        return int(process.memory_info().rss)
+        return ask()
     except psutil.Error:
         return None
 
@@ -123,7 +113,6 @@ _SUM = re.compile(r"\b[0-9a-f]{40}\b")
 
 def command_of(arguments: Sequence[str]) -> str:
     """The arguments of a process, as they may be shown."""
-    texts = [argument.encode(errors="replace").decode() for argument in arguments]
-    words = _SUM.sub(MASK, " ".join(mask_arguments(texts, any_key=True)).strip())
+    words = _SUM.sub(MASK, " ".join(mask_arguments(list(map(_whole, arguments)), any_key=True)).strip())
     words = "".join(sign if sign.isprintable() else " " for sign in words)
     return words if len(words) <= LONGEST else words[: LONGEST - 3] + "..."

@@ -18,8 +18,7 @@ from rankdeck import events
 from rankdeck.base.errors import MachineError, Problem
 from rankdeck.base.phrases import phrase
 from rankdeck.data.loader import first_batch
-from rankdeck.memory.ledger import Ledger
-from rankdeck.memory.null_ledger import AnyLedger, NullLedger
+from rankdeck.memory.ledger import AnyLedger, Ledger, NullLedger
 from rankdeck.parallel.mesh import Backend
 from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.profiling.simulated_pace import pace_of

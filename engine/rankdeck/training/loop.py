@@ -25,7 +25,7 @@ from rankdeck.data.base import SampleSet
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import HeldoutBatches
 from rankdeck.diagnose.fixes import with_fix
-from rankdeck.memory.null_ledger import AnyLedger
+from rankdeck.memory.ledger import AnyLedger
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.batches import training_loader

@@ -15,8 +15,8 @@ from rankdeck import events
 from rankdeck.base.errors import Evidence, Problem
 from rankdeck.cli import console
 from rankdeck.cli.display import PlainLines
-from rankdeck.cli.live import LiveDisplay, bar, device_bars
-from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
+from rankdeck.cli.live import LiveDisplay, device_bars
+from rankdeck.cli.words import bar, evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.verified import verified_text

@@ -7,20 +7,17 @@ import json
 import pytest
 
 from rankdeck.cli.console import as_json
-from rankdeck.cli.plan_tables import PlanOutput, per_device
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice
+from rankdeck.cli.plan_tables import PlanOutput
+from rankdeck.cli.words import sizes_in_words
+from rankdeck.run.plan_lines import PlanLine
 
 
 def test_equal_neighbours_are_said_once_with_their_number() -> None:
-    sizes = (5 * 2**30, 2**30, 2**30, 2**30, 5 * 2**30)
-    devices = [PlannedDevice(device=i, active_bytes=size, total_bytes=size) for i, size in enumerate(sizes)]
-    assert per_device(devices) == "5.0 GiB, 1.0 GiB x3, 5.0 GiB"
+    assert sizes_in_words((5 * 2**30, 2**30, 2**30, 2**30, 5 * 2**30)) == "5.0 GiB, 1.0 GiB x3, 5.0 GiB"
 
 
 def test_many_devices_that_differ_in_turn_are_said_once_each() -> None:
-    sizes = (5 * 2**30, 2**30) * 512
-    devices = [PlannedDevice(device=i, active_bytes=size, total_bytes=size) for i, size in enumerate(sizes)]
-    assert per_device(devices) == "5.0 GiB x512, 1.0 GiB x512"
+    assert sizes_in_words((5 * 2**30, 2**30) * 512, most=8) == "5.0 GiB x512, 1.0 GiB x512"
 
 
 @pytest.mark.parametrize(

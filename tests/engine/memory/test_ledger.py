@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from rankdeck.base.errors import TrainingError
 from rankdeck.events import MEMORY_KINDS
-from rankdeck.memory.device_mix import DeviceMixError
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
@@ -240,8 +240,9 @@ def test_two_devices_in_one_operation_are_an_error_that_names_both() -> None:
             lambda: torch.cat([first, second]),
             lambda: F.linear(torch.ones(1, 2), first.view(1, 2), second[:1]),
         ):
-            with pytest.raises(DeviceMixError, match=r"aten\.\w+.* virtual devices [02] and [02]"):
+            with pytest.raises(TrainingError, match=r"aten\.\w+.* virtual devices [02] and [02]") as mixed:
                 mix()
+            assert mixed.value.code == "device-mix"
 
 
 def test_scalars_may_come_from_any_device() -> None:

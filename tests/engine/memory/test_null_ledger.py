@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rankdeck.memory.ledger import Ledger
-from rankdeck.memory.null_ledger import NullLedger
+from rankdeck.memory.ledger import Ledger, NullLedger
 
 
 def test_every_call_of_a_strategy_is_answered_and_nothing_is_known() -> None:

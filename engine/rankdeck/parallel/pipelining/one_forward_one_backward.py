@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankdeck.memory.null_ledger import AnyLedger
+from rankdeck.memory.ledger import AnyLedger
 from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.fsdp.blocks import sharded_modules
 from rankdeck.parallel.pipelining.communication import StageCommunication

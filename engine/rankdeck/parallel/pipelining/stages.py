@@ -21,7 +21,7 @@ from torch.export.unflatten import InterpreterModule
 
 from rankdeck.base.errors import ModelError
 from rankdeck.base.phrases import phrase
-from rankdeck.memory.null_ledger import AnyLedger
+from rankdeck.memory.ledger import AnyLedger
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.backward import sums_of_first
 from rankdeck.parallel.collectives.sync_batch_norm import update_running

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.memory.null_ledger import AnyLedger, NullLedger
+from rankdeck.memory.ledger import AnyLedger, NullLedger
 from rankdeck.parallel.state.over_ranks import Groups, StateOverRanks, counts_samples, joined
 from rankdeck.parallel.state.slots import (
     Slot,

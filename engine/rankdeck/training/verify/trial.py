@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.heartbeat import CHECK_BUILD, CHECK_STEP, VERIFYING
-from rankdeck.memory.null_ledger import NullLedger
+from rankdeck.memory.ledger import NullLedger
 from rankdeck.parallel.tensor.split_plan import KnownModel
 from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.dtensors import is_dtensor, local_part
