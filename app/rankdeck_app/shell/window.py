@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMetaObject, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.keymap import Shortcuts, to_text
@@ -40,6 +40,7 @@ from rankdeck_app.shell.tab_switcher import TabSwitcher
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
 from rankdeck_app.theme import theme_in_words
+from rankdeck_app.widgets.layouts import column, row
 
 APP_NAME = "Rankdeck"
 # What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
@@ -104,16 +105,8 @@ class MainWindow(QWidget):
         self.columns.setStretchFactor(1, 1)
         self.columns.setSizes([DEFAULT_WIDTH, 1092])
         self.rows.setSizes([640, DEFAULT_HEIGHT])
-        middle = QHBoxLayout()
-        middle.setSpacing(0)
-        middle.addWidget(self.activity_bar)
-        middle.addWidget(self.columns, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.title_bar)
-        column.addLayout(middle, 1)
-        column.addWidget(self.status)
+        middle = row(self.activity_bar, (self.columns, 1), spacing=0)
+        column(self.title_bar, (middle, 1), self.status, on=self, spacing=0)
         self.toasts = Toasts(self.services, self, self.editor, self.status)
         self.palette_box = Palette(self.services, self)
         self.switcher = TabSwitcher(self.services, self.editor, self)
