@@ -72,7 +72,7 @@ class MainWindow(QWidget):
         self._titled: QMetaObject.Connection | None = None
         fit_minimum(self)
         self.setAcceptDrops(True)
-        self.appearance = Appearance(services, self._tell_error, self)
+        self.appearance = Appearance(services, lambda text: self.toasts.error(text), self)
         self._zen = False
         self._panel_max = False
         self._painted = False
@@ -270,9 +270,6 @@ class MainWindow(QWidget):
         for activity in self.side_bar.activities.values():
             keys = self.keymap.text_for(f"view.show.{activity.id}")
             self.activity_bar.button(activity.id).setToolTip(with_keys(spoken(activity.title), keys))
-
-    def _tell_error(self, text: str) -> None:
-        self.toasts.error(text)
 
     def _on_setting(self, key: str) -> None:
         if key == "window.show_frame_time":
