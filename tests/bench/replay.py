@@ -306,7 +306,7 @@ class Bench:
         return loaded + (
             f"live: frame p50 {stats.p50_ms:.1f} ms, p99 {stats.p99_ms:.1f} ms (goal 16), of the processor "
             f"p99 {self._frames.percentile(0.99):.1f} ms; {stats.rate_hz:.0f} fps, "
-            f"{share:.0%} of a core (goal 30 %), {rate:.0f} losses/s, {len(live.losses):,} points, "
+            f"{share:.0%} of a core (goal 30 %), {rate:.0f} losses/s, {len(live.fold.losses):,} points, "
             f"{grown / 1e6:+.1f} MB of memory in {wall_s:.0f} s, "
             f"{self._sizes[0]} devices, {self._app.platformName()}, load {os.getloadavg()[0]:.1f}"
         )

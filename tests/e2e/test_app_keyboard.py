@@ -76,7 +76,7 @@ def launched(app: RealApp, count: int) -> RunDir:
     app.press("ctrl+F5")
     run = newest_run(count)
     app.wait(f"{PAGE} == {f'run:{run.path}'!r}", 60)
-    app.wait("len(window.editor.active_page().run.losses) > 20", 60)
+    app.wait("len(window.editor.active_page().run.fold.losses) > 20", 60)
     return run
 
 

@@ -81,7 +81,7 @@ def test_one_click_on_the_suggestion_draws_a_first_loss(qtbot: QtBot, app: App) 
     app.session.disk.settle()
     assert isinstance(app.window.editor.active_page(), StartingPage)
     run = launched(app)
-    wait_for(lambda: len(run.losses) > 0, 120, "the first loss")
+    wait_for(lambda: len(run.fold.losses) > 0, 120, "the first loss")
     assert run.strategy == "dp" and len(run.devices) == 4 and run.is_rehearsal
     wait_for(lambda: app.tabs.usages()[1], 10, "bytes on the device cards")
     state = app.window.status.item("run")
@@ -98,7 +98,7 @@ def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
     qtbot.keyClick(app.window, Qt.Key.Key_F5, Qt.KeyboardModifier.ControlModifier)
     run = launched(app)
     wait_for(lambda: run.outcome == "completed", STEPS_S, "the run's completion")
-    assert run.step == 30 and len(run.losses) == 30 and not run.problems and not run.fold.counts.missing
+    assert run.step == 30 and len(run.fold.losses) == 30 and not run.problems and not run.fold.counts.missing
     assert run.fold.num_events == num_written(run.run)
     wait_for(lambda: "completed, exit code 0" in output_text(app), 10, "the last line of output")
     assert "[rank 1] step 30" in output_text(app)
@@ -193,7 +193,7 @@ def test_a_killed_app_leaves_its_run_alone_and_reopening_shows_every_event(
     app.window.commands.run("run.stop")
     wait_for(lambda: run.outcome == "stopped" and not run.is_live, STEPS_S, "the end of its run")
     assert run.fold.num_events == num_written(run.run) and not run.fold.counts.missing
-    assert len(run.losses) == run.step > seen + 200
+    assert len(run.fold.losses) == run.step > seen + 200
 
 
 OWN_MODEL = """\

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.xvfb, pytest.mark.timeout(240)]
 GROUPS = "[[tab.page_id for tab in group.tabs] for group in window.editor.groups()]"
 RIGHT = "on_screen(window.editor, QPoint(window.editor.width() - 40, window.editor.height() // 2))"
 OVER = "any(group._overlay.isVisible() for group in window.editor.groups())"
-LOSSES = "[len(page.run.losses) for page in window.editor.pages() if page.page_id.startswith('run:')]"
+LOSSES = "[len(page.run.fold.losses) for page in window.editor.pages() if page.page_id.startswith('run:')]"
 
 
 @pytest.fixture(scope="module")

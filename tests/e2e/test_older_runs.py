@@ -110,8 +110,8 @@ def test_an_older_run_opens_in_the_app(run: Path, live: LiveRun) -> None:
     wait_until(is_read)
     assert (live.strategy, live.step or 0) == (then["strategy"], then["steps"])
     if (loss := then["loss"]["last"]) is not None:
-        assert live.losses.last_y == pytest.approx(loss)
-    evaluated = None if live.evaluation is None else live.evaluation.step
+        assert live.fold.losses.last_y == pytest.approx(loss)
+    evaluated = None if live.fold.evaluation is None else live.fold.evaluation.step
     assert evaluated == (then["evaluation"] and then["evaluation"]["step"])
 
 

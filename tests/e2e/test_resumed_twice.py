@@ -72,20 +72,21 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
     assert [float(row["loss"]) for row in rows] == losses
     assert (facts["loss"]["first"], facts["loss"]["last"]) == (losses[0], losses[-1])
 
-    steps, shown = live.losses.points()
+    steps, shown = live.fold.losses.points()
     assert steps.tolist() == list(range(1, 71)) and live.step == facts["steps"]
     assert shown.tolist() == pytest.approx(losses, rel=1e-6)
     smoothed = Ema(1 / 2).extend(np.array([losses]))[0]
-    assert live.loss_ema.points()[1].tolist() == pytest.approx(smoothed.tolist(), rel=1e-5)
+    assert live.fold.loss_ema.points()[1].tolist() == pytest.approx(smoothed.tolist(), rel=1e-5)
     assert live.samples_per_s == facts["samples_per_s"]
     assert live.fold.step_times() == facts["step_s"]
-    evaluation = live.evaluation
+    evaluation = live.fold.evaluation
     assert evaluation is not None and evaluation.step == facts["evaluation"]["step"] == 70
     assert evaluation.loss == facts["evaluation"]["loss"]
     peaks = [live.total_bytes_of(device) for device in live.devices]
     assert peaks == [device["peak_bytes"] for device in facts["devices"]]
     assert live.fold.counts.missing == facts["missing_lines"]
-    assert len(live.held_out) == len({step for step, _ in zip(*live.held_out.points(), strict=True)})
+    steps, _ = live.fold.held_out.points()
+    assert len(steps) == len({*steps})
     (row,) = [row for row in rankdeck_here("runs", "--json", code=0).json if row["run"] == run.name]
     assert {key: row[key] for key in row} == {key: facts[key] for key in row}
 

@@ -26,8 +26,8 @@ from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
+from rankdeck_app.shell.floating_list import QuickItem
 from rankdeck_app.shell.page import Page
-from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.kept_file import RecentComparisons

@@ -24,7 +24,7 @@ from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import error_in_words, tr
-from rankdeck_app.shell.palette import QuickItem
+from rankdeck_app.shell.floating_list import QuickItem
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.state.problem_list import text_of

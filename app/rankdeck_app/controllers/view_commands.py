@@ -20,7 +20,8 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import error_in_words, tr
-from rankdeck_app.shell.palette import QuickItem, QuickProvider
+from rankdeck_app.shell.floating_list import QuickItem
+from rankdeck_app.shell.palette import QuickProvider
 from rankdeck_app.shell.toasts import Once
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page

@@ -38,10 +38,7 @@ class Appearance(QObject):
         self._tell = tell
         self._flash_ms = QApplication.cursorFlashTime()
         self._theme.set_compact(self._is_compact())
-        try:
-            self._theme.load(self._settings.get("theme.name", str))
-        except ThemeError as error:
-            self._settings.problems.append(str(error))
+        self._load(self._settings.problems.append)
         self._theme.apply()
         self._move()
         self._settings.changed.connect(self._follow)
@@ -54,21 +51,21 @@ class Appearance(QObject):
 
     def _follow(self, key: str) -> None:
         if key == "theme.name":
-            self._load()
+            self._load(self._tell)
         elif key == "window.density":
             self._theme.set_compact(self._is_compact())
         elif key in ("window.reduced_motion", "window.frame_rate"):
             self._move()
 
-    def _load(self) -> None:
+    def _load(self, tell: Callable[[str], object]) -> None:
         try:
             self._theme.load(self._settings.get("theme.name", str))
         except ThemeError as error:
-            self._tell(str(error))
+            tell(str(error))
 
     def _follow_desktop(self) -> None:
         if self._settings.get("theme.name", str) == SYSTEM:
-            self._load()
+            self._load(self._tell)
 
     def _move(self) -> None:
         """Whether menus slide, the text cursor blinks, and how often live views are drawn."""

@@ -5,7 +5,7 @@ A widget whose text can be looked through has a `find_bar`.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QApplication, QWidget
@@ -14,13 +14,8 @@ from rankdeck_app.commands.table import Context
 from rankdeck_app.shell.editor_area import EditorArea
 from rankdeck_app.shell.panel import Panel
 
-
-class HasSteps(Protocol):
-    """A find bar, as the frame knows it."""
-
-    def open(self) -> None: ...
-
-    def step(self, step: int) -> None: ...
+if TYPE_CHECKING:
+    from rankdeck_app.widgets.find_bar import FindBar
 
 
 class FindCommands(QObject):
@@ -43,7 +38,7 @@ class FindCommands(QObject):
         if (bar := self._bar()) is not None:
             bar.step(step)
 
-    def _bar(self) -> HasSteps | None:
+    def _bar(self) -> FindBar | None:
         widget = QApplication.focusWidget()
         while widget is not None:
             if (bar := _bar_of(widget)) is not None:
@@ -57,5 +52,5 @@ class FindCommands(QObject):
         self._context.set("canFind", self._bar() is not None)
 
 
-def _bar_of(widget: QWidget | None) -> HasSteps | None:
-    return cast("HasSteps | None", getattr(widget, "find_bar", None))
+def _bar_of(widget: QWidget | None) -> FindBar | None:
+    return cast("FindBar | None", getattr(widget, "find_bar", None))

@@ -40,21 +40,12 @@ class WindowState(QObject):
         self._kept = KeptFile(path, self._content, self, disk=window.services.disk, refused=self._say_refused)
         self._ready = False
         self._failed = False
-        self._saved = self._read()
+        # Nothing of it is worth an error: without it the window opens as on the first day.
+        self._saved = self._kept.read()
         window.started.connect(self._restore_tabs)
         window.layout_changed.connect(self.save_soon)
         window.editor.layout_changed.connect(self.save_soon)
         window.closing.connect(self.save_now)
-
-    def _read(self) -> dict[str, Any]:
-        """The file's content; nothing of it is worth an error: without it the window opens as on the first
-        day.
-        """
-        try:
-            content = self._kept.read()
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
 
     def restore_frame(self) -> None:
         window, saved = self._window, self._saved

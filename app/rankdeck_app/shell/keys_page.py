@@ -17,18 +17,16 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QHeaderView,
     QKeySequenceEdit,
-    QLabel,
     QLineEdit,
-    QPushButton,
     QTreeWidget,
     QTreeWidgetItem,
-    QVBoxLayout,
 )
 
 from rankdeck_app.commands.keymap import to_keys, to_text
 from rankdeck_app.language import tr
 from rankdeck_app.shell.fuzzy import fuzzy_match
 from rankdeck_app.shell.page import Page
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
@@ -56,17 +54,12 @@ class KeysPage(Page):
         self.table.setUniformRowHeights(True)
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.table.header().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
-        for column, width in enumerate((320, 200, 220)):
-            self.table.setColumnWidth(column, width)
+        for at, width in enumerate((320, 200, 220)):
+            self.table.setColumnWidth(at, width)
         self.table.activated.connect(lambda _index: self.record())
         self.table.currentItemChanged.connect(lambda _now, _before: self._update_buttons())
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 12, 16, 12)
-        layout.setSpacing(10)
-        layout.addWidget(self._filter)
-        layout.addWidget(self.table, 1)
-        layout.addWidget(self._make_recorder())
-        layout.addLayout(self._make_buttons())
+        parts = self._filter, (self.table, 1), self._make_recorder(), self._make_buttons()
+        column(*parts, on=self, margins=(16, 12, 16, 12), spacing=10)
         self.setFocusProxy(self._filter)
         self._keymap.changed.connect(self.refresh)
         self.refresh()
@@ -79,32 +72,19 @@ class KeysPage(Page):
         self.recorder.setAccessibleName(tr("Press the new keys"))
         self.recorder.editingFinished.connect(self._on_recorded)
         self.recorder.installEventFilter(self)
-        self._prompt = QLabel()
-        self._prompt.setWordWrap(True)
+        self._prompt = text_label()
         self._box = QFrame()
         self._box.setProperty("kind", "card")
-        row = QHBoxLayout(self._box)
-        row.setContentsMargins(12, 8, 12, 8)
-        row.addWidget(self._prompt, 1)
-        row.addWidget(self.recorder)
+        row((self._prompt, 1), self.recorder, on=self._box, margins=(12, 8, 12, 8))
         self._box.hide()
         return self._box
 
     def _make_buttons(self) -> QHBoxLayout:
-        row = QHBoxLayout()
-        self._change = QPushButton(tr("Change Keys"))
-        self._remove = QPushButton(tr("Remove Keys"))
-        self._reset = QPushButton(tr("Reset"))
-        self._change.clicked.connect(self.record)
-        self._remove.clicked.connect(lambda: self._give(()))
-        self._reset.clicked.connect(self._on_reset)
-        for button in (self._change, self._remove, self._reset):
-            row.addWidget(button)
-        self._message = QLabel()
-        self._message.setProperty("tone", "dim")
-        self._message.setWordWrap(True)
-        row.addWidget(self._message, 1)
-        return row
+        self._change = push_button(tr("Change Keys"), "", self.record)
+        self._remove = push_button(tr("Remove Keys"), "", lambda: self._give(()))
+        self._reset = push_button(tr("Reset"), "", lambda: self._keymap.reset(self.selected()))
+        self._message = text_label(tone="dim")
+        return row(self._change, self._remove, self._reset, (self._message, 1))
 
     def refresh(self) -> None:
         """List the commands that the search leaves, keeping the selected one."""
@@ -190,9 +170,6 @@ class KeysPage(Page):
         self._keymap.set_keys(command_id, keys)
         titles = ", ".join(self._window.commands[other].shown for other in others)
         self._message.setText(tr("These keys also belong to: {commands}.", commands=titles) if titles else "")
-
-    def _on_reset(self) -> None:
-        self._keymap.reset(self.selected())
 
     def hideEvent(self, event: QEvent) -> None:
         self._stop_recording()

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QSize, Qt
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
+from rankdeck_app.widgets.layouts import column, push_button, row
 
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
@@ -34,13 +35,8 @@ class NotificationsPage(Page):
         self._list.setWordWrap(True)
         self._list.setIconSize(QSize(16, 16))
         self._list.setProperty("roomy", "true")
-        self._clear = QPushButton(tr("Clear"))
-        self._clear.clicked.connect(self._toasts.clear_history)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(16, 16, 16, 16)
-        column.setSpacing(10)
-        column.addWidget(self._list, 1)
-        column.addWidget(self._clear, 0, Qt.AlignmentFlag.AlignRight)
+        self._clear = push_button(tr("Clear"), "", self._toasts.clear_history)
+        column((self._list, 1), row(None, self._clear), on=self, margins=(16, 16, 16, 16), spacing=10)
         self.setFocusProxy(self._list)
         self._toasts.history_changed.connect(self._fill)
         self._theme.changed.connect(self._fill)
@@ -65,17 +61,17 @@ class NotificationsPage(Page):
         """Below what was said, in a row of the list that is nothing but buttons."""
         buttons = QWidget()
         room = self._list.viewport().width() - _LEFT - _RIGHT
-        row = action_buttons(notice.actions, lambda callback: callback(), room, suggests=False)
-        row.setContentsMargins(_LEFT, 0, _RIGHT, 6)
-        buttons.setLayout(row)
+        layout = action_buttons(notice.actions, lambda callback: callback(), room, suggests=False)
+        layout.setContentsMargins(_LEFT, 0, _RIGHT, 6)
+        buttons.setLayout(layout)
         item = QListWidgetItem()
         item.setFlags(Qt.ItemFlag.NoItemFlags)
         self._list.addItem(item)
         self._list.setItemWidget(item, buttons)
         for button in buttons.findChildren(QPushButton):
             button.ensurePolished()  # How high it is, the theme says.
-        row.invalidate()
-        item.setSizeHint(QSize(0, row.sizeHint().height() + _PADDING))
+        layout.invalidate()
+        item.setSizeHint(QSize(0, layout.sizeHint().height() + _PADDING))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         if event.size().width() != event.oldSize().width():

@@ -9,12 +9,13 @@ from typing import Any
 
 from PySide6.QtCore import QRect, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QCursor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QStackedWidget, QTabBar, QWidget
 
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.controls import CommandButton
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.layouts import column, row
 from rankdeck_app.widgets.painting import CENTER, paint_text
 
 HEADER_HEIGHT = 35
@@ -133,19 +134,13 @@ class Panel(QWidget):
         self._tools.addWidget(self._no_tools)
         self._tool_of: dict[str, QWidget] = {}
         self._stack = QStackedWidget()
-        header = QHBoxLayout()
-        header.setContentsMargins(6, 0, 8, 0)
-        header.setSpacing(4)
-        header.addWidget(self._bar)
-        header.addWidget(self._tools, 1)
-        header.addWidget(CommandButton(services, "view.maximizePanel", "chevron-up", self))
-        header.addWidget(CommandButton(services, "view.restorePanel", "chevron-down", self))
-        header.addWidget(CommandButton(services, "view.togglePanel", "close", self))
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 1, 0, 0)
-        column.setSpacing(0)
-        column.addLayout(header)
-        column.addWidget(self._stack, 1)
+        buttons = (
+            CommandButton(services, "view.maximizePanel", "chevron-up", self),
+            CommandButton(services, "view.restorePanel", "chevron-down", self),
+            CommandButton(services, "view.togglePanel", "close", self),
+        )
+        header = row(self._bar, (self._tools, 1), *buttons, margins=(6, 0, 8, 0), spacing=4)
+        column(header, (self._stack, 1), on=self, margins=(0, 1, 0, 0), spacing=0)
 
     def register(self, tab: PanelTab) -> None:
         """Add a tab. Its body is built when it is first shown."""

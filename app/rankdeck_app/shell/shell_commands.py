@@ -12,7 +12,7 @@ from rankdeck.base.home import expanded
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.table import Command
 from rankdeck_app.language import tr
-from rankdeck_app.shell.palette import QuickItem
+from rankdeck_app.shell.floating_list import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.shell.zoom import Zoom

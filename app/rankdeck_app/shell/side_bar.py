@@ -16,18 +16,16 @@ from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QApplication,
-    QHBoxLayout,
-    QLabel,
     QMenu,
     QScrollArea,
     QSizePolicy,
     QStackedWidget,
-    QVBoxLayout,
     QWidget,
 )
 
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.painting import CENTER, paint_text
 
 DEFAULT_WIDTH = 300
@@ -67,9 +65,8 @@ class SectionHeader(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         # As wide as the side bar, whatever its tools would like: a header never makes a form wider.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.tools = QHBoxLayout(self)
-        self.tools.setContentsMargins(26 + self.fontMetrics().horizontalAdvance(self.text()) + 8, 0, 12, 0)
-        self.tools.setSpacing(4)
+        after_title = 26 + self.fontMetrics().horizontalAdvance(self.text()) + 8
+        self.tools = row(on=self, margins=(after_title, 0, 12, 0), spacing=4)
         self.tools.addStretch(0)
 
     def sizeHint(self) -> QSize:
@@ -95,11 +92,7 @@ class SideBarSection(QWidget):
         self.title = title
         self.body = body
         self.header = SectionHeader(title, theme)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 4)
-        column.setSpacing(0)
-        column.addWidget(self.header)
-        column.addWidget(body)
+        column(self.header, body, on=self, margins=(0, 0, 0, 4), spacing=0)
         self.header.toggled.connect(body.setVisible)
 
     @property
@@ -156,16 +149,10 @@ class SideBarView(QWidget):
         super().__init__()
         self._theme = theme
         self.sections: list[SideBarSection] = []
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
         inside = QWidget()
-        self._rows = QVBoxLayout(inside)
-        self._rows.setContentsMargins(0, 0, 0, 8)
-        self._rows.setSpacing(4)
-        self._rows.addStretch(1)
+        self._rows = column(None, on=inside, margins=(0, 0, 0, 8), spacing=4)
         self.scroll_area = FormScroll(inside)
-        column.addWidget(self.scroll_area, 1)
+        self._column = column((self.scroll_area, 1), on=self, spacing=0)
 
     def add_section(self, title: str, body: QWidget) -> SideBarSection:
         """Add a section at the end."""
@@ -176,17 +163,13 @@ class SideBarView(QWidget):
 
     def set_header(self, header: QWidget) -> None:
         """A widget above the scroll area that never scrolls away (what is configured)."""
-        layout = self.layout()
-        assert isinstance(layout, QVBoxLayout)
-        layout.insertWidget(0, header)
+        self._column.insertWidget(0, header)
 
     def set_footer(self, footer: QWidget) -> None:
         """A widget below the scroll area that never scrolls away (the estimate and the Launch button)."""
         footer.setObjectName("sideBarFooter")
         footer.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        layout = self.layout()
-        assert layout is not None
-        layout.addWidget(footer)
+        self._column.addWidget(footer)
 
     def save_state(self) -> dict[str, Any]:
         return {"closed": [at for at, section in enumerate(self.sections) if not section.open]}
@@ -211,16 +194,11 @@ class SideBar(QWidget):
         self._states: dict[str, dict[str, Any]] = {}
         self.shown = ""
         self._wanted = ""
-        self._title = QLabel()
-        self._title.setProperty("tone", "small")
+        self._title = text_label(tone="small", wrap=False)
         self._title.setFixedHeight(35)
         self._title.setContentsMargins(14, 0, 12, 0)
         self._stack = QStackedWidget()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 1, 0)
-        column.setSpacing(0)
-        column.addWidget(self._title)
-        column.addWidget(self._stack, 1)
+        column(self._title, (self._stack, 1), on=self, margins=(0, 0, 1, 0), spacing=0)
 
     def register(self, activity: Activity) -> None:
         """Add an activity. The one that was shown last time, else the first of the top, is shown."""
@@ -344,10 +322,7 @@ class ActivityBar(QWidget):
         self._theme = theme
         self._buttons: dict[str, ActivityButton] = {}
         self._priorities: list[int] = []
-        self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
-        self._column.setSpacing(0)
-        self._column.addStretch(1)
+        self._column = column(None, on=self, spacing=0)
 
     def add(self, activity: Activity) -> ActivityButton:
         """A symbol for an activity; one of a higher priority stands nearer to the top."""

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QAbstractButton, QHBoxLayout, QWidget
 from rankdeck_app.commands.table import CommandTable
 from rankdeck_app.language import tr
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.layouts import row
 from rankdeck_app.widgets.painting import paint_text
 
 Side = Literal["left", "right"]
@@ -104,13 +105,9 @@ class StatusBar(QWidget):
         self._commands = commands
         self._items: dict[str, StatusItem] = {}
         self._sides: dict[Side, list[StatusItem]] = {"left": [], "right": []}
-        row = self._row = QHBoxLayout(self)
-        row.setContentsMargins(0, 1, 0, 0)
-        row.setSpacing(0)
-        self._rows: dict[Side, QHBoxLayout] = {"left": QHBoxLayout(), "right": QHBoxLayout()}
-        row.addLayout(self._rows["left"])
-        row.addStretch(1)
-        row.addLayout(self._rows["right"])
+        self._rows: dict[Side, QHBoxLayout] = {"left": row(), "right": row()}
+        parts = self._rows["left"], None, self._rows["right"]
+        self._row = row(*parts, on=self, margins=(0, 1, 0, 0), spacing=0)
 
     def item(
         self, item_id: str, side: Side = "left", priority: int = 0, *, keep: int = 0, mono: bool = False

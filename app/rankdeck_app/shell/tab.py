@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel, QMenu, QWidget
+from PySide6.QtWidgets import QMenu, QWidget
 
 from rankdeck_app.commands.table import Context
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme.colors import DARK
+from rankdeck_app.widgets.layouts import text_label
 
 PageFactory = Callable[[str], Page]
 
@@ -25,12 +26,9 @@ class UnavailablePage(Page):
 
     def __init__(self, page_id: str, title: str, reason: str) -> None:
         super().__init__(page_id, title=title, icon="warning")
-        label = QLabel(reason, self)
-        label.setProperty("tone", "dim")
-        label.setWordWrap(True)
-        label.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self._label = label
+        self._label = text_label(reason, "dim", selectable=True)
+        self._label.setParent(self)
+        self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
 
     def resizeEvent(self, event: object) -> None:
         self._label.setGeometry(self.rect().adjusted(40, 40, -40, -40))

@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
 )
-from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QStackedWidget, QToolButton, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.controls import CommandButton, with_keys
@@ -29,6 +29,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_bar import HEIGHT, MIME, EditorTabBar
 from rankdeck_app.widgets.controls import tool_button
+from rankdeck_app.widgets.layouts import clear, column, row
 from rankdeck_app.widgets.painting import paint_text
 
 Zone = Literal["center", "left", "right", "top", "bottom"]
@@ -136,30 +137,19 @@ class TabGroup(QWidget):
         self.setAcceptDrops(True)
         self.setMinimumSize(220, 160)
         self.bar = EditorTabBar(services.theme)
-        self._actions = QHBoxLayout()
-        self._actions.setSpacing(2)
+        self._actions = row(spacing=2)
         self._strip = QWidget()
         self._strip.setObjectName("tabStrip")
         self._strip.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._strip.setFixedHeight(HEIGHT)
-        strip = QHBoxLayout(self._strip)
-        strip.setContentsMargins(0, 0, 8, 0)
-        strip.setSpacing(2)
-        strip.addWidget(self.bar, 0)
-        strip.addStretch(1)
-        strip.addLayout(self._actions)
+        strip = row(self.bar, None, self._actions, on=self._strip, margins=(0, 0, 8, 0), spacing=2)
         strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal", self._strip))
         strip.addWidget(tool_button(services.theme, "ellipsis", tr("More Actions"), self._open_menu))
         self.recent: list[Tab] = []
         """Those that were looked at, the last one first."""
         self._breadcrumbs = Breadcrumbs(services)
         self._stack = QStackedWidget()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._strip)
-        column.addWidget(self._breadcrumbs)
-        column.addWidget(self._stack, 1)
+        column(self._strip, self._breadcrumbs, (self._stack, 1), on=self, spacing=0)
         self._overlay = QWidget(self)
         self._overlay.setObjectName("dropOverlay")
         self._overlay.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
@@ -284,11 +274,7 @@ class TabGroup(QWidget):
             self._breadcrumbs.show_path(current.page)
 
     def _rebuild_actions(self) -> None:
-        while (item := self._actions.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.hide()
-                widget.deleteLater()
+        clear(self._actions)
         current = self.current
         for action in current.page.tab_actions() if current and current.page else []:
             self._actions.addWidget(self._action_button(action))

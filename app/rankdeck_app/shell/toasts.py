@@ -16,21 +16,13 @@ from typing import Literal
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QCursor, QPainter, QPaintEvent
-from PySide6.QtWidgets import (
-    QApplication,
-    QBoxLayout,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QApplication, QBoxLayout, QFrame, QPushButton, QWidget
 
 from rankdeck_app.language import tr
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
 from rankdeck_app.widgets.controls import tool_button
+from rankdeck_app.widgets.layouts import TOP, column, row, text_label
 
 ToastTone = Literal["info", "warning", "error"]
 Action = tuple[str, Callable[[], object]]
@@ -83,19 +75,19 @@ def action_buttons(
     """A row of buttons at the right, the first of them suggested; where none is, as in a list, at the left,
     below what they are for. Where `room` pixels are too few for a row they stand under each other.
     """
-    row = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-    row.setSpacing(_GAP)
-    row.setAlignment(side := Qt.AlignmentFlag.AlignRight if suggests else Qt.AlignmentFlag.AlignLeft)
+    buttons = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+    buttons.setSpacing(_GAP)
+    buttons.setAlignment(side := Qt.AlignmentFlag.AlignRight if suggests else Qt.AlignmentFlag.AlignLeft)
     width = 0
     for at, (label, callback) in enumerate(actions):
         button = _action_button(label, callback, run)
         if at == 0 and suggests:
             button.setProperty("kind", "primary")
-        row.addWidget(button, 0, side)
+        buttons.addWidget(button, 0, side)
         width += button.fontMetrics().horizontalAdvance(label) + _AROUND_LABEL + _GAP
     if width > room:
-        row.setDirection(QBoxLayout.Direction.TopToBottom)
-    return row
+        buttons.setDirection(QBoxLayout.Direction.TopToBottom)
+    return buttons
 
 
 def _action_button(
@@ -124,21 +116,12 @@ class Toast(QFrame):
         self.setProperty("kind", "floating")
         self.setAccessibleName(notice.text)
         self.setFixedWidth(WIDTH)
-        self._text = QLabel(notice.text)
-        self._text.setWordWrap(True)
-        self._text.setTextFormat(Qt.TextFormat.PlainText)
-        self._row = row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addSpacing(24)
-        row.addWidget(self._text, 1)
+        self._text = text_label(notice.text)
         close = tool_button(services.theme, "close", tr("Close Notification"), self.finish)
-        row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
-        self._column = column = QVBoxLayout(self)
-        column.setContentsMargins(12, 10, 8, 10)
-        column.setSpacing(8)
-        column.addLayout(row)
+        self._row = row((self._text, 1), close, margins=(24, 0, 0, 0), spacing=8, align=TOP)
+        self._column = column(self._row, on=self, margins=(12, 10, 8, 10), spacing=8)
         if notice.actions:
-            column.addLayout(action_buttons(notice.actions, self._answer, WIDTH - 24))
+            self._column.addLayout(action_buttons(notice.actions, self._answer, WIDTH - 24))
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._expire)
         if not notice.actions:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMetaObject, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.phrases import phrase
 from rankdeck_app.commands.keymap import Shortcuts, to_text
@@ -40,6 +40,7 @@ from rankdeck_app.shell.tab_switcher import TabSwitcher
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
 from rankdeck_app.theme import theme_in_words
+from rankdeck_app.widgets.layouts import column, row
 
 APP_NAME = "Rankdeck"
 # What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
@@ -71,7 +72,7 @@ class MainWindow(QWidget):
         self._titled: QMetaObject.Connection | None = None
         fit_minimum(self)
         self.setAcceptDrops(True)
-        self.appearance = Appearance(services, self._tell_error, self)
+        self.appearance = Appearance(services, lambda text: self.toasts.error(text), self)
         self._zen = False
         self._panel_max = False
         self._painted = False
@@ -104,16 +105,8 @@ class MainWindow(QWidget):
         self.columns.setStretchFactor(1, 1)
         self.columns.setSizes([DEFAULT_WIDTH, 1092])
         self.rows.setSizes([640, DEFAULT_HEIGHT])
-        middle = QHBoxLayout()
-        middle.setSpacing(0)
-        middle.addWidget(self.activity_bar)
-        middle.addWidget(self.columns, 1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.title_bar)
-        column.addLayout(middle, 1)
-        column.addWidget(self.status)
+        middle = row(self.activity_bar, (self.columns, 1), spacing=0)
+        column(self.title_bar, (middle, 1), self.status, on=self, spacing=0)
         self.toasts = Toasts(self.services, self, self.editor, self.status)
         self.palette_box = Palette(self.services, self)
         self.switcher = TabSwitcher(self.services, self.editor, self)
@@ -277,9 +270,6 @@ class MainWindow(QWidget):
         for activity in self.side_bar.activities.values():
             keys = self.keymap.text_for(f"view.show.{activity.id}")
             self.activity_bar.button(activity.id).setToolTip(with_keys(spoken(activity.title), keys))
-
-    def _tell_error(self, text: str) -> None:
-        self.toasts.error(text)
 
     def _on_setting(self, key: str) -> None:
         if key == "window.show_frame_time":

@@ -287,7 +287,7 @@ class Draft(QObject):
             self.folder, self.stem = Path(kept["folder"]), str(kept["stem"])
             self.source = None if kept["source"] is None else Path(kept["source"])
             self.origin = str(kept["origin"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return False
         if self.source is not None:
             self._disk.do(partial(_read_text, self.source), self._found_source)

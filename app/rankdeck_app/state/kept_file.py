@@ -39,9 +39,13 @@ class KeptFile(QObject):
         self._timer = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
         self._timer.timeout.connect(self.save_now)
 
-    def read(self) -> Any:
-        """Raises OSError or ValueError: there is none, or it is no JSON."""
-        return json.loads(self._path.read_text("utf-8"))
+    def read(self) -> dict[str, Any]:
+        """What was kept; empty where there is no file, or it holds no JSON object."""
+        try:
+            kept = json.loads(self._path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
 
     def save_soon(self) -> None:
         self._timer.start()
@@ -76,7 +80,7 @@ class RecentComparisons(QObject):
         try:
             told = self._file.read()["recent"]
             found = [tuple(parse(word) for word in one if isinstance(word, str)) for one in told]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return []
         return [one for one in found if len(one) >= LEAST_RUNS][:MOST]
 
@@ -111,14 +115,9 @@ class CardLayouts(QObject):
 
     def __init__(self, file: Path, parent: QObject | None = None, *, disk: IoThread | None = None) -> None:
         super().__init__(parent)
-        self._layouts: dict[str, Layout] = {}
         self._kept = KeptFile(file, lambda: dict(self._layouts), self, disk=disk)
-        try:
-            kept = self._kept.read()
-        except (OSError, ValueError):
-            kept = {}
-        if isinstance(kept, dict):
-            self._layouts = {str(kind): one for kind, one in kept.items() if isinstance(one, dict)}
+        kept = self._kept.read().items()
+        self._layouts: dict[str, Layout] = {kind: one for kind, one in kept if isinstance(one, dict)}
 
     def of(self, kind: str) -> Layout:
         return self._layouts.get(kind, {})

@@ -11,22 +11,14 @@ from typing import Any
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.events import (
-    MEASURED_IN_REHEARSAL,
-    MEASURED_ON_GPU,
-    OWNERS_SEEN,
-    SCRIPT,
-    DeviceMemory,
-    Evaluation,
-)
-from rankdeck.run.anatomy import StepAnatomy
+from rankdeck.events import MEASURED_IN_REHEARSAL, MEASURED_ON_GPU, OWNERS_SEEN, SCRIPT, DeviceMemory
 from rankdeck.run.attempt import spells_of
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.row import RESUMABLE
-from rankdeck.run.series import Curve, Floats
+from rankdeck.run.series import Floats
 from rankdeck.run.spells import Spell, lasted_s
 from rankdeck.run.standstill import Standstill, is_of_standstill
 from rankdeck.rundir import End, RunDir
@@ -80,26 +72,6 @@ class RunAnswers:
     def looked_back_at(self) -> float | None:
         """The moment that is shown, in seconds since the start, where that is not now."""
         return None
-
-    @property
-    def losses(self) -> Curve:
-        return self.fold.losses
-
-    @property
-    def loss_ema(self) -> Curve:
-        return self.fold.loss_ema
-
-    @property
-    def rates(self) -> Curve:
-        return self.fold.rates
-
-    @property
-    def rate_ema(self) -> Curve:
-        return self.fold.rate_ema
-
-    @property
-    def held_out(self) -> Curve:
-        return self.fold.held_out
 
     def predicted_bytes_of(self, device: DeviceFigures, *, as_read: bool = False) -> int | None:
         """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
@@ -159,10 +131,6 @@ class RunAnswers:
         return self.outcome in RESUMABLE and self.saved_step is not None
 
     @property
-    def evaluation(self) -> Evaluation | None:
-        return self.fold.evaluation
-
-    @property
     def standstill(self) -> Standstill | None:
         """What was said of ranks that make no progress now."""
         announced = [one for one in self.fold.attempts.values() if one.started is not None]
@@ -193,16 +161,6 @@ class RunAnswers:
     def started(self) -> float | None:
         """When the person's command started, Unix seconds."""
         return self.fold.first_started.started if self.fold.first_started else None
-
-    @property
-    def anatomy(self) -> StepAnatomy | None:
-        """The newest sampled step that every rank has told."""
-        return self.fold.anatomy
-
-    @property
-    def bubble(self) -> tuple[float | None, float | None] | None:
-        """(measured, theory) of a pipeline; None for what is none."""
-        return self.fold.bubble
 
     @property
     def name(self) -> str:
@@ -300,7 +258,7 @@ class RunAnswers:
     def samples_per_s(self) -> float | None:
         """Now, smoothed, while the run is alive; then its mean."""
         mean = self.fold.samples_per_s() if self.is_over else None
-        return mean if mean is not None else _finite(self.rate_ema.last_y)
+        return mean if mean is not None else _finite(self.fold.rate_ema.last_y)
 
     @property
     def steps_per_s(self) -> float | None:
@@ -311,10 +269,10 @@ class RunAnswers:
     @property
     def loss(self) -> float | None:
         """The loss of the last step that told one; NaN where a script's is not finite since."""
-        lost_in, known = self.fold.script.not_finite, self.losses.last_x
+        lost_in, known = self.fold.script.not_finite, self.fold.losses.last_x
         if lost_in is not None and (known is None or known < lost_in):
             return math.nan
-        return self.losses.last_y
+        return self.fold.losses.last_y
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -338,7 +338,7 @@ class ScriptDraft(QObject):
                 fitting = {key: values[key] for key, kind in known.items() if type(values.get(key)) is kind}
                 self._forms[folder] = ScriptForm(**fitting)
             self.is_chosen = kept["is_chosen"] is True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             self._forms = {}
 
     def _after_change(self) -> None:

@@ -86,7 +86,7 @@ class ScriptFolder(QObject):
         self._kept = KeptFile(
             choices_file, lambda: dict(self._choices), self, disk=disk, refused=self._say_forgotten
         )
-        self._choices = self._read_choices()
+        self._choices = {folder: str(python) for folder, python in self._kept.read().items()}
         self.facts = FolderFacts(workspace.folder, FolderFile(workspace.folder / FOLDER_FILE))
         self.is_known = False
         self._chosen: Interpreter | None = None
@@ -224,12 +224,6 @@ class ScriptFolder(QObject):
                 self.changed.emit()
 
         self._disk.do(describe, described, key=self)
-
-    def _read_choices(self) -> dict[str, str]:
-        try:
-            return {str(folder): str(python) for folder, python in self._kept.read().items()}
-        except (OSError, ValueError, AttributeError):
-            return {}
 
 
 def short_words(interpreter: Interpreter) -> str:

@@ -92,10 +92,7 @@ class Workspace(QObject):
         self.failed.emit(tr("The folder is open, but will not be remembered: {why}.", why=error))
 
     def _remembered(self) -> Path | None:
-        try:
-            value = self._kept.read()["folder"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        value = self._kept.read().get("folder")
         remembered = Path(value) if isinstance(value, str) else None
         return remembered if remembered is not None and remembered.is_dir() else None
 

@@ -6,7 +6,6 @@ Following the end is a lock: scrolling up opens it, scrolling to the end or the 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from PySide6.QtCore import QRect, Qt, QTimer, Signal
 from PySide6.QtGui import (
@@ -21,8 +20,8 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem, QWidget
 
 from rankdeck.base.phrases import marked
-from rankdeck.rundir import RunDir
 from rankdeck_app.language import tr
+from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox, WholeLabel, tool_button
@@ -38,15 +37,6 @@ _NOTHING_BY_THEN = marked(
     "No line of then is kept: Output holds the last lines of a run, and of logs when they were read."
 )
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
-
-
-class HasRunDir(Protocol):
-    """What is shown of a run comes from its directory."""
-
-    run: RunDir
-
-    @property
-    def title(self) -> str: ...
 
 
 class _LineDelegate(ListRowDelegate):
@@ -150,7 +140,7 @@ class OutputView(QWidget):
         if self.isVisible():
             self._start()
 
-    def follow(self, run: HasRunDir | None) -> None:
+    def follow(self, run: LiveRun | None) -> None:
         """Show the run that is current now."""
         self.show_run(None if run is None else run.run.path)
         self.name = "" if run is None else run.title

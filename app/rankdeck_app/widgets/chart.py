@@ -103,6 +103,13 @@ def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
     return text and f"<table>{text}</table>"
 
 
+def paint_tick(painter: QPainter, colors: ChartColors, bar: QRectF, share: float) -> None:
+    """A prediction: a tick over the bar's whole height, seen on the segments and on the empty track."""
+    x = round(min(bar.right() - 1, bar.left() + bar.width() * share))
+    painter.fillRect(QRectF(x - 1, bar.top() - 2, 3, bar.height() + 4), colors.card)
+    painter.fillRect(QRectF(x, bar.top() - 2, 1, bar.height() + 4), colors.foreground)
+
+
 # The one legend: a sign and a name for each thing that a chart draws, side by side.
 #
 # Where there is no room the least of them goes unnamed behind a "+2", or a further line is begun; the

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QSizePolicy
 
 from rankdeck.compare.bars import Bar, BarGroup
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.chart import Chart, paint_tick
 from rankdeck_app.widgets.painting import paint_text, paint_track, painted_width
 
 _TITLE, _ROW, _BAR = 22, 20, 12
@@ -104,13 +104,8 @@ class PairedBars(Chart[PairedFigure]):
             filled.setWidth(max(1.0, track.width() * bar.share / 100))
             painter.fillRect(filled, colors.lead if bar.is_lead else colors.rest)
         if bar.predicted_share is not None:
-            self._paint_tick(painter, track, bar.predicted_share)
+            paint_tick(painter, colors, track, bar.predicted_share / 100)
         self._paint_number(painter, bar, QRectF(track.right() + 8, row.top(), _NUMBER - 8, _ROW))
-
-    def _paint_tick(self, painter: QPainter, track: QRectF, share: float) -> None:
-        x = round(min(track.right() - 1, track.left() + track.width() * share / 100))
-        painter.fillRect(QRectF(x - 1, track.top() - 2, 3, track.height() + 4), self._colors.card)
-        painter.fillRect(QRectF(x, track.top() - 2, 1, track.height() + 4), self._colors.foreground)
 
     def _paint_number(self, painter: QPainter, bar: Bar, room: QRectF) -> None:
         paint_text(painter, room, bar.words, self._ink(bar), 12, bold=bar.is_best, mono=True)

@@ -27,7 +27,7 @@ from rankdeck_app.widgets.run_cells import ROW_HEIGHT, RunCellDelegate
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, NAME
 from rankdeck_app.widgets.run_header import RunHeader
 from rankdeck_app.widgets.run_list import INDENT
-from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
+from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel, row_key
 
 
 class RunTable(QTableView):
@@ -121,8 +121,7 @@ class RunTable(QTableView):
         return list({info.path: info for info in runs}.values())  # one may stand in several groups
 
     def current_run(self) -> RunInfo | None:
-        at = self.currentIndex().row()
-        row = self.runs.rows[at] if 0 <= at < len(self.runs.rows) else None
+        row = self._row_at(self.currentIndex().row())
         return row if isinstance(row, RunInfo) else None
 
     def selectionChanged(self, selected: QItemSelection, deselected: QItemSelection) -> None:
@@ -132,7 +131,8 @@ class RunTable(QTableView):
 
     def _remember(self) -> None:
         self._chosen = [info.path for info in self.selected_runs()]
-        self._current = self.runs.rows[at] if (at := self.currentIndex().row()) >= 0 else None
+        current = self._row_at(self.currentIndex().row())
+        self._current = None if current is None else row_key(current)
         top = self.rowAt(0)
         row = self.runs.rows[top] if top > 0 else None
         self._top = row.path if isinstance(row, RunInfo) else None
@@ -140,20 +140,10 @@ class RunTable(QTableView):
     def _bring_back(self) -> None:
         """Choose the same runs again, where they are now."""
         self._is_restoring = True
-        places = {row.path: at for at, row in enumerate(self.runs.rows) if isinstance(row, RunInfo)}
-        labels = {row.label: at for at, row in enumerate(self.runs.rows) if isinstance(row, RunGroup)}
-        current = self._current
-        at = (
-            places.get(current.path)
-            if isinstance(current, RunInfo)
-            else labels.get(current.label)
-            if isinstance(current, RunGroup)
-            else None
-        )
-        if at is not None:
-            self.selectionModel().setCurrentIndex(
-                self.runs.index(at, NAME), QItemSelectionModel.SelectionFlag.NoUpdate
-            )
+        places = {row_key(row): at for at, row in enumerate(self.runs.rows)}
+        if self._current in places:
+            index = self.runs.index(places[self._current], NAME)
+            self.selectionModel().setCurrentIndex(index, QItemSelectionModel.SelectionFlag.NoUpdate)
         selection = QItemSelection()
         for row in sorted(places[path] for path in self._chosen if path in places):
             selection.select(self.runs.index(row, 0), self.runs.index(row, len(COLUMNS) - 1))

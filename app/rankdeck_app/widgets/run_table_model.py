@@ -167,7 +167,7 @@ class RunTableModel(QAbstractTableModel):
 
     def _arrange(self) -> None:
         rows = list(self._with_entries(self._arranged()))
-        if list(map(_key, rows)) != list(map(_key, self.rows)):
+        if list(map(row_key, rows)) != list(map(row_key, self.rows)):
             self.beginResetModel()
             self.rows = rows
             self._places = {row.path: at for at, row in enumerate(rows) if isinstance(row, RunInfo)}
@@ -306,5 +306,5 @@ def _folded(row: str, *, is_open: bool) -> str:
     return tr("{row}, open", row=row) if is_open else tr("{row}, folded", row=row)
 
 
-def _key(row: Row) -> object:
+def row_key(row: Row) -> object:
     return row.path if isinstance(row, RunInfo) else row.label

@@ -28,6 +28,7 @@ from rankdeck_app.widgets.chart import (
     PlacedEntry,
     bytes_table,
     paint_entries,
+    paint_tick,
     place_entries,
 )
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit, ink_on
@@ -202,14 +203,11 @@ class VramBars(Chart[BarsFigure]):
         if bar.total_bytes is not None:
             room = QRectF(columns.unit_left, row.y(), columns.unit_width, row.height())
             paint_text(painter, room, self.figure.unit[1], self._colors.muted, columns.unit_px)
-        if bar.total_bytes is None:
-            self._paint_ghost(painter, box, bar)
-            self._paint_prediction(painter, box, bar)
-            return
-        self._paint_segments(painter, box, bar, leads)
+            self._paint_segments(painter, box, bar, leads)
         self._paint_ghost(painter, box, bar)
-        self._paint_prediction(painter, box, bar)
-        if notable is not None and leads:
+        if bar.predicted_bytes is not None:
+            paint_tick(painter, self._colors, box, bar.predicted_bytes / self.figure.scale_bytes)
+        if notable is not None and leads and bar.total_bytes is not None:
             self._paint_excess(painter, columns, box, bar, notable)
 
     def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
@@ -239,14 +237,6 @@ class VramBars(Chart[BarsFigure]):
         painter.setPen(QPen(self._colors.foreground, 1))
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.drawRect(QRectF(box.left() + 0.5, box.top() - 1.5, end - box.left() - 1, box.height() + 2))
-
-    def _paint_prediction(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
-        """A tick over the bar's whole height, seen on the segments and on the empty track."""
-        if bar.predicted_bytes is None:
-            return
-        x = min(box.right() - 1, box.left() + bar.predicted_bytes * box.width() / self.figure.scale_bytes)
-        painter.fillRect(QRectF(round(x) - 1, box.top() - 2, 3, box.height() + 4), self._colors.card)
-        painter.fillRect(QRectF(round(x), box.top() - 2, 1, box.height() + 4), self._colors.foreground)
 
     def _ghost_brush(self) -> QBrush:
         return QBrush(self._colors.foreground, Qt.BrushStyle.BDiagPattern)

@@ -7,7 +7,8 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.commands.table import Command
 from rankdeck_app.language import pseudo
-from rankdeck_app.shell.palette import Palette, QuickItem
+from rankdeck_app.shell.floating_list import QuickItem
+from rankdeck_app.shell.palette import Palette
 from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage
 

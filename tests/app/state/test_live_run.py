@@ -54,8 +54,8 @@ def test_nothing_is_known_before_anything_was_written(
     run = opened(written.path)
     drained(run, lambda: run.outcome)
     assert run.outcome == "running" and run.config is not None
-    unknown = (run.step, run.loss, run.samples_per_s, run.eta_s, run.elapsed_s, run.imbalance, run.evaluation)
-    assert unknown == (None,) * 7
+    unknown = (run.step, run.loss, run.samples_per_s, run.eta_s, run.elapsed_s, run.imbalance)
+    assert unknown == (None,) * 6 and run.fold.evaluation is None
     assert run.strategy is None and run.source is None and run.capacity_bytes is None
 
 
@@ -69,7 +69,7 @@ def test_a_point_appears_when_all_ranks_gave_it(
     drained(run, lambda: run.step == 1)
     written.steps(1, 2, [5.0, None], count=30)
     drained(run, lambda: run.step == 3)
-    x, y = run.losses.points()
+    x, y = run.fold.losses.points()
     assert x.tolist() == [1, 2, 3]
     np.testing.assert_allclose(y, [(10 + 120) / 40, (20 + 150) / 40, np.nan], rtol=1e-6)
     assert run.fold.last.lr == pytest.approx(1e-3)
@@ -83,7 +83,7 @@ def test_a_rank_that_reports_no_loss_does_not_dilute_it(
     written.steps(1, 1, [7.0])
     run = opened(written.path)
     drained(run, lambda: run.step == 1)
-    assert run.losses.last_y == 7.0
+    assert run.fold.losses.last_y == 7.0
 
 
 def test_reopening_sees_every_step_once(written: WrittenRun, opened: Callable[[Path], LiveRun]) -> None:
@@ -96,8 +96,8 @@ def test_reopening_sees_every_step_once(written: WrittenRun, opened: Callable[[P
     written.steps(0, 301, [301.0])
     second = opened(written.path)
     drained(second, lambda: second.step == 301)
-    np.testing.assert_array_equal(second.losses.points()[0], np.arange(1, 302))
-    np.testing.assert_array_equal(second.losses.points()[1], np.arange(1, 302))
+    np.testing.assert_array_equal(second.fold.losses.points()[0], np.arange(1, 302))
+    np.testing.assert_array_equal(second.fold.losses.points()[1], np.arange(1, 302))
 
 
 def test_a_torn_last_line_waits_for_its_end(written: WrittenRun, opened: Callable[[Path], LiveRun]) -> None:
@@ -113,7 +113,7 @@ def test_a_torn_last_line_waits_for_its_end(written: WrittenRun, opened: Callabl
     with path.open("ab") as file:
         file.write(line[40:])
     drained(run, lambda: run.step == 1)
-    assert run.losses.last_y == 3.0 and run.fold.counts.missing == 0
+    assert run.fold.losses.last_y == 3.0 and run.fold.counts.missing == 0
 
 
 def test_a_lost_line_is_a_gap_and_is_counted(written: WrittenRun, opened: Callable[[Path], LiveRun]) -> None:
@@ -123,7 +123,7 @@ def test_a_lost_line_is_a_gap_and_is_counted(written: WrittenRun, opened: Callab
     written.steps(0, 3, [3.0])
     run = opened(written.path)
     drained(run, lambda: run.step == 3 and run.fold.counts.missing)
-    np.testing.assert_array_equal(run.losses.points()[1], [1.0, np.nan, 3.0])
+    np.testing.assert_array_equal(run.fold.losses.points()[1], [1.0, np.nan, 3.0])
     assert run.fold.counts.missing == 1
 
 
@@ -138,8 +138,8 @@ def test_a_restart_goes_on_where_the_first_attempt_stopped(
     written.steps(0, 3, [30.0, 40.0, 50.0], attempt=1)
     run = opened(written.path)
     drained(run, lambda: run.step == 5)
-    assert run.losses.points()[0].tolist() == [1, 2, 3, 4, 5]
-    assert run.losses.points()[1].tolist() == [1, 2, 30, 40, 50]
+    assert run.fold.losses.points()[0].tolist() == [1, 2, 3, 4, 5]
+    assert run.fold.losses.points()[1].tolist() == [1, 2, 30, 40, 50]
 
 
 @pytest.mark.parametrize("outcome", ["completed", "failed", "stopped"])
@@ -153,7 +153,7 @@ def test_the_outcome_comes_after_every_event(
     written.writer("rank-0").write(events.Evaluation(step=3, loss=0.5, samples=9, seconds=0.1, final=True))
     written.end(outcome)
     drained(run, lambda: run.outcome == outcome)
-    assert run.step == 3 and run.evaluation is not None and run.evaluation.loss == 0.5
+    assert run.step == 3 and run.fold.evaluation is not None and run.fold.evaluation.loss == 0.5
     assert run.eta_s is None and run.elapsed_s is not None
 
 

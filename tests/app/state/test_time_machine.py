@@ -79,8 +79,8 @@ def test_a_moment_shows_what_was_known_then_and_nothing_younger(
             bytes_of(sampled, 0),
             bytes_of(sampled, 1),
         ]
-        assert past.anatomy is not None and past.anatomy.step == sampled
-        assert past.losses.last_y == pytest.approx(loss_of(step, 0), rel=1e-5), (
+        assert past.fold.anatomy is not None and past.fold.anatomy.step == sampled
+        assert past.fold.losses.last_y == pytest.approx(loss_of(step, 0), rel=1e-5), (
             "as it was before it was trained again"
         )
         assert [problem.code for problem in past.problems] == (["slow"] if step >= 30 else [])
@@ -101,7 +101,7 @@ def test_before_the_first_step_figures_are_unknown_and_not_zero(
 ) -> None:
     at(qtbot, live.time, written.started + 0.2)
     past = live.shown
-    assert (past.step, past.loss, past.samples_per_s, past.anatomy, past.imbalance) == (None,) * 5
+    assert (past.step, past.loss, past.samples_per_s, past.fold.anatomy, past.imbalance) == (None,) * 5
     assert [past.total_bytes_of(device) for device in past.devices] == [None, None]
 
 

@@ -147,7 +147,7 @@ def test_the_disk_writes_what_the_click_saw(qtbot: QtBot, app: App, asked: list[
     app.session.disk.do(gate.wait)
     page.cards["loss"].ask_export("csv")
     assert asked and not (tmp_path / "out.csv").exists(), "the click is over, and nothing is written"
-    page.run.losses._all_parts()[0].append_many([3.0], [[1.0]] * 4)
+    page.run.fold.losses._all_parts()[0].append_many([3.0], [[1.0]] * 4)
     gate.set()
     assert "holds" in _said(app).text
     rows = (tmp_path / "out.csv").read_text().splitlines()

@@ -18,7 +18,7 @@ from rankdeck import events
 from rankdeck.compare.naming import MOST_RUNS, RunAt
 from rankdeck.compare.table import letter_of
 from rankdeck_app.composition import App
-from rankdeck_app.shell.palette import MAX_ROWS
+from rankdeck_app.shell.floating_list import MAX_ROWS
 from rankdeck_app.views.compare import compare_figures
 from rankdeck_app.views.compare.page import ComparePage
 from rankdeck_app.views.compare.side_bar import CompareView

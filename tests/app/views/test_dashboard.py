@@ -83,7 +83,7 @@ def test_a_dp_run_reaches_every_card(
     write_dp(written)
     written.writer("rank-0").write(events.Evaluation(step=40, loss=3.7, samples=9, seconds=0.1))
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page.grid.heat.figure.shares is not None and len(page.run.held_out) == 1)
+    qtbot.waitUntil(lambda: page.grid.heat.figure.shares is not None and len(page.run.fold.held_out) == 1)
     qtbot.waitUntil(lambda: page.cards["band"].body.figure.is_notable)  # plots are made one after another
     assert page.grid.bars.figure.imbalance is not None and page.grid.bars.figure.imbalance.device == 0
     assert stat(page, "Virtual 0 vs median") == "+208.0 MiB  (3.7×)"
@@ -202,7 +202,7 @@ def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
 ) -> None:
     write_pipeline(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: page.grid.anatomy.figure.end_s > 0 and page.run.bubble is not None)
+    qtbot.waitUntil(lambda: page.grid.anatomy.figure.end_s > 0 and page.run.fold.bubble is not None)
     assert [row.label for row in page.grid.anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
     assert page.grid.anatomy.figure.is_pipeline
     words = run_figures.anatomy_subtitle(page.run)[0]
@@ -438,7 +438,7 @@ def test_what_a_model_logs_has_a_card_of_curves(
 ) -> None:
     write_dp(written)
     page = opened(written.path)
-    qtbot.waitUntil(lambda: len(page.run.losses) == 40)
+    qtbot.waitUntil(lambda: len(page.run.fold.losses) == 40)
     assert "metrics" not in page.grid.shown, "nothing was logged yet"
     steps = [10, 20, 30]
     told = events.Metrics(
@@ -454,7 +454,7 @@ def test_what_a_model_logs_has_a_card_of_curves(
     assert loss.title == "spread" and loss.body._series[2] is None, "no held-out loss on it"
     page.grid.logged.curves.select("")
     assert loss.title == "Training loss"
-    assert loss.body._series == (page.run.losses, page.run.loss_ema, page.run.held_out)
+    assert loss.body._series == (page.run.fold.losses, page.run.fold.loss_ema, page.run.fold.held_out)
 
 
 def test_the_cards_of_a_strategy_stay_as_they_were_arranged(

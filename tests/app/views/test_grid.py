@@ -93,7 +93,8 @@ def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPag
         qtbot.addWidget(page)
         page.resize(1200, 700)
         page.show()
-        qtbot.waitUntil(lambda: live.anatomy is not None and len(live.losses) >= 100 and not live.has_more)
+        fold = live.fold
+        qtbot.waitUntil(lambda: fold.anatomy is not None and len(fold.losses) >= 100 and not live.has_more)
         live.predict(planned(strategy, num_devices))
         page._frame()
         return page

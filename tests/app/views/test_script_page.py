@@ -123,13 +123,13 @@ def test_a_script_that_tells_everything_fills_every_card(
     )
     qtbot.mouseClick(page.grid.logged.curves, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
     loss = page.cards["loss"]
-    assert loss.title == "accuracy" and loss.body._series[0] is not page.run.losses
+    assert loss.title == "accuracy" and loss.body._series[0] is not page.run.fold.losses
     qtbot.keyClick(page.grid.logged.curves, Qt.Key.Key_Escape)
-    assert loss.title == "Training loss" and loss.body._series[0] is page.run.losses
+    assert loss.title == "Training loss" and loss.body._series[0] is page.run.fold.losses
     words = page._facts.accessibleDescription()
     for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
         assert word in words
-    qtbot.waitUntil(lambda: page.cards["rate"].body._series[0] is page.run.rates)
+    qtbot.waitUntil(lambda: page.cards["rate"].body._series[0] is page.run.fold.rates)
     boxes = [page.cards[name].geometry() for name in known]
     for index, box in enumerate(boxes):
         assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])

@@ -83,10 +83,10 @@ def test_every_card_and_the_panel_show_the_moment(
     seek(qtbot, page, written.started + 31 * STEP_S)
     assert "trained again" in page._banner.text
     loss = page.cards["loss"].body._series[0]
-    assert loss.last_x == 31 and page.run.losses.last_x == NUM_STEPS
+    assert loss.last_x == 31 and page.run.fold.losses.last_x == NUM_STEPS
     assert app.window.commands.run("time.now")
     qtbot.waitUntil(lambda: not page._pending)
-    assert page.cards["loss"].body._series[0] is page.run.losses and page._banner.isHidden()
+    assert page.cards["loss"].body._series[0] is page.run.fold.losses and page._banner.isHidden()
     assert not any(card.body._mark.isVisible() for card in plots)
     assert any(f"step {NUM_STEPS} " in line.text for line in output.model.lines)
 

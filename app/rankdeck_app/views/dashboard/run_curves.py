@@ -39,12 +39,12 @@ class CurveFigure:
 def curves(run: RunAnswers) -> dict[str, CurveFigure]:
     """By card. Pace is in samples once they are counted, else in steps."""
     fold, script = run.fold, run.fold.script
-    pace, digits = (run.rates, run.rate_ema), 0
+    pace, digits = (run.fold.rates, run.fold.rate_ema), 0
     if not _counts_samples(run):
         pace, digits = (script.step_rates, script.step_rate_ema), 2
     loss_words = LOSS_WORDS if run.is_planned else _SAMPLED_WORDS
     return {
-        "loss": CurveFigure(run.losses, run.loss_ema, run.held_out, loss_words, 4),
+        "loss": CurveFigure(run.fold.losses, run.fold.loss_ema, run.fold.held_out, loss_words, 4),
         "rate": CurveFigure(*pace, None, _PACE_WORDS, digits),
         "wait": CurveFigure(script.waits, script.waits, None, ("%", "", ""), 1),
         "lr": CurveFigure(fold.lrs, fold.lrs, None, (marked("lr"), "", "")),
@@ -58,8 +58,8 @@ def _counts_samples(run: RunAnswers) -> bool:
 
 def loss_subtitle(run: RunAnswers) -> tuple[str, ...]:
     if not run.is_planned:
-        return (tr("what backward ran on, sampled"), tr("sampled")) if len(run.losses) else ("",)
-    if len(run.held_out):
+        return (tr("what backward ran on, sampled"), tr("sampled")) if len(run.fold.losses) else ("",)
+    if len(run.fold.held_out):
         return tr("raw and EMA, ◆ held-out"), tr("EMA, ◆ held-out"), tr("◆ held-out")
     return (tr("raw and EMA"),)
 

@@ -268,7 +268,7 @@ def _value_now(device: DeviceFigures, newest: float) -> float | None:
 
 def anatomy(run: RunAnswers) -> AnatomyFigure:
     """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
-    sampled = run.anatomy
+    sampled = run.fold.anatomy
     spans = {} if sampled is None else {row.device: row.spans for row in sampled.rows}
     rows = [AnatomyRow(run.label_of(one), spans.get(one.device, ()), one.host) for one in run.rows]
     if sampled is None:
@@ -279,12 +279,12 @@ def anatomy(run: RunAnswers) -> AnatomyFigure:
 
 
 def _flushes(run: RunAnswers) -> bool:
-    return run.bubble is None or bool(run.bubble[1])
+    return run.fold.bubble is None or bool(run.fold.bubble[1])
 
 
 def anatomy_subtitle(run: RunAnswers) -> tuple[str, ...]:
     """The step and how long it took, or of a pipeline the run's bubble; and how old that is."""
-    sampled = run.anatomy
+    sampled = run.fold.anatomy
     if sampled is None:
         return ("",)
     words = _of_step(run, sampled)
@@ -297,9 +297,9 @@ def _of_step(run: RunAnswers, sampled: StepAnatomy) -> tuple[str, ...]:
     seconds = sampled.seconds
     took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
     step = tr("step {step}", step=format_count(sampled.step))
-    if run.bubble is None or run.bubble[0] is None:
+    if run.fold.bubble is None or run.fold.bubble[0] is None:
         return f"{step}, {took}", step
-    measured, theory = run.bubble
+    measured, theory = run.fold.bubble
     bubble = tr("bubble {measured:.2f}", measured=measured)
     if theory is None:
         words = [tr("bubble {measured:.2f} measured", measured=measured), bubble]

@@ -14,7 +14,7 @@ _SECONDS = "{:.3f}".format
 
 def anatomy_rows(run: RunAnswers) -> Iterator[Row]:
     yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
-    sampled = run.anatomy
+    sampled = run.fold.anatomy
     for row in () if sampled is None else sampled.rows:
         for span in row.spans:
             label = (
@@ -50,8 +50,8 @@ def heat_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
 def loss_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
     """Training losses, then held-out ones: a step has one row for each that it has."""
     yield ("step", "loss", "ema", "held_out")
-    yield ManyRows(*_by_step(run.losses, run.loss_ema), "")
-    steps, losses = _by_step(run.held_out)
+    yield ManyRows(*_by_step(run.fold.losses, run.fold.loss_ema), "")
+    steps, losses = _by_step(run.fold.held_out)
     yield ManyRows(steps, "", "", losses)
 
 
@@ -73,7 +73,7 @@ def rate_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:
         yield ManyRows(*_by_step(script.step_rates, script.step_rate_ema))
     else:
         yield ("step", "samples_per_s", "smoothed")
-        yield ManyRows(*_by_step(run.rates, run.rate_ema))
+        yield ManyRows(*_by_step(run.fold.rates, run.fold.rate_ema))
 
 
 def wait_rows(run: RunAnswers) -> Iterator[Row | ManyRows]:

@@ -61,7 +61,7 @@ def _outlook(run: RunAnswers) -> Stat:
     """While the run lives its ETA, then its held-out loss."""
     if not run.is_over:
         return Stat(tr("ETA"), UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
-    evaluation = run.evaluation
+    evaluation = run.fold.evaluation
     loss = UNKNOWN if evaluation is None or evaluation.loss is None else f"{evaluation.loss:.4f}"
     if evaluation is None or evaluation.accuracy is None:
         return Stat(tr("Held-out loss"), loss, "88.8888")
