@@ -147,7 +147,7 @@ class Standstills:
     def rows(self) -> list[Command]:
         row = partial(Command, when="activeRunStandsStill", menu="Run/3_this")
         return [
-            row("run.stacks", phrase("Run: Show Stacks"), self._show_active),
+            row("run.stacks", phrase("Run: Show Stacks"), self._tabs.on_active(self.show_stacks)),
             row("run.standstill", phrase("Run: Go to the Line Where It Hangs"), self._go_to_line),
         ]
 
@@ -166,10 +166,6 @@ class Standstills:
             self._session.disk.do(write, lambda _size: self._open_place(file, 1, ""), refuse)
 
         self._session.engine.ask(["stacks", str(run)]).answered.connect(answered)
-
-    def _show_active(self) -> None:
-        if (run := self._tabs.active()) is not None:
-            self.show_stacks(run.run.path)
 
     def _go_to_line(self) -> None:
         from rankdeck_app.views.problems import code_of

@@ -154,6 +154,16 @@ class RunTabs(QObject):
         """The run of the active tab."""
         return _run_of(self._window.editor.active_page())
 
+    def on_active(self, act: Callable[[Path], object]) -> Callable[[], None]:
+        """A command that acts on the run of the active tab, if there is one."""
+
+        def on_active() -> None:
+            run = self.active()
+            if run is not None:
+                act(run.run.path)
+
+        return on_active
+
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
         self._window.context.update(
@@ -220,11 +230,6 @@ class RunTabs(QObject):
                 toasts.info(saved_by(out))
 
         call.answered.connect(answered)
-
-    def stop_active(self, *, now: bool = False) -> None:
-        run = self.active()
-        if run is not None:
-            self.stop(run.run.path, now=now)
 
     def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
         """Make the run's resolved configuration the draft, of a race what was asked for, and go on."""
