@@ -29,7 +29,6 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.kept_file import RecentComparisons
 from rankdeck_app.widgets.run_list import details, strategy_title
 
@@ -323,14 +322,8 @@ class Comparisons(QObject):
     def _write(self, file: Path, command: Sequence[str], told: Callable[[str], str]) -> None:
         """Let the engine write a file; a toast says how it went, `told` what it wrote by its answer."""
         call = self._session.engine.ask(command, self._session.workspace.folder)
-
-        def answered(code: int, out: str, err: str) -> None:
-            if code:
-                self._window.toasts.error(refusal_of(out, err) or tr("The file could not be written."))
-            else:
-                self._exports.tell(file, told(out))
-
-        call.answered.connect(answered)
+        failure = tr("The file could not be written.")
+        self._tabs.report_answer(call, failure, lambda out: self._exports.tell(file, told(out)))
 
     def close(self) -> None:
         """The window goes."""
