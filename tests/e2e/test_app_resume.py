@@ -130,7 +130,7 @@ def test_a_run_without_a_checkpoint_is_offered_no_resume_and_refused_in_words(
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 0, WITHIN_S, "the first step")
-    app.tabs.stop_active(now=True)
+    app.tabs.stop(run.run.path, now=True)
     wait_for(lambda: run.outcome == "stopped", WITHIN_S, "the stop")
     wait_for(lambda: app.session.runs.info_of(run.run.path) and not app.session.runs.alive, 10, "the list")
     view = app.window.show_activity("runs") or app.window.side_bar.findChild(RunsView)

@@ -29,7 +29,6 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.floating_list import QuickItem
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.kept_file import RecentComparisons
 from rankdeck_app.widgets.run_list import details, strategy_title
 
@@ -68,7 +67,7 @@ class Comparisons(QObject):
 
     def rows(self) -> list[Command]:
         row = partial(Command, when="activeCompare", menu="Run/4_compare")
-        of_run = partial(Command, menu="Run/3_this")
+        of_run, of = partial(Command, menu="Run/3_this"), self._tabs.on_active
         return [
             Command(
                 "compare.runs",
@@ -79,14 +78,14 @@ class Comparisons(QObject):
             ),
             row("compare.add", phrase("Compare: Add Runs…"), self._add_to_active),
             row("compare.save", phrase("Compare: Save as a Page…"), self._save_active),
-            of_run("run.compare", phrase("Run: Compare With…"), self._compare_active, when="activeRun"),
+            of_run("run.compare", phrase("Run: Compare With…"), of(self.compare_with), when="activeRun"),
             of_run(
                 "run.weights",
                 phrase("Run: Export Weights…"),
-                self._export_active,
+                of(self._ask_weights),
                 when="activeRunAgain && !activeRunScript",
             ),
-            of_run("run.report", phrase("Run: Save a Report…"), self._report_active, when="activeRun"),
+            of_run("run.report", phrase("Run: Save a Report…"), of(self.ask_report), when="activeRun"),
         ]
 
     # Opening
@@ -238,11 +237,6 @@ class Comparisons(QObject):
             return QuickItem(title, about, partial(self._window.toasts.warn, full), "", "circle-slash")
         return QuickItem(title, about, partial(show, [*ticked, at]), "", "circle")
 
-    def _compare_active(self) -> None:
-        run = self._tabs.active()
-        if run is not None:
-            self.compare_with(run.run.path)
-
     def _add_to_active(self) -> None:
         page = self._active()
         if page is not None:
@@ -258,23 +252,18 @@ class Comparisons(QObject):
         if file is not None:
             self.save(page, file)
 
-    def _report_active(self) -> None:
-        run = self._tabs.active()
-        if run is not None:
-            self.ask_report(run.run.path)
-
     def ask_report(self, run: Path) -> None:
         """Ask for a file, and write what a run came to as a page."""
         file = self._exports.ask_file(tr("Save Report"), f"{run.name}.html", tr("Pages (*.html)"))
         if file is not None:
             self.save_report(run, file)
 
-    def _export_active(self) -> None:
-        run = self._tabs.active()
-        suggested = "" if run is None else f"{run.name}.safetensors"
+    def _ask_weights(self, run: Path) -> None:
+        """Ask for a file, and write the weights of a run."""
+        suggested = f"{run.name}.safetensors"
         file = self._exports.ask_file(tr("Export Weights"), suggested, tr("Weights (*.safetensors)"))
-        if run is not None and file is not None:
-            self.export_weights(run.run.path, file)
+        if file is not None:
+            self.export_weights(run, file)
 
     def save(self, page: ComparePage, file: Path) -> None:
         """Write a comparison as a page."""
@@ -333,14 +322,8 @@ class Comparisons(QObject):
     def _write(self, file: Path, command: Sequence[str], told: Callable[[str], str]) -> None:
         """Let the engine write a file; a toast says how it went, `told` what it wrote by its answer."""
         call = self._session.engine.ask(command, self._session.workspace.folder)
-
-        def answered(code: int, out: str, err: str) -> None:
-            if code:
-                self._window.toasts.error(refusal_of(out, err) or tr("The file could not be written."))
-            else:
-                self._exports.tell(file, told(out))
-
-        call.answered.connect(answered)
+        failure = tr("The file could not be written.")
+        self._tabs.report_answer(call, failure, lambda out: self._exports.tell(file, told(out)))
 
     def close(self) -> None:
         """The window goes."""

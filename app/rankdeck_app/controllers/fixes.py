@@ -90,23 +90,16 @@ class Fixes(QObject):
         window.closing.connect(self._close)
 
     def rows(self) -> list[Command]:
-        row = partial(Command, menu="Run/3_this")
+        row, of = partial(Command, menu="Run/3_this"), self._tabs.on_active
         return [
             row("run.cure", phrase("Run: Use the Fix of This Run"), self._take_active, when="activeRunCure"),
-            row(
-                "run.why", phrase("Run: Why Out of Memory"), self._explain_active, when="activeRunOutOfMemory"
-            ),
+            row("run.why", phrase("Run: Why Out of Memory"), of(self.explain), when="activeRunOutOfMemory"),
         ]
 
     def _take_active(self) -> None:
         run = self._tabs.active()
         if run is not None and run.fix_changes:
             self.take(run.run.path, run.fix_changes)
-
-    def _explain_active(self) -> None:
-        run = self._tabs.active()
-        if run is not None:
-            self.explain(run.run.path)
 
     def _close(self) -> None:
         for timer in self._stopping.values():

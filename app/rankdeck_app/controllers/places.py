@@ -21,7 +21,6 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.problem_list import DRAFT, SCRIPT, ListedProblem, ProblemList
 
 PAGE_KIND = "code"
@@ -147,7 +146,7 @@ class Standstills:
     def rows(self) -> list[Command]:
         row = partial(Command, when="activeRunStandsStill", menu="Run/3_this")
         return [
-            row("run.stacks", phrase("Run: Show Stacks"), self._show_active),
+            row("run.stacks", phrase("Run: Show Stacks"), self._tabs.on_active(self.show_stacks)),
             row("run.standstill", phrase("Run: Go to the Line Where It Hangs"), self._go_to_line),
         ]
 
@@ -158,18 +157,12 @@ class Standstills:
         def refuse(error: OSError) -> None:
             toasts.error(tr("{file} cannot be written: {why}.", file=file, why=error.strerror))
 
-        def answered(code: int, out: str, err: str) -> None:
-            if code:
-                toasts.error(refusal_of(out, err) or tr("The ranks could not be asked for their stacks."))
-                return
+        def answered(out: str) -> None:
             write = partial(file.write_text, out, encoding="utf-8")
             self._session.disk.do(write, lambda _size: self._open_place(file, 1, ""), refuse)
 
-        self._session.engine.ask(["stacks", str(run)]).answered.connect(answered)
-
-    def _show_active(self) -> None:
-        if (run := self._tabs.active()) is not None:
-            self.show_stacks(run.run.path)
+        call = self._session.engine.ask(["stacks", str(run)])
+        self._tabs.report_answer(call, tr("The ranks could not be asked for their stacks."), answered)
 
     def _go_to_line(self) -> None:
         from rankdeck_app.views.problems import code_of

@@ -25,7 +25,6 @@ from rankdeck_app.language import tr
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.draft_race import RaceWatch
-from rankdeck_app.state.engine_process import refusal_of
 from rankdeck_app.state.plan import choose
 
 
@@ -113,11 +112,7 @@ class RaceTabs(QObject):
 
     def _stop(self, watch: RaceWatch) -> None:
         call = self._session.engine.stop(watch.folder.path)
-        call.answered.connect(self._stopped)
-
-    def _stopped(self, code: int, out: str, err: str) -> None:
-        if code:
-            self._window.toasts.error(refusal_of(out, err) or tr("The race could not be stopped."))
+        self._tabs.report_answer(call, tr("The race could not be stopped."))
 
     def _open_entry(self, watch: RaceWatch, entry: RaceEntry) -> None:
         run = entry_run(watch.folder, entry)

@@ -154,6 +154,16 @@ class RunTabs(QObject):
         """The run of the active tab."""
         return _run_of(self._window.editor.active_page())
 
+    def on_active(self, act: Callable[[Path], object]) -> Callable[[], None]:
+        """A command that acts on the run of the active tab, if there is one."""
+
+        def on_active() -> None:
+            run = self.active()
+            if run is not None:
+                act(run.run.path)
+
+        return on_active
+
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
         self._window.context.update(
@@ -199,32 +209,32 @@ class RunTabs(QObject):
             run.expect_stop()
         self._show_figures()
 
-        def answered(code: int, out: str, err: str) -> None:
-            if code:
-                self._window.toasts.error(refusal_of(out, err) or tr("The run could not be stopped."))
-                if (run := self.open_runs.of(path)) is not None:  # its tab may be closed by now
-                    run.expect_no_stop()
+        def answered(code: int, _out: str, _err: str) -> None:
+            if code and (run := self.open_runs.of(path)) is not None:  # its tab may be closed by now
+                run.expect_no_stop()
 
+        self.report_answer(call, tr("The run could not be stopped."))
         call.answered.connect(answered)
         return call
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
-        call = self._session.engine.checkpoint(path)
-        toasts = self._window.toasts
+        call, toasts = self._session.engine.checkpoint(path), self._window.toasts
+        failure = tr("The run could not be saved.")
+        self.report_answer(call, failure, lambda out: toasts.info(saved_by(out)))
+
+    def report_answer(
+        self, call: EngineCall, failure: str, then: Callable[[str], object] = lambda out: None
+    ) -> None:
+        """Give `then` what a command of the engine wrote; a toast says why it failed, or `failure`."""
 
         def answered(code: int, out: str, err: str) -> None:
             if code:
-                toasts.error(refusal_of(out, err) or tr("The run could not be saved."))
+                self._window.toasts.error(refusal_of(out, err) or failure)
             else:
-                toasts.info(saved_by(out))
+                then(out)
 
         call.answered.connect(answered)
-
-    def stop_active(self, *, now: bool = False) -> None:
-        run = self.active()
-        if run is not None:
-            self.stop(run.run.path, now=now)
 
     def use_configuration(self, path: Path, then: Callable[[], object] = lambda: None) -> None:
         """Make the run's resolved configuration the draft, of a race what was asked for, and go on."""

@@ -125,16 +125,11 @@ class Session:
     def close(self) -> None:
         for step in self._steps.values():
             step.close()
-        for part in (self.plan, self.elsewhere, self.raced, self.predictions, self.fix_plans):
+        for part in (
+            self.plan, self.elsewhere, self.raced, self.predictions, self.fix_plans, self.draft, self.layouts,
+            self.script, self.scripts, self.hosts, self.gpus, self.engine, self.runs,
+        ):  # fmt: skip
             part.close()
-        self.draft.close()
-        self.layouts.close()
-        self.script.close()
-        self.scripts.close()
-        self.hosts.close()
-        self.gpus.close()
-        self.engine.close()
-        self.runs.close()
 
     def _prefer_gpus(self, first_text: str) -> None:
         """The first draft was made before the driver answered, or while it was ill: once there are GPUs it

@@ -64,30 +64,20 @@ class AppCommands:
 
     def _control_rows(self) -> list[Command]:
         """Start, stop and save a run."""
-        row, tabs, launching = partial(Command, menu="Run/1_control"), self.tabs, self.launching
-        alive, stop_now = partial(row, when="activeRunAlive"), partial(tabs.stop_active, now=True)
+        row, tabs, of = partial(Command, menu="Run/1_control"), self.tabs, self.tabs.on_active
+        alive, stop_now = partial(row, when="activeRunAlive"), of(partial(tabs.stop, now=True))
         return [
             row("run.launch", phrase("Run: Launch"), self.launch, ("Ctrl+F5",)),
-            alive("run.stop", phrase("Run: Stop"), tabs.stop_active, ("Shift+F5",)),
+            alive("run.stop", phrase("Run: Stop"), of(tabs.stop), ("Shift+F5",)),
             alive("run.stopNow", phrase("Run: Stop Now"), stop_now, ("Ctrl+Shift+F5",)),
             row(
                 "run.checkpoint",
                 phrase("Run: Save Checkpoint Now"),
-                self._on_active(tabs.save_checkpoint),
+                of(tabs.save_checkpoint),
                 when="activeRunAlive && !activeRunScript",
             ),
-            row(
-                "run.resume",
-                phrase("Run: Resume"),
-                self._on_active(launching.resume),
-                when="activeRunResumable",
-            ),
-            row(
-                "run.again",
-                phrase("Run: Run Again"),
-                self._on_active(self.scripts.run_again),
-                when="activeRunAgain",
-            ),
+            row("run.resume", phrase("Run: Resume"), of(self.launching.resume), when="activeRunResumable"),
+            row("run.again", phrase("Run: Run Again"), of(self.scripts.run_again), when="activeRunAgain"),
         ]
 
     def _configure_rows(self) -> list[Command]:
@@ -107,7 +97,7 @@ class AppCommands:
 
     def _active_run_rows(self) -> list[Command]:
         """What can be had of the run in the active tab."""
-        row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self._on_active
+        row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self.tabs.on_active
         return [
             row("run.reuse", phrase("Run: Use the Configuration of This Run"), of(self.use_configuration)),
             row("run.reveal", phrase("Run: Open the Folder of This Run"), of(tabs.reveal)),
@@ -358,14 +348,6 @@ class AppCommands:
         self.session.draft.save_as(path, refused)
 
     # Helpers
-
-    def _on_active(self, act: Callable[[Path], object]) -> Callable[[], None]:
-        def on_active() -> None:
-            run = self.tabs.active()
-            if run is not None:
-                act(run.run.path)
-
-        return on_active
 
     def _pick_preset(self) -> None:
         self.window.palette_box.pick(self.preset_items(), tr("Start from a preset"))

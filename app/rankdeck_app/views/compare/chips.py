@@ -28,7 +28,7 @@ from rankdeck.compare.table import letter_of
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import tool_button
-from rankdeck_app.widgets.painting import chart_font, paint_text
+from rankdeck_app.widgets.painting import chart_font, dashed_line, paint_text
 from rankdeck_app.widgets.run_list import outcome_look, outcome_text
 from rankdeck_app.widgets.run_names import SharedNames
 from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
@@ -152,9 +152,7 @@ class _AddTile(QAbstractButton):
         color, lit = self._theme.color, self.hasFocus() or self.underMouse()
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        pen = QPen(color("focusBorder" if lit else "rankdeck.axis"), 1, Qt.PenStyle.CustomDashLine)
-        pen.setDashPattern([4, 3])
-        painter.setPen(pen)
+        painter.setPen(dashed_line(color("focusBorder" if lit else "rankdeck.axis")))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
         ink = color("foreground" if lit else "descriptionForeground")
         draw_icon(painter, "add", QRectF(14, (self.height() - 16) / 2, 16, 16), ink)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from PySide6.QtCore import QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QRectF, Qt, QTimer, Signal, SignalInstance
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QBoxLayout, QGridLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
 from rankdeck.base.phrases import marked
 from rankdeck.compare.reported import ERROR_SIGN, PhaseTable, Reported
@@ -21,7 +21,6 @@ from rankdeck.diagnose.fixes import Fix
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard.action_buttons import ActionButtons
 from rankdeck_app.widgets.controls import ElidedLabel, tool_button
 from rankdeck_app.widgets.layouts import (
     MIDDLE,
@@ -54,6 +53,30 @@ _IN_ONE_LINE = {
 _AT_A_STEP = ("best_held_out", "loss")
 """Of which more is to be said than their value."""
 Cells = Sequence[str]
+
+
+class ActionButtons:
+    """Buttons for what can be done next, at the end of a row. They stay the same objects while nothing
+    changes: one of them may have the focus."""
+
+    def __init__(self, row: QBoxLayout, acted: SignalInstance) -> None:
+        """`acted` brings the id of the command of the button that was pressed."""
+        self.buttons: list[QPushButton] = []
+        self._actions: list[PageAction] = []
+        self._row, self._acted = row, acted
+
+    def show(self, actions: Sequence[PageAction]) -> None:
+        if list(actions) == self._actions:
+            return
+        self._actions = list(actions)
+        for button in self.buttons:
+            button.deleteLater()
+        self.buttons = [
+            push_button(action.tooltip, "", partial(self._acted.emit, action.command), height=24)
+            for action in actions
+        ]
+        for button in self.buttons:
+            self._row.addWidget(button)
 
 
 class SummaryPanel(QWidget):

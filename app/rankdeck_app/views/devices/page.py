@@ -120,10 +120,10 @@ class DevicesPage(Page):
         column(bar, (self._whole, 1), on=self, spacing=0)
 
     def _span_button(self, span_s: float) -> QPushButton:
-        rows = span_words(span_s)
-        tooltip = tr("Show the last {time}", time=rows)
+        text = span_words(span_s)
+        tooltip = tr("Show the last {time}", time=text)
         button = push_button(
-            rows.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
+            text.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
         )
         button.setChecked(span_s == self._span_s)
         self.spans.addButton(button)

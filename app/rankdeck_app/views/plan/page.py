@@ -20,6 +20,7 @@ from rankdeck.run import race as races
 from rankdeck.run.bounds import RACE_STEPS
 from rankdeck.run.plan_lines import FITS, PREDICTED, TIGHT, PlanLine, is_last_word
 from rankdeck.run.race import expected_text
+from rankdeck.run.verified import DIFFERS, EQUAL, NOTED
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.page import Page
@@ -30,7 +31,6 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.views.plan.target import TargetBox
-from rankdeck_app.views.plan.verified import verified_sentence
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.controls import ElidedLabel, tool_button
 from rankdeck_app.widgets.layouts import MIDDLE, clear, column, push_button, row, text_label
@@ -320,7 +320,25 @@ def _changes(line: PlanLine) -> str:
     return ", ".join(f"{key} = {value}" for key, value in line.changes.items())
 
 
-# What is said of races above the plan's table: whose figures are shown, and how long a race takes.
+# What is said above the plan's table: what was verified, whose figures are shown, and how long a race takes.
+
+
+def verified_sentence(plan: DraftPlan) -> str:
+    """How many strategies are equal to one device, and which are not; "" where none was verified."""
+    verification = plan.verification
+    by_outcome: dict[str | None, list[str]] = {EQUAL: [], NOTED: [], DIFFERS: []}
+    for line in plan.lines:
+        by_outcome.setdefault(verification.outcome_of(line), []).append(line.label)
+    equal, noted, differing = (by_outcome[outcome] for outcome in (EQUAL, NOTED, DIFFERS))
+    said = []
+    if total := len(equal) + len(noted) + len(differing):
+        said.append(tr("Verified: {count} of {total} equal one device.", count=len(equal), total=total))
+    if noted:
+        said.append(tr("These differ as expected: {labels}.", labels="; ".join(noted)))
+    if differing:
+        said.append(tr("These differ: {labels}.", labels="; ".join(differing)))
+    return " ".join(filter(None, (*said, verification.failure)))
+
 
 _STOPPED = {
     races.STOPPED: marked(

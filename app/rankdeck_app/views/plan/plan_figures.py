@@ -13,10 +13,11 @@ from rankdeck.run import race as races
 from rankdeck.run.imbalance import imbalance_of, lead_of
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike
 from rankdeck.run.race import Race, RaceEntry
-from rankdeck.run.verified import ONE_DEVICE
+from rankdeck.run.verified import ONE_DEVICE, OUTCOME_WORDS
 from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.draft_race import DraftRace
 from rankdeck_app.state.plan import DraftPlan, PlanRow
+from rankdeck_app.state.plan_verification import PENDING
 from rankdeck_app.state.plan_words import (
     device_index,
     device_label,
@@ -30,7 +31,6 @@ from rankdeck_app.state.plan_words import (
     time_text,
     verdict_text,
 )
-from rankdeck_app.views.plan.verified import verified_figure
 from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.run_list import strategy_title
@@ -200,8 +200,7 @@ def _measured_words(step_s: float, peak_bytes: int | None) -> str:
 def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
     card, line = STRATEGIES.get(row.strategy), row.line
     key, icon = (row.strategy, row.label), "question" if card is None else card.icon
-    title = row.strategy if card is None else tr(card.title)
-    options = options_text(row.label)
+    title, options = strategy_title(row.strategy), options_text(row.label)
     if line is None:
         awaited = plan.is_asking and not row.failure
         return RowFigure(
@@ -214,7 +213,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
             verdict_word=_unanswered(row, is_awaited=awaited),
         )  # fmt: skip
     note, is_hot = _peak_note(line)
-    verified, verified_word = verified_figure(plan, line)
+    verified, verified_word = _verified(plan, line)
     return RowFigure(
         key, icon, title, options,
         is_chosen=plan.is_chosen(line),
@@ -233,6 +232,15 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
         marks=marks,
         tooltip=tooltip(line, plan.verification.text_of(line)),
     )  # fmt: skip
+
+
+def _verified(plan: DraftPlan, line: PlanLine) -> tuple[str, str]:
+    """(outcome, a few words): whether it computes what one device does; "" of one device itself, and where
+    nothing is known."""
+    outcome = plan.verification.outcome_of(line) or ""
+    if outcome == PENDING:
+        return outcome, tr("verifying…")
+    return outcome, tr(OUTCOME_WORDS[outcome]) if outcome in OUTCOME_WORDS else ""
 
 
 def _unanswered(row: PlanRow, *, is_awaited: bool) -> str:
