@@ -125,19 +125,19 @@ class MeshOptions(Options):
 
 class HybridOptions(PipelineOptions, MeshOptions):
     sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = "native"
-    """How gradients meet over data."""
+    """How gradients are synchronized over the data axis."""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """What gradients travel as over data."""
+    """Compression of gradients on the data axis."""
     reshard: bool = True
-    """shard: gather a block's weights again for its backward. Stages keep theirs."""
+    """For shard: free a block's gathered weights after its forward pass. Pipeline stages keep them."""
     plan: dict[str, Literal["column", "row"]] | None = Field(
         None, examples=[{"*.up": "column", "*.down": "row"}]
     )
-    """tensor: layers to split, as name patterns; found where it is not given."""
+    """For tensor: layers to split, by name pattern. By default the layers of transformer blocks are found."""
     sequence_parallel: bool = False
-    """tensor: cut the stream between layers as well."""
+    """For tensor: split activations between layers along the sequence."""
     loss_parallel: bool = False
-    """tensor: cross entropy on split classes."""
+    """For tensor: compute the cross entropy on split logits."""
 
 
 class AsyncPipelineOptions(CutOptions):
@@ -202,6 +202,7 @@ class SyntheticArgs(Options):
     samples: Positive = 4096
     """Number of training samples."""
     classes: Positive | None = Field(None, examples=[10])
+    """Number of classes. By default taken from the model."""
     masked: Fraction = 0.0
     """Fraction of targets that are masked (-100)."""
 

@@ -7,6 +7,7 @@ say what Rankdeck expects of the user's own code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -22,6 +23,7 @@ from rankdeck.config.schema import Choice, RunConfig
 KeyPath = tuple[str, ...]
 """("train", "steps") for train.steps."""
 
+_BARE_KEY = re.compile(r"[\w-]+")
 _KINDS = {
     "bool": marked("true or false"),
     "int": marked("whole number"),
@@ -186,8 +188,12 @@ def as_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {as_toml(one)}' for key, one in value.items())} }}"
+        return f"{{ {', '.join(f'{_as_key(key)} = {as_toml(one)}' for key, one in value.items())} }}"
     return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def _as_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else as_toml(name)
 
 
 def example_of(key: ConfigKey) -> str:

@@ -46,7 +46,7 @@ class Choice(Table):
 class ModelConfig(Table):
     use: str = "mlp"
     """A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory"."""
-    args: TomlTable = Field(default_factory=dict, examples=[{"layers": 4, "width": 256}])
+    args: TomlTable = Field(default_factory=dict, examples=[{"hidden": [64, 64]}])
     """Arguments of the model; a catalogue model checks their names and bounds."""
 
 
