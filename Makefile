@@ -20,7 +20,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts bench gpu mutants verify-breaks fuzz faults storms host-faults zoo clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format texts pages bench gpu mutants verify-breaks fuzz faults storms host-faults zoo clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -56,6 +56,9 @@ lint: setup ## style, types, and who imports whom
 format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+pages: setup ## the reference pages of the docs, from the schema and the commands
+	@$(BIN)/python .ci/pages.py
 
 texts: setup ## every text of the window, for translators: LANGUAGE=ko writes or brings up to date languages/rankdeck_ko.ts
 	@mkdir -p $(LANGUAGES)

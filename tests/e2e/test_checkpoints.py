@@ -200,6 +200,14 @@ def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them() -> None:
     assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
 
 
+def test_fewer_steps_than_are_done_are_refused_before_anything_starts(finished: RunDir) -> None:
+    finished.weights.unlink()
+    before = sorted(finished.path.rglob("*"))
+    refused = rankdeck_here("resume", "last", "--trust", "--set", "train.steps=12", "--json", code=2)
+    assert refused.json["problems"][0]["code"] == "nothing-left"
+    assert sorted(finished.path.rglob("*")) == before and finished.outcome() == "completed"
+
+
 def test_a_run_that_only_lacks_its_weights_saves_them(finished: RunDir) -> None:
     before, num_bytes = load_file(finished.weights), finished.weights.stat().st_size
     finished.weights.unlink()

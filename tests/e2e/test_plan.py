@@ -66,6 +66,17 @@ def test_gpus_that_are_not_here_with_a_capacity_and_advice(config: str) -> None:
         assert device["total_bytes"] == device["reserved_bytes"] + device["constants_bytes"]
 
 
+def test_layers_too_large_to_try_whole_are_split_in_a_plan() -> None:
+    """Blocks of this preset are tried out alone, on inputs that the plan recorded in another fake mode."""
+    found = rankdeck_here(
+        "plan", "gpt-ddp", "--strategy", "single,tensor", "--devices", "cpu:2", "--json", code=0
+    )
+    lines = {line["strategy"]: line for line in found.lines}
+    assert lines["tensor"]["verdict"] == "fits", found.out
+    whole, split = (lines[name]["devices"][0]["by_kind"]["parameters"] for name in ("single", "tensor"))
+    assert split < 0.6 * whole
+
+
 def test_the_largest_batch_fits_and_the_next_does_not(config: str) -> None:
     small = ("--set", "model.args.hidden=[256]", "--set", "devices.use=cpu:1", "--capacity", "512KiB")
     asked = ("plan", config, "--strategy", "single", *small, "--json")

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
-from rankdeck.base.phrases import marked
+from rankdeck.base.phrases import Phrase
 from rankdeck.config.catalog import OptionField, option_fields
 from rankdeck.config.checks import CARDS
-from rankdeck.config.schema import Choice, RunConfig
-from rankdeck_app.language import tr
+from rankdeck.config.reference import as_toml, describe, has_args, has_default, table_fields, table_type
+from rankdeck.config.schema import RunConfig
+from rankdeck_app.language import spoken, tr
 from rankdeck_app.state.toml_writing import Place
 
 _HEADER = re.compile(r"^\s*\[{1,2}\s*([\w.-]+)\s*\]")
@@ -25,23 +26,6 @@ _ASSIGNED = re.compile(r"""([\w.-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
 _INLINE = re.compile(r"^\s*([\w.-]+)\s*=\s*\{([^}]*)")
 _KEY = re.compile(r"^\s*([\w.-]+)\s*=\s*(.*)$")
 _TYPED_KEY = re.compile(r"[\w.-]*$")
-_KINDS = {
-    "bool": marked("true or false"),
-    "int": marked("whole number"),
-    "float": marked("number"),
-    "text": marked("text"),
-    "list": marked("list"),
-    "table": marked("table"),
-    "choice": marked("one of these"),
-}
-_WHICH = {
-    ("model",): marked("Which model."),
-    ("data",): marked("Which data set."),
-    ("loss",): marked("Which loss."),
-    ("train", "optimizer"): marked("Which optimizer."),
-    ("train", "schedule"): marked("Which schedule."),
-    ("strategy",): marked("Which strategy."),
-}
 
 
 @dataclass(frozen=True)
@@ -63,45 +47,17 @@ class Completion:
 
 
 def spoken_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
-    """The fields of an options model, with what they are for in the window's language."""
-    return tuple(replace(field, text=tr(field.text)) for field in option_fields(options))
+    """Return the fields of an options model, with their texts in the window's language."""
+    return tuple(map(_spoken, option_fields(options)))
 
 
 def fields_of(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
-    """The keys of a table; none where there is no such table, or where it is a person's own."""
-    if place and place[-1] == "args" and place[:-1] in CARDS:
-        return _card_fields(place[:-1], uses)
-    model: Any = RunConfig
-    for name in place:
-        field = model.model_fields.get(name) if _is_table(model) else None
-        model = None if field is None else _table_of(field.annotation)
-    if not _is_table(model):
-        return ()
-    if place not in CARDS:
-        return spoken_fields(model)
-    _, cards = CARDS[place]
-    default = _default_use(place)
-    hints = " · ".join(f"{name}: {tr(card.hint)}" for name, card in cards.items())
-    use = OptionField("use", "choice", default, f"{tr(_WHICH[place])} {hints}", tuple(cards))
-    if model is Choice:
-        return (use, *_card_fields(place, uses))
-    return tuple(replace(use, kind="choice") if one.name == "use" else one for one in spoken_fields(model))
+    """Return the keys of a table; none for an unknown table, or for arguments of the user's own code."""
+    return tuple(map(_spoken, table_fields(place, uses)))
 
 
-def describe(field: OptionField) -> str:
-    """'whole number, 1 or more, 32 by default'."""
-    parts = [tr(_KINDS[field.kind])]
-    low, high = field.minimum, field.maximum
-    high = None if high is not None and high >= 2**31 else high  # no bound that a person could meet
-    if low is not None and high is not None:
-        parts.append(tr("{low:g} to {high:g}", low=low, high=high))
-    elif low is not None:
-        parts.append(tr("{low:g} or more", low=low))
-    elif high is not None:
-        parts.append(tr("at most {high:g}", high=high))
-    if field.default not in (None, "", [], {}) and not isinstance(field.default, BaseModel):
-        parts.append(tr("{value} by default", value=_written(field.default)))
-    return ", ".join(parts)
+def _spoken(field: OptionField) -> OptionField:
+    return replace(field, text=spoken(field.text) if isinstance(field.text, Phrase) else tr(field.text))
 
 
 def explain(text: str, line: int, column: int) -> str:
@@ -151,7 +107,9 @@ def complete(text: str, line: int, column: int) -> Completion:
     place = (*table, *_place(head))
     start = part_start + typed.start() + (len(head) + 1 if head else 0)
     keys = [field for field in fields_of(place, uses) if field.name not in present or field.kind == "table"]
-    found = [Offer(field.name, describe(field), field.text) for field in keys if not _is_header(field)]
+    found = [
+        Offer(field.name, spoken(describe(field)), field.text) for field in keys if not _is_header(field)
+    ]
     return _begun(start, row, found)
 
 
@@ -171,12 +129,12 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
     if field.kind == "bool":
         choices: tuple[Any, ...] = (True, False)
     else:
-        choices = field.choices or (() if field.default in (None, "", [], {}) else (field.default,))
+        choices = field.choices or ((field.default,) if has_default(field) else ())
     cards = CARDS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CARDS else {}
     told = {name: tr(card.hint) for name, card in cards.items()}
     return [
         Offer(
-            _written(one),
+            as_toml(one),
             told.get(one, tr("default") if one == field.default else ""),
             "" if cards else field.text,
         )
@@ -186,9 +144,9 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
 
 
 def _table_names(uses: Mapping[Place, str], present: set[Place]) -> list[Offer]:
-    places = [(name,) for name, field in RunConfig.model_fields.items() if _table_of(field.annotation)]
+    places = [(name,) for name, field in RunConfig.model_fields.items() if table_type(field.annotation)]
     inner = [place for place in CARDS if len(place) > 1]
-    args = [(*place, "args") for place in CARDS if _has_args(place)]
+    args = [(*place, "args") for place in CARDS if has_args(place)]
     names = sorted({*places, *inner, *args} - present)
     return [Offer(".".join(place), _table_text(place, uses)) for place in names]
 
@@ -202,8 +160,8 @@ def _field_text(place: Place, uses: Mapping[Place, str]) -> str:
     field = _field(place, uses)
     if field is None:
         return ""
-    choices = f"\n{', '.join(map(_written, field.choices))}" if field.choices else ""
-    return f"{'.'.join(place)}: {describe(field)}{choices}\n{field.text}".rstrip()
+    choices = f"\n{', '.join(map(as_toml, field.choices))}" if field.choices else ""
+    return f"{'.'.join(place)}: {spoken(describe(field))}{choices}\n{field.text}".rstrip()
 
 
 def _field(place: Place, uses: Mapping[Place, str]) -> OptionField | None:
@@ -213,43 +171,6 @@ def _field(place: Place, uses: Mapping[Place, str]) -> OptionField | None:
 def _is_header(field: OptionField) -> bool:
     """A table is written as a header, unless it is a card in one line."""
     return field.kind == "table" and field.name not in ("optimizer", "schedule")
-
-
-def _card_fields(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
-    card = CARDS[place][1].get(uses.get(place) or _default_use(place))
-    options = getattr(card, "options", None)
-    return () if options is None else spoken_fields(options)
-
-
-def _default_use(place: Place) -> str:
-    model: Any = RunConfig()
-    for name in place:
-        model = getattr(model, name)
-    return str(model.use)
-
-
-def _has_args(place: Place) -> bool:
-    table = _table_of(RunConfig.model_fields[place[0]].annotation)
-    return len(place) == 1 and table is not None and "args" in table.model_fields
-
-
-def _table_of(annotation: Any) -> type[BaseModel] | None:
-    """The model behind a field's type, None where it is a value."""
-    kinds = [annotation, *get_args(annotation)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _is_table(model: Any) -> bool:
-    return isinstance(model, type) and issubclass(model, BaseModel)
-
-
-def _written(value: Any) -> str:
-    """A value as TOML has it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_written, value))}]"
-    return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
 def _place(dotted: str) -> Place:

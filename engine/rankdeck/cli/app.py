@@ -29,6 +29,7 @@ from rankdeck.cli import (
     on_host,
     plan,
     race,
+    reference,
     results,
     serve,
     train,
@@ -68,7 +69,13 @@ for _group, _commands in {
         catalogue.adopt,
     ),
     "Before a run": (plan.plan, train.verify, race.race, doctor.doctor),
-    "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
+    "What there is": (
+        devices.devices,
+        catalogue.strategies,
+        catalogue.presets,
+        reference.config,
+        catalogue.validate,
+    ),
     "Other hosts": (attach.copy, attach.install, serve.serve),
 }.items():
     for _command in _commands:

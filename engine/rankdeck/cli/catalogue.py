@@ -25,7 +25,12 @@ def strategies() -> int:
     out = console.out()
     for card in STRATEGIES.values():
         out.print(Text(card.name, style="bold cyan").append(f"  {card.title}, {card.hint}", style="dim"))
-        facts = {"lives": card.lives, "sends": card.sends, "wins": card.wins, "breaks": card.breaks}
+        facts = {
+            "Memory": card.lives,
+            "Sends": card.sends,
+            "Use it when": card.wins,
+            "Avoid it when": card.breaks,
+        }
         lines = [card.summary, *(f"{label}: {words}" for label, words in facts.items() if words)]
         for option in option_fields(card.options):
             choices = f" ({', '.join(map(str, option.choices))})" if len(option.choices) > 1 else ""

@@ -43,53 +43,56 @@ class NoOptions(Options):
 
 class DpOptions(Options):
     parallel_loss: bool = False
-    """Compute the loss inside the forward, so that only losses are gathered."""
+    """Compute the loss on each device, so that device 0 gathers losses instead of outputs."""
 
 
 class DdpOptions(Options):
     sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = "native"
-    """How gradients meet. native: bucketed all-reduce while backward runs; the others are explicit and start
-    after it."""
+    """How gradients are synchronized. native: bucketed all-reduce that overlaps the backward pass. The others
+    run after it."""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """What gradients travel as: fp16 and bf16 halve them, powersgd sends thin sketches."""
+    """Compression of gradients on the wire. fp16 and bf16 halve the bytes; powersgd sends a low-rank
+    approximation."""
     powersgd_rank: Annotated[int, Field(ge=1, le=64)] = 4
-    """Columns of PowerSGD's thin matrices: more are closer, and cost more bytes."""
+    """Rank of PowerSGD's approximation: a higher rank is more accurate and sends more bytes."""
     bucket_mb: Annotated[float, Field(gt=0, le=1024)] = 25.0
-    """MiB of gradients that travel together; native powersgd always takes one bucket."""
+    """Size of a gradient bucket in MiB. native with powersgd always uses a single bucket."""
     find_unused_parameters: bool = False
-    """Allow parameters that take no part in a loss; ranks ask each other in each step."""
+    """Allow parameters that do not contribute to the loss; costs one more exchange per step."""
     static_graph: bool = False
-    """Promise that every step uses the same parameters: native learns them once."""
+    """Promise that every step uses the same parameters, so that native finds unused ones only once."""
     gradient_as_bucket_view: bool = False
-    """Gradients are views of the buckets: one copy less."""
+    """Make gradients views of the buckets: saves one copy of all gradients."""
     sync_batchnorm: bool = False
-    """Batch norm over the batches of all ranks, as one device would compute it."""
+    """Normalize over the batches of all ranks, as a single device would."""
 
 
 class FsdpOptions(Options):
     reshard: bool = True
-    """Let a block's gathered weights go after its forward and gather them again for its backward: less
-    memory, more bytes."""
+    """Free a block's gathered weights after its forward pass and gather them again for its backward pass:
+    saves memory, sends more bytes."""
     find_unused_parameters: bool = False
-    """Without effect: ranks may use different parameters in any case."""
+    """Has no effect: with fsdp, ranks may always use different parameters."""
     sync_batchnorm: bool = False
-    """Batch norm over the batches of all ranks, as one device would compute it."""
+    """Normalize over the batches of all ranks, as a single device would."""
 
 
 class TensorOptions(Options):
-    plan: dict[str, Literal["column", "row"]] | None = None
-    """Layers to split, as name patterns; found for transformer blocks where it is not given."""
+    plan: dict[str, Literal["column", "row"]] | None = Field(
+        None, examples=[{"*.up": "column", "*.down": "row"}]
+    )
+    """Layers to split, by name pattern. By default the layers of transformer blocks are found."""
     sequence_parallel: bool = False
-    """Cut the stream between layers along the sequence: less memory, the same bytes."""
+    """Split activations between layers along the sequence: saves memory, sends the same bytes."""
     loss_parallel: bool = False
-    """Compute cross entropy on split classes: logits are never gathered."""
+    """Compute the cross entropy on split logits instead of gathering them."""
 
 
 class CutOptions(Options):
-    cuts: list[str | int] | None = None
-    """Units that a stage begins with, by name or index; balanced where not given."""
+    cuts: list[str | int] | None = Field(None, examples=[["blocks.2", "head"]])
+    """First layers of the stages, by name or index. By default the stages are balanced."""
     balance: Literal["parameters", "time", "activations"] = "parameters"
-    """What stages are made even in: weights, measured forward time, or memory."""
+    """Measure by which stages are balanced: number of weights, forward time, or activation memory."""
 
 
 class PipelineOptions(CutOptions):
@@ -103,133 +106,157 @@ class PipelineOptions(CutOptions):
         "zbv",
         "dualpipev",
     ] = "1f1b"
-    """In which order stages run forward and backward of the microbatches. 1f1b-by-hand is the same as 1f1b,
-    written out in one function to be read; the others run in torch."""
-    microbatches: Positive | None = None
-    """Parts of the batch in the pipe; a divisor near 2 x stages where not given."""
+    """Order in which stages run the forward and backward passes of the microbatches. 1f1b-by-hand does the
+    same as 1f1b in one readable function; the others use torch's schedules."""
+    microbatches: Positive | None = Field(None, examples=[8])
+    """Microbatches per batch. By default a divisor of the batch near 2 x stages."""
 
 
 class MeshOptions(Options):
     data: Positive = 1
-    """Replicas: gradients are summed over this axis after backward."""
+    """Number of replicas. Gradients are summed over this axis after the backward pass."""
     shard: Positive = 1
-    """Slices of every weight, put together block by block, as in fsdp."""
+    """Number of slices of every weight, gathered block by block as in fsdp."""
     stage: Positive = 1
-    """Stages of layers with microbatches between them, as in pipeline."""
+    """Number of pipeline stages."""
     tensor: Positive = 1
-    """Slices of every large layer, as in tensor."""
+    """Number of slices of every large layer, as in tensor."""
 
 
 class HybridOptions(PipelineOptions, MeshOptions):
     sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = "native"
-    """How gradients meet over data."""
+    """How gradients are synchronized over the data axis."""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """What gradients travel as over data."""
+    """Compression of gradients on the data axis."""
     reshard: bool = True
-    """shard: gather a block's weights again for its backward. Stages keep theirs."""
-    plan: dict[str, Literal["column", "row"]] | None = None
-    """tensor: layers to split, as name patterns; found where it is not given."""
+    """For shard: free a block's gathered weights after its forward pass. Pipeline stages keep them."""
+    plan: dict[str, Literal["column", "row"]] | None = Field(
+        None, examples=[{"*.up": "column", "*.down": "row"}]
+    )
+    """For tensor: layers to split, by name pattern. By default the layers of transformer blocks are found."""
     sequence_parallel: bool = False
-    """tensor: cut the stream between layers as well."""
+    """For tensor: split activations between layers along the sequence."""
     loss_parallel: bool = False
-    """tensor: cross entropy on split classes."""
+    """For tensor: compute the cross entropy on split logits."""
 
 
 class AsyncPipelineOptions(CutOptions):
     mode: Literal["stash", "2bw"] = "stash"
-    """stash: weights kept per microbatch under way; 2bw: two versions, one update behind."""
+    """stash: keep a version of the weights for each microbatch in flight. 2bw: keep two versions and update
+    one step late."""
 
 
 class MlpArgs(Options):
     hidden: list[Positive] = [256, 256]
     """Widths of the hidden layers."""
-    classes: Positive | None = None
-    """Follows from the data where it is not given."""
+    classes: Positive | None = Field(None, examples=[10])
+    """By default taken from the data."""
     dropout: Fraction = 0.0
+    """Probability of dropping an activation."""
 
 
 class GptArgs(Options):
     layers: Positive = 4
+    """Number of transformer blocks."""
     heads: Positive = 4
+    """Attention heads per block."""
     width: Positive = 128
+    """Embedding dimension; a multiple of heads."""
     context: Positive = 128
-    vocabulary: Positive | None = None
-    """Follows from the data where it is not given."""
+    """Maximum sequence length in tokens."""
+    vocabulary: Positive | None = Field(None, examples=[256])
+    """By default taken from the data."""
     tied: bool = False
-    """The output layer shares the embedding's weights."""
+    """Share the weights of the embedding with the output layer."""
     dropout: Fraction = 0.0
+    """Probability of dropping an activation."""
 
 
 class ResnetArgs(Options):
     depth: Literal[18, 34, 50, 101] = 18
-    classes: Positive | None = None
-    """Follows from the data where it is not given."""
+    """Number of layers."""
+    classes: Positive | None = Field(None, examples=[10])
+    """By default taken from the data."""
     stem: Literal["imagenet", "small"] = "imagenet"
-    """small: a 3x3 convolution, for small pictures."""
+    """First layers. imagenet: a 7x7 convolution and a pooling layer. small: a 3x3 convolution, for small
+    images."""
 
 
 class TextArgs(Options):
     path: str = "@stdlib"
-    """A file or a folder; @stdlib is the source of the running Python."""
+    """A file or a folder. @stdlib is the source code of the running Python."""
     vocabulary: Annotated[int, Field(ge=256, le=65536)] = 256
-    """256: bytes; above that a BPE vocabulary."""
-    context: Positive | None = None
-    """Tokens per sample; follows from the model where it is not given."""
+    """Size of the vocabulary. 256: one token per byte. More: a BPE vocabulary of that size."""
+    context: Positive | None = Field(None, examples=[128])
+    """Tokens per sample. By default taken from the model."""
 
 
 class ImagesArgs(Options):
-    path: str
-    """A folder with one folder per class, or with train/ and val/ above those."""
+    path: str = Field(examples=["~/images"])
+    """A folder with one subfolder per class, or with such folders under train/ and val/."""
     size: Annotated[int, Field(ge=8, le=1024)] = 224
-    """Pixels per side."""
+    """Height and width in pixels."""
 
 
 class SyntheticArgs(Options):
     samples: Positive = 4096
-    classes: Positive | None = None
+    """Number of training samples."""
+    classes: Positive | None = Field(None, examples=[10])
+    """Number of classes. By default taken from the model."""
     masked: Fraction = 0.0
-    """Share of targets that are masked (-100)."""
+    """Fraction of targets that are masked (-100)."""
 
 
 class SgdArgs(Options):
     lr: Rate = 0.1
+    """Learning rate."""
     momentum: Fraction = 0.0
+    """Momentum factor."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay (L2 penalty)."""
     nesterov: bool = False
+    """Use Nesterov momentum."""
     foreach: bool | None = None
-    """Step lists of tensors at once, with copies of their size: torch does on GPUs, unless this is false."""
+    """Update many tensors per kernel, with temporary copies of their size. torch does so on GPUs unless this
+    is false."""
     fused: bool | None = None
-    """Step in one kernel that needs no copies."""
+    """Update all tensors in one kernel without temporary copies."""
 
 
 class AdamArgs(Options):
     lr: Rate = 1e-3
+    """Learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay rates of the running averages of the gradient and of its square."""
     eps: Rate = 1e-8
+    """Term added to the denominator for numerical stability."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay."""
     foreach: bool | None = None
-    """Step lists of tensors at once, with copies of their size: torch does on GPUs, unless this is false."""
+    """Update many tensors per kernel, with temporary copies of their size. torch does so on GPUs unless this
+    is false."""
     fused: bool | None = None
-    """Step in one kernel that needs no copies."""
+    """Update all tensors in one kernel without temporary copies."""
 
 
 class AdamwArgs(AdamArgs):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled weight decay."""
 
 
 class WarmupArgs(Options):
     warmup: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the rate rises from 0; 0 is off."""
+    """Steps over which the learning rate rises from 0; 0 turns the warm-up off."""
 
 
 class CosineArgs(WarmupArgs):
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The last rate as a share of the first."""
+    """Final learning rate as a fraction of lr."""
 
 
 class OneCycleArgs(Options):
     rise: Fraction = 0.3
-    """Share of the steps over which the rate rises."""
+    """Fraction of the steps over which the learning rate rises."""
 
 
 @dataclass(frozen=True)
@@ -299,35 +326,37 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "single",
         "Single",
         "one device",
-        "The reference: one device holds everything.",
+        "One device holds everything. The reference that the other strategies are compared with.",
         "rankdeck.strategies.single:Single",
         one_process=True,
         one_device=True,
         batch_shards=False,
         icon="primitive-square",
-        lives="Everything lives on one device.",
+        lives="Everything is on one device.",
         sends="0 bytes per step.",
-        wins="Whenever the model and its batch fit one device and one device is fast enough.",
-        breaks="The first byte that does not fit.",
+        wins="The model and its batch fit one device, and one device is fast enough.",
+        breaks="The model or the batch does not fit one device.",
         planning=Planning(in_turn=True, one_thread=True),
     ),
     StrategyCard(
         "dp",
         "DP",
         "threads, device 0 gathers",
-        "DataParallel: one process scatters the batch, copies the model to every device each step and "
-        "gathers the outputs on device 0.",
+        "DataParallel: one process splits the batch, copies the model to every device in each step, "
+        "and gathers the outputs on device 0.",
         "rankdeck.strategies.data_parallel:DataParallel",
         DpOptions,
         one_process=True,
         icon="type-hierarchy",
-        lives="Weights, gradients and optimizer state on device 0; during each step a copy of the weights on "
-        "every device.",
-        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs out and "
-        "outputs back.",
-        wins="Hardly ever: a quick try on two devices. parallel_loss gathers losses instead of outputs.",
-        breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle. "
-        "Batch norms see a device's own samples.",
+        lives="Weights, gradients and optimizer state are on device 0. During a step, every other device "
+        "has a copy of the weights.",
+        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs out "
+        "and outputs back.",
+        wins="A quick try on two devices; ddp is better in nearly every other case. parallel_loss gathers "
+        "losses instead of outputs.",
+        breaks="Device 0 runs out of memory first, because it holds the gathered outputs, the loss and the "
+        "optimizer state while the other devices idle. Batch norm only sees the samples of its own "
+        "device.",
         planning=Planning(
             variants=lambda num_devices: [{}, {"parallel_loss": True}],
             less_memory=lambda options: {} if options["parallel_loss"] else {"parallel_loss": True},
@@ -339,17 +368,19 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "ddp",
         "DDP",
         "one process per device",
-        "DistributedDataParallel: every rank holds a replica; gradients are all-reduced in buckets while "
-        "backward still runs.",
+        "DistributedDataParallel: every rank holds a replica of the model, and gradients are "
+        "all-reduced in buckets during the backward pass.",
         "rankdeck.strategies.ddp:Ddp",
         DdpOptions,
         icon="multiple-windows",
-        lives="Weights, gradients and optimizer state in full on every device, and buckets of gradients.",
+        lives="Every device holds all weights, gradients and optimizer state, and buckets of gradients.",
         sends="Per rank and step, for G bytes of gradients: 2(n-1)/n x G (native, ring), (n-1) x G "
-        "(all-to-all), (n-1) x G by rank 0 and G by each other (reduce-broadcast). fp16 and bf16 halve G.",
-        wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
-        breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
-        "small batches. Without sync_batchnorm batch norms see a device's own samples.",
+        "(all-to-all); reduce-broadcast sends (n-1) x G from rank 0 and G from every other rank. "
+        "fp16 and bf16 halve G.",
+        wins="The model fits one device. Memory is equal on all devices, and the speed-up is close to "
+        "linear.",
+        breaks="Weights, gradients and optimizer state do not fit one device, or links are slow and batches "
+        "small. Batch norm only sees the samples of its own device unless sync_batchnorm is set.",
         planning=Planning(
             variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
             less_memory=lambda options: (
@@ -365,18 +396,19 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "fsdp",
         "FSDP",
         "weights in slices",
-        "Fully sharded data parallel: every rank keeps a slice of every weight and puts one block together "
-        "at a time, only while it computes with it.",
+        "Fully sharded data parallel: every rank keeps a slice of every weight, and gathers one "
+        "block at a time while it computes with it.",
         "rankdeck.strategies.fsdp:Fsdp",
         FsdpOptions,
         icon="pie-chart",
-        lives="1/n of weights, gradients and optimizer state on every device, plus the block that is "
-        "gathered now and what lies in no block (embeddings, head).",
+        lives="Every device holds 1/n of the weights, gradients and optimizer state, the block that is "
+        "gathered now, and the layers that are in no block (embeddings, head).",
         sends="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); without "
-        "reshard (n-1)/n x (P + G). On gloo 2G instead of G.",
-        wins="A model that fits no single device; memory falls with the number of devices.",
-        breaks="Slow links: weights travel in every forward and backward. Models without repeated blocks are "
-        "gathered whole. Without sync_batchnorm batch norms see a device's own samples.",
+        "reshard (n-1)/n x (P + G). gloo sends 2G instead of G.",
+        wins="The model does not fit one device. Memory per device falls with the number of devices.",
+        breaks="Links are slow: weights are sent in every forward and backward pass. A model without "
+        "repeated blocks is gathered all at once. Batch norm only sees the samples of its own device "
+        "unless sync_batchnorm is set.",
         planning=Planning(
             variants=lambda num_devices: [{}, {"reshard": False}],
             less_memory=lambda options: {} if options["reshard"] else {"reshard": True},
@@ -388,40 +420,43 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "model",
         "Model parallel",
         "layers on different devices",
-        "Layer split: one process holds each part of the layers on a device of its own, and takes one batch "
-        "after another through all of them.",
+        "Layer split: one process puts consecutive layers on different devices, and sends each batch "
+        "through all of them in turn.",
         "rankdeck.strategies.model_parallel:ModelParallel",
         CutOptions,
         one_process=True,
         batch_shards=False,
         icon="layers",
-        lives="On each device the weights, gradients, optimizer state and activations of its own layers.",
-        sends="Per step and cut 2 x A bytes: A bytes of activations of the whole batch on, A bytes of "
-        "gradients back; tied weights travel once more.",
-        wins="A model that does not fit one device, without any change of its mathematics: equal to single, "
-        "batch norms included.",
-        breaks="Speed: only one device works at a time. Uneven layers: the fullest device decides.",
+        lives="Each device holds the weights, gradients, optimizer state and activations of its own layers.",
+        sends="Per step and cut 2 x A bytes: A bytes of activations of the whole batch forward, A bytes of "
+        "gradients back. Tied weights are sent once more.",
+        wins="The model does not fit one device, and the result must equal single exactly, batch norm "
+        "included.",
+        breaks="Only one device computes at a time. With uneven layers, the fullest device sets the limit.",
         planning=Planning(in_turn=True, one_thread=True, uses_nccl=False),
     ),
     StrategyCard(
         "pipeline",
         "Pipeline",
         "microbatches through stages",
-        "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through "
-        "them so that all ranks work at once.",
+        "Pipeline parallel: each rank holds one or two stages of the layers, and microbatches flow "
+        "through the stages so that all ranks compute at once.",
         "rankdeck.strategies.pipeline:PipelineParallel",
         PipelineOptions,
         batch_shards=False,
         min_devices=2,
         icon="split-vertical",
-        lives="On each rank the weights, gradients and optimizer state of its own stages, and the "
-        "activations of the microbatches under way: gpipe m of them, 1f1b p - s on stage s.",
-        sends="Per rank and step m x a bytes of activations on and m x a bytes of gradients back for each "
-        "cut to another rank, for microbatches of a bytes at the cut.",
-        wins="Models too deep for one device on slow links: little is sent, and only to neighbours. The "
-        "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
-        breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch "
-        "norms (they divide by what one microbatch says; running statistics are the whole batch's).",
+        lives="Each rank holds the weights, gradients and optimizer state of its own stages, and the "
+        "activations of the microbatches in flight: m of them with gpipe, p - s on stage s with "
+        "1f1b.",
+        sends="Per rank and step m x a bytes of activations forward and m x a bytes of gradients back, for "
+        "each cut to another rank and microbatches of a bytes at the cut.",
+        wins="The model is too deep for one device and links are slow: little is sent, and only between "
+        "neighbors. The bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules "
+        "shrink it.",
+        breaks="Few microbatches make the bubble large, and all ranks wait for the slowest stage. Batch "
+        "norm normalizes over a single microbatch; its running statistics are those of the whole "
+        "batch.",
         planning=Planning(
             variants=lambda num_devices: [
                 {"schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved-1f1b")
@@ -434,41 +469,45 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "pipeline-async",
         "Async pipeline",
         "no flush, stale weights",
-        "PipeDream: microbatches never wait for a flush; each stage updates its weights as soon as a "
-        "gradient arrives, and keeps the older weights that microbatches under way began with.",
+        "PipeDream: microbatches never wait for a flush. Each stage updates its weights as soon as a "
+        "gradient arrives, and keeps the older weights that microbatches in flight started with.",
         "rankdeck.strategies.pipeline_async:AsyncPipeline",
         AsyncPipelineOptions,
         batch_shards=False,
         min_devices=2,
         is_stale=True,
         icon="run-all",
-        lives="On stage s of p its weights, gradients and optimizer state, p - s versions of its weights "
-        "(2bw: two), and the activations of p - s microbatches.",
-        sends="Per rank and microbatch a bytes of activations on and a bytes of gradients back for each cut, "
-        "for microbatches of a bytes at the cut.",
-        wins="Deep pipelines with no bubble at all, where training bears weights that are p - 1 - s updates "
-        "old (2bw: exactly one).",
-        breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all "
-        "gradients (clip_norm), because no moment sees all stages at the same update.",
+        lives="Stage s of p holds its weights, gradients and optimizer state, p - s versions of its "
+        "weights (2bw: two), and the activations of p - s microbatches.",
+        sends="Per rank and microbatch a bytes of activations forward and a bytes of gradients back, for "
+        "each cut and microbatches of a bytes at the cut.",
+        wins="Deep pipelines without a bubble, if training tolerates weights that are p - 1 - s updates "
+        "old (2bw: one update).",
+        breaks="Stale gradients overshoot at large learning rates. Tied weights and clip_norm are refused, "
+        "because the stages are never at the same update.",
         planning=Planning(variants=lambda num_devices: [{"mode": "stash"}], label_option="mode"),
     ),
     StrategyCard(
         "tensor",
         "Tensor parallel",
         "layers split over devices",
-        "Tensor parallel: every device computes the same batch with its columns or rows of each large layer, "
-        "and the parts are added up inside every block.",
+        "Tensor parallel: every device computes the same batch with its columns or rows of each "
+        "large layer, and the partial results are summed inside every block.",
         "rankdeck.strategies.tensor_parallel:TensorParallel",
         TensorOptions,
         batch_shards=False,
         icon="split-horizontal",
-        lives="1/n of the split weights with their gradients and optimizer state on every device, and all of "
-        "the rest (norms, positions); the activations between the two layers of a pair are split too.",
-        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 bytes; "
-        "once more for the embedding, and (n-1)/n x the logits unless loss_parallel.",
-        wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
-        breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
-        "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+        lives="Every device holds 1/n of the split weights with their gradients and optimizer state, and "
+        "all other weights (norms, positions). The activations between the two layers of a pair are "
+        "split too.",
+        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 "
+        "bytes. The embedding adds the same once, and the logits add (n-1)/n of their size unless "
+        "loss_parallel is set.",
+        wins="Single layers are too large for one device, and links are as fast as NVLink: a few ranks of "
+        "one machine.",
+        breaks="Links are slow: every block waits for its sums. The number of devices must divide the "
+        "attention heads. Layers other than Linear and Embedding (convolutions, fused Conv1D) are "
+        "not split.",
         planning=Planning(
             less_memory=lambda options: (
                 {} if options["sequence_parallel"] else {"sequence_parallel": True, "loss_parallel": True}
@@ -482,20 +521,20 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "hybrid",
         "Hybrid",
         "several axes at once",
-        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor. Without "
-        "any size: two stages, and the rest replicas.",
+        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor. "
+        "Without any size: two stages, and replicas of them on the other devices.",
         "rankdeck.strategies.hybrid:Hybrid",
         HybridOptions,
         batch_shards=False,
         min_devices=2,
         icon="type-hierarchy-sub",
-        lives="1/(shard x stage x tensor) of weights, gradients and optimizer state on every device; every "
-        "replica along data holds the same.",
-        sends="Per rank and step the sum of what the axes send: data 2(n-1)/n x g for the g bytes of "
-        "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
-        wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
-        breaks="The limits of every axis, and a mesh that leaves each device too little to do. Batch norms "
-        "see a device's own samples.",
+        lives="Every device holds 1/(shard x stage x tensor) of the weights, gradients and optimizer "
+        "state. Replicas along data hold the same slices.",
+        sends="Per rank and step the sum over the axes: data sends 2(n-1)/n x g for the g bytes of "
+        "gradients that the rank holds, shard sends as fsdp, stage as pipeline, tensor as tensor.",
+        wins="No single axis fits the model: tensor inside a machine, stages and replicas across machines.",
+        breaks="The limits of every axis apply, and a large mesh leaves each device little to do. Batch "
+        "norm only sees the samples of its own device.",
         planning=Planning(
             variants=usual_meshes,
             batch_cut=lambda options, num_devices: (mesh_sizes.batch_slices(options), options["stage"]),
@@ -658,7 +697,9 @@ class OptionField:
     choices: tuple[Any, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    excludes_minimum: bool = False
     optional: bool = False
+    example: Any = None
 
 
 _KINDS = {"boolean": "bool", "integer": "int", "number": "float", "array": "list", "object": "table"}
@@ -688,7 +729,9 @@ def _option_field(name: str, info: FieldInfo, schema: JsonObject, text: str) -> 
         choices=choices,
         minimum=schema.get("minimum", schema.get("exclusiveMinimum")),
         maximum=schema.get("maximum", schema.get("exclusiveMaximum")),
+        excludes_minimum="exclusiveMinimum" in schema,
         optional=len(either) > 1,
+        example=next(iter(info.examples or ()), None),
     )
 
 

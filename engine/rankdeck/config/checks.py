@@ -33,7 +33,7 @@ _NOT_AN_OPTION: dict[Place, str] = {
     ("train", "schedule"): marked("{option} is not an option of schedule {use}."),
     ("strategy",): marked("{option} is not an option of strategy {use}."),
 }
-_CALLED_HERE = {
+OTHER_NAMES = {
     "batch_size": "train.global_batch",
     "lr": "train.optimizer.lr",
     "learning_rate": "train.optimizer.lr",
@@ -126,7 +126,7 @@ class ProblemReport:
             message = phrase(_NOT_AN_OPTION[card[0]], option=dotted, use=card[1])
         known = [name for name in table_type.model_fields if name != "options"]
         advice = did_you_mean(place[-1], known)
-        elsewhere = _CALLED_HERE.get(place[-1].lower()) if card is None else None
+        elsewhere = OTHER_NAMES.get(place[-1].lower()) if card is None else None
         if elsewhere is not None:
             advice = phrase('Did you mean "{word}"?', word=elsewhere)
         if advice is None:

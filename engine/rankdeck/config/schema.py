@@ -46,59 +46,68 @@ class Choice(Table):
 class ModelConfig(Table):
     use: str = "mlp"
     """A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory"."""
-    args: TomlTable = Field(default_factory=dict)
+    args: TomlTable = Field(default_factory=dict, examples=[{"hidden": [64, 64]}])
+    """Arguments of the model; a catalogue model checks their names and bounds."""
 
 
 class DataConfig(Table):
     use: str = "digits"
-    """digits, text, images, synthetic, or your own "module:factory"."""
-    args: TomlTable = Field(default_factory=dict)
+    """A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory"."""
+    args: TomlTable = Field(default_factory=dict, examples=[{"path": "~/corpus.txt"}])
+    """Arguments of the data set; a catalogue data set checks their names and bounds."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """DataLoader workers per rank."""
     pin_memory: bool = True
     """Page-locked batches, on GPUs."""
     order: Literal["shuffled", "given"] = "shuffled"
-    """Another order in each epoch, by train.seed, or always that of the data set."""
+    """shuffled: a new order in each epoch, drawn from train.seed. given: always the order of the data set."""
     last: Literal["drop", "keep"] = "drop"
-    """The samples behind the last whole step of an epoch: left out, or a shorter step of their own."""
-    longest: AtLeastOne | None = None
-    """Length of the longest sample that can come, for plans, where batches are padded to their longest."""
+    """What to do with the samples that do not fill the last step of an epoch: drop them, or keep them as a
+    shorter step."""
+    longest: AtLeastOne | None = Field(None, examples=[512])
+    """Length of the longest sample, for plans of data that pads each batch to its longest sample."""
 
 
 class LossConfig(Table):
     use: str = "cross_entropy"
-    """cross_entropy, mse, model, or your own "module:function"."""
+    """A catalogue name, or your own "package.module:function" or "path/to/file.py:function"."""
 
 
 class TrainConfig(Table):
     steps: AtLeastOne | None = Field(
-        None, description=f"Optimizer steps; {DEFAULT_STEPS} where neither steps nor epochs is given."
+        None,
+        examples=[DEFAULT_STEPS],
+        description=f"Optimizer steps. {DEFAULT_STEPS} if neither steps nor epochs is set.",
     )
-    epochs: AtLeastOne | None = None
-    """Passes over the training data, instead of steps."""
+    epochs: AtLeastOne | None = Field(None, examples=[10])
+    """Passes over the training data; replaces steps."""
     global_batch: AtLeastOne = 32
-    """Samples that one optimizer step sees, on all devices together."""
+    """Samples per optimizer step, over all devices together."""
     accumulate: AtLeastOne = 1
-    """Parts that the global batch is cut into, one after another."""
+    """Micro-batches per optimizer step: their gradients add up before the optimizer steps."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seeds weights, the order of samples and dropout."""
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    """Type of the computation. bf16 and fp16 use autocast: weights and optimizer state stay fp32."""
     allow_tf32: bool = False
-    """Compute matrix products of fp32 on GPUs in TF32: faster from Ampere on, with 10 bits of a mantissa."""
+    """Let GPUs compute fp32 matrix products in TF32: faster on Ampere and later, with a 10-bit mantissa."""
     optimizer: Choice = Choice(use="adamw")
     schedule: Choice = Choice(use="constant")
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
-    """Largest norm of all gradients together; 0 is off."""
+    """Maximum norm of all gradients together; 0 turns clipping off."""
     activation_checkpointing: bool = False
-    """Recompute activations in backward: less memory, more time."""
+    """Recompute activations in the backward pass: saves memory, costs time."""
     compile: bool = False
+    """Compile the model with torch.compile, under single and ddp."""
     verify: Literal["auto", "off", "full"] = "auto"
-    """Before the first step, compare two steps with one device: on few samples, not at all, or on whole
-    batches however long that takes."""
+    """Compare two steps with the same steps on one device before training starts. auto: on a few samples.
+    full: on whole batches, however long that takes. off: not at all."""
     checkpoint_every: Count = 0
-    """Steps between checkpoints; 0 is off."""
+    """Steps between checkpoints; 0 turns them off. Stopping a run always saves one."""
     keep_checkpoints: AtLeastOne = 3
+    """Checkpoints to keep; older ones are deleted."""
     evaluate_every: Count = 100
-    """Steps between evaluations; 0 is off. A last evaluation always runs."""
+    """Steps between evaluations; 0 turns them off. The run always ends with one."""
 
     @property
     def known_steps(self) -> int | None:
@@ -108,40 +117,43 @@ class TrainConfig(Table):
 
 class DevicesConfig(Table):
     use: str = "auto"
-    """auto, cpu:4, gpu:all, gpu:0,2 or gpu:GPU-<uuid>."""
+    """Devices to train on: auto, cpu:4 (four virtual devices), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."""
 
 
 class RehearsalConfig(Table):
     pace: Literal["real", "simulated"] = "real"
-    """simulated: each virtual device takes the time that its FLOPs need, in its shape."""
-    device_gflops: Annotated[float, Field(gt=0)] | None = None
-    """How fast a virtual device pretends to be; chosen so that it holds by default."""
-    capacity: str | None = None
-    """The size that virtual devices pretend to have, as in "24GiB"."""
+    """real: virtual devices run as fast as the CPU. simulated: each step is stretched to the time that its
+    FLOPs would take at device_gflops."""
+    device_gflops: Annotated[float, Field(gt=0)] | None = Field(None, examples=[20.0])
+    """Simulated speed of a virtual device. By default, a speed that this CPU can keep up with."""
+    capacity: str | None = Field(None, examples=["24GiB"])
+    """Simulated memory of a virtual device, as in "24GiB"."""
 
 
 class LaunchConfig(Table):
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 60.0
-    """Longest time without progress before a run that hangs is ended."""
+    """Seconds without progress after which a hang counts; see on_hang."""
     on_hang: Literal["stop", "wait", "restart"] = "stop"
-    """stop: its devices are free again, and what it did after its newest checkpoint is lost. wait: it is only
-    told. restart: it goes on from its newest checkpoint, at least once."""
+    """What to do about a hang. stop: end the run and free its devices. wait: only report it. restart: resume
+    from the newest checkpoint, at least once."""
     max_restarts: Count = 0
-    """How often a run goes on by itself after a rank failed, from its newest checkpoint."""
+    """How many times a failed run restarts by itself, from its newest checkpoint."""
 
 
 class HostsConfig(Table):
-    use: list[str] = []
-    """Names that ssh knows, or localhost. The first one has the run; none: it is of this host alone."""
-    devices: dict[str, str] = {}
-    """By its name, what a host has in place of devices.use."""
-    address: str | None = None
-    """Where the others reach the first one, where that is another address than ssh's."""
-    min: AtLeastOne | None = None
-    """Where launch.max_restarts allows it, the run goes on with so many where others are lost; with all where
-    it is not given."""
-    across: list[Literal["shard", "tensor"]] = []
-    """Axes that may lie over hosts: what they send is much, and stays inside of one otherwise."""
+    use: list[str] = Field([], examples=[["box1", "box2"]])
+    """Hosts to train on: names that ssh knows, or localhost. The first host keeps the run. Empty: this host
+    only."""
+    devices: dict[str, str] = Field({}, examples=[{"box2": "gpu:0,1"}])
+    """Devices of single hosts, by host name, where they differ from devices.use."""
+    address: str | None = Field(None, examples=["192.168.7.1"])
+    """Address at which the other hosts reach the first one, if it differs from the one in ssh's
+    configuration."""
+    min: AtLeastOne | None = Field(None, examples=[1])
+    """Fewest hosts that a restart may use after other hosts are lost (see launch.max_restarts). By default
+    all of them."""
+    across: list[Literal["shard", "tensor"]] = Field([], examples=[["tensor"]])
+    """Axes of a mesh that may span hosts. Both send a lot, so they stay within one host by default."""
 
     def selections(self, devices: DevicesConfig) -> dict[str, DeviceSelection]:
         """What each host brings; "" is this one alone, where none is named."""
@@ -158,10 +170,11 @@ class HostsConfig(Table):
 class RunConfig(Table):
     """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
 
-    name: str = ""
-    """What a person calls it; where it is not given the file's name, and for a preset empty (naming.py)."""
-    folder: str | None = None
-    """Where relative paths start and your own modules are looked for."""
+    name: str = Field("", examples=["my-run"])
+    """Name of the run. By default the name of the configuration file."""
+    folder: str | None = Field(None, examples=["~/project"])
+    """Folder that relative paths and your own modules are resolved against. By default the folder of the
+    configuration file."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     loss: LossConfig = LossConfig()

@@ -48,7 +48,8 @@ def check_resumable(run: RunDir, config: RunConfig, *, of_hosts: bool = False) -
             ),
         )
     steps = config.train.known_steps
-    if steps is not None and checkpoint.step >= steps and run.weights.exists():
+    # At its last step without weights, only these are left to write.
+    if steps is not None and (checkpoint.step > steps or (checkpoint.step == steps and run.weights.exists())):
         raise NotResumableError(
             phrase(
                 "{run} is at its last step already: {step} of {steps}.",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.masking import mask_arguments
 from rankdeck.run.anatomy import totals_s
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold, read_fold
@@ -284,8 +285,9 @@ def _script_start(config: ScriptConfig | None) -> ScriptStart | None:
     if config is None:
         return None
     table = config.script
+    args = mask_arguments(table.args)
     return ScriptStart(
-        table.run, table.kind, table.args, table.folder, table.python, table.ranks, table.observe
+        table.run, table.kind, args, table.folder, table.python, table.ranks, table.observe
     )
 
 

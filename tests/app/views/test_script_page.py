@@ -186,6 +186,17 @@ def test_what_is_not_observed_says_so(
     assert page.cards["rate"].subtitle == "steps/s"
 
 
+def test_secrets_of_the_command_are_masked(
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., RunPage]
+) -> None:
+    run = make(args=["--hf-token", "S3cret", "--lr", "0.5"], environment={"HUB_TOKEN": "S3cret"})
+    run.launch()
+    page = opened(run)
+    qtbot.waitUntil(lambda: "--lr 0.5" in page._facts.accessibleDescription())
+    shown = page._facts.accessibleDescription() + page._facts.tooltip_at(0.0, 0.0)
+    assert "HUB_TOKEN" in shown and "S3cret" not in shown
+
+
 @pytest.mark.parametrize("later, shown_loss", [([None] * 3, "not finite"), ([None, 0.5, None], "0.5000")])
 def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
     qtbot: QtBot,

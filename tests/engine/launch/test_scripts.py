@@ -30,6 +30,7 @@ from rankdeck.launch.torchrun import INJECTED
 from rankdeck.observer import title
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.processes import processes_of_run
 from tests.helpers.script_python import PYTHON
 from tests.helpers.scripts import finished, launch_script, log, read_all, script_config
@@ -64,6 +65,12 @@ def test_secrets_are_passed_on_and_shown_nowhere(tmp_path: Path) -> None:
     holding = [file for file in run.path.rglob("*") if file.is_file() and secret in read_text(file)]
     assert [file.name for file in holding] == ["private.config.toml"]
     assert holding[0].stat().st_mode & 0o777 == 0o600
+    for command in (
+        ("show", run.path),
+        ("show", run.path, "--json"),
+        ("export", run.path, "-", "--to", "json"),
+    ):
+        assert secret not in rankdeck_here(*command, code=0).out
     again = run_again(run, detach=True, command_line=["rankdeck", f"--password={secret}"], started=0.0)
     finished(again)
     assert again.script() == run.script()

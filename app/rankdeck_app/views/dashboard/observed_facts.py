@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from rankdeck import events
+from rankdeck.base.masking import mask_arguments, mask_table
 from rankdeck.base.units import format_count, format_setting
 from rankdeck_app.language import tr
 from rankdeck_app.state.run_answers import RunAnswers
@@ -34,12 +35,13 @@ def _started(run: RunAnswers) -> Iterator[Fact]:
         return
     table = run.script.script
     what = f"-m {table.run}" if table.kind == "module" else table.run.rpartition("/")[2]
-    command = shlex.join([*(["-m"] if table.kind == "module" else []), table.run, *table.args])
+    args = mask_arguments(table.args)
+    command = shlex.join([*(["-m"] if table.kind == "module" else []), table.run, *args])
     told = [
         tr("in {folder}", folder=table.folder),
-        *(f"{name}={value}" for name, value in table.environment.items()),
+        *(f"{name}={value}" for name, value in mask_table(table.environment).items()),
     ]
-    yield Fact("file-code", tr("Script"), shlex.join([what, *table.args]), "\n".join([command, *told]))
+    yield Fact("file-code", tr("Script"), shlex.join([what, *args]), "\n".join([command, *told]))
     if table.kind != "program":
         source = f" ({table.python_source})" if table.python_source else ""
         yield Fact("python", tr("Interpreter"), _short_python(table.python), f"{table.python}{source}")

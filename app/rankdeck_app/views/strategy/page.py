@@ -70,8 +70,8 @@ class StrategyPage(Page):
         inside.addLayout(self._drawing(theme))
         lives = _paragraph(tr("Where tensors live"), card.lives)
         sends = _paragraph(tr("What is sent"), card.sends)
-        wins = _paragraph(tr("When it wins"), card.wins)
-        breaks = _paragraph(tr("What breaks it"), card.breaks)
+        wins = _paragraph(tr("When to use it"), card.wins)
+        breaks = _paragraph(tr("When to avoid it"), card.breaks)
         pairs = (lives, sends), (wins, breaks)
         self._paragraphs = [row((left, 1), (right, 1), spacing=14) for left, right in pairs]
         for paragraphs in self._paragraphs:

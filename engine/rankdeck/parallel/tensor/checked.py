@@ -31,6 +31,7 @@ from rankdeck.parallel.tensor.split_plan import (
     put_slices,
 )
 from rankdeck.parallel.tensor.trial import CannotTryError, SplitDifference, Trial, complaint_of
+from rankdeck.torch_compat.dispatch import without_modes
 
 _MOST_WORK = 30_000_000
 """Weights times tokens of what is tried out on values: a tenth of a second of a CPU."""
@@ -211,7 +212,9 @@ def _of_few_tokens(arguments: Any) -> Any:
                 tensor = tensor.narrow(dim, 0, _FEW)
         return tensor
 
-    return each_tensor(arguments, cut)
+    # A plan follows this model in a fake mode of its own, and the arguments come from another one.
+    with without_modes():
+        return each_tensor(arguments, cut)
 
 
 # Why tensor splits nothing of a model, or not what a person names, and what works instead.

@@ -1,0 +1,309 @@
+"""The reference of a configuration: every key with its type, bounds, default and meaning.
+
+`rankdeck config` prints it, docs/configuration.md is its printed form, and the editor of the window explains
+and completes keys with it. Everything comes from schema.py and catalog.py, except the contracts below, which
+say what Rankdeck expects of the user's own code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from rankdeck.base.errors import ConfigError, did_you_mean
+from rankdeck.base.phrases import Phrase, listed, marked, phrase
+from rankdeck.config.catalog import CatalogCard, OptionField, option_fields
+from rankdeck.config.checks import CARDS, OTHER_NAMES, OWN_CODE
+from rankdeck.config.schema import Choice, RunConfig
+
+KeyPath = tuple[str, ...]
+"""("train", "steps") for train.steps."""
+
+_BARE_KEY = re.compile(r"[\w-]+")
+_KINDS = {
+    "bool": marked("true or false"),
+    "int": marked("whole number"),
+    "float": marked("number"),
+    "text": marked("text"),
+    "list": marked("list"),
+    "table": marked("table"),
+    "choice": marked("one of these"),
+}
+_ROLES = {
+    ("model",): marked("Model"),
+    ("data",): marked("Data set"),
+    ("loss",): marked("Loss function"),
+    ("train", "optimizer"): marked("Optimizer"),
+    ("train", "schedule"): marked("Learning rate schedule"),
+    ("strategy",): marked("Parallel strategy"),
+}
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a function or class of the user's own must take and return, with an example that runs."""
+
+    title: str
+    text: str
+    example: str
+
+
+CONTRACTS = {
+    "model.use": Contract(
+        "Your own model",
+        'model.use = "my_model.py:build" calls build(**model.args). It returns a torch.nn.Module that maps a '
+        "batch of inputs to outputs. Rankdeck seeds the generators before the call, moves the model to its "
+        "device, and wraps it for the strategy.",
+        "def build(width: int = 64) -> torch.nn.Module:\n"
+        "    return torch.nn.Sequential(\n"
+        "        torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)\n"
+        "    )\n",
+    ),
+    "data.use": Contract(
+        "Your own data",
+        'data.use = "my_data.py:build" calls build(**data.args). It returns a map-style data set for '
+        "training, or a pair (training, held-out). A data set has __len__ and __getitem__(index). A sample "
+        "is a pair (inputs, targets), or a dict of inputs with the targets under labels. If samples differ "
+        "in shape, add a method read_batch(indices) that returns a whole batch, as a collate_fn does.",
+        "class Sequences(torch.utils.data.Dataset):\n"
+        "    def __len__(self) -> int:\n"
+        "        return 256\n"
+        "\n"
+        "    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:\n"
+        "        inputs = torch.randn(8, generator=torch.Generator().manual_seed(index))\n"
+        "        return inputs, (inputs.sum() > 0).long()\n"
+        "\n"
+        "    def read_batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:\n"
+        "        inputs, targets = zip(*(self[index] for index in indices), strict=True)\n"
+        "        return torch.stack(inputs), torch.stack(targets)\n"
+        "\n"
+        "\n"
+        "def build() -> tuple[Sequences, Sequences]:\n"
+        "    return Sequences(), Sequences()\n",
+    ),
+    "loss.use": Contract(
+        "Your own loss",
+        'loss.use = "my_loss.py:loss" calls loss(outputs, targets). It returns the pair (sum, count): the '
+        "loss summed over the targets, as a 0-dim tensor, and the number of targets. Rankdeck divides once, "
+        "by the count of the whole global batch, so that every strategy minimizes the same mean. With "
+        'loss.use = "model" the model computes the loss in its forward, as Hugging Face models do.',
+        "def loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:\n"
+        '    total = torch.nn.functional.cross_entropy(outputs, targets, reduction="sum")\n'
+        "    return total, targets.numel()\n",
+    ),
+    "train.optimizer.use": Contract(
+        "Your own optimizer",
+        'train.optimizer.use = "my_optimizer.py:Plain" names a subclass of torch.optim.Optimizer. Rankdeck '
+        "calls Plain(parameters, **options), where the options are the other keys of the table.",
+        "class Plain(torch.optim.Optimizer):\n"
+        "    def __init__(self, params, lr: float = 0.1) -> None:\n"
+        '        super().__init__(params, {"lr": lr})\n'
+        "\n"
+        "    @torch.no_grad()\n"
+        "    def step(self, closure=None) -> None:\n"
+        "        for group in self.param_groups:\n"
+        '            for weight in group["params"]:\n'
+        "                if weight.grad is not None:\n"
+        '                    weight.add_(weight.grad, alpha=-group["lr"])\n',
+    ),
+    "rankdeck.log": Contract(
+        "Your own metrics",
+        "rankdeck.log(name=value, ..., step=None) records numbers as curves of the run. Call it in the "
+        "model or the loss, or in a script that runs under `rankdeck run`. Outside a run it does nothing.",
+        "def loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:\n"
+        '    total = torch.nn.functional.cross_entropy(outputs, targets, reduction="sum")\n'
+        "    rankdeck.log(largest_logit=outputs.detach().max())\n"
+        "    return total, targets.numel()\n",
+    ),
+}
+"""By the key that names the code."""
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """One key of a configuration. `uses` names the choices that have it: ("ddp", "fsdp") for
+    strategy.sync_batchnorm. It is empty for a key of every configuration.
+    """
+
+    path: KeyPath
+    field: OptionField
+    uses: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+
+def table_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
+    """Return the keys of a table; none for an unknown table, or for arguments of the user's own code.
+
+    `uses` gives the `use` of each table where it is not the default one.
+    """
+    if table and table[-1] == "args" and table[:-1] in CARDS:
+        return _card_fields(table[:-1], uses)
+    model: Any = RunConfig
+    for name in table:
+        field = model.model_fields.get(name) if _is_table(model) else None
+        model = None if field is None else table_type(field.annotation)
+    if not _is_table(model):
+        return ()
+    if table not in CARDS:
+        return option_fields(model)
+    use = OptionField("use", "choice", default_use(table), _explained_choices(table), tuple(CARDS[table][1]))
+    if model is Choice:
+        return (use, *_card_fields(table, uses))
+    return tuple(use if one.name == "use" else one for one in option_fields(model))
+
+
+def describe(field: OptionField) -> Phrase:
+    """Return the type, the bounds and the default: 'whole number, 1 or more, 32 by default'."""
+    parts = [phrase(_KINDS[field.kind])]
+    low, high = field.minimum, field.maximum
+    high = None if high is not None and high >= 2**31 else high  # no bound that a person could meet
+    above = marked("above {low:.10g}") if field.excludes_minimum else marked("{low:.10g} or more")
+    if low is not None and high is not None and not field.excludes_minimum:
+        parts.append(phrase("{low:.10g} to {high:.10g}", low=low, high=high))
+    elif low is not None:
+        parts.append(phrase(above, low=low))
+    if high is not None and (low is None or field.excludes_minimum):
+        parts.append(phrase("at most {high:.10g}", high=high))
+    if has_default(field):
+        parts.append(phrase("{value} by default", value=as_toml(field.default)))
+    return phrase("{text}", text=listed(parts))
+
+
+def has_default(field: OptionField) -> bool:
+    """Whether the default says something: neither empty nor a table."""
+    return field.default not in (None, "", [], {}) and not isinstance(field.default, BaseModel)
+
+
+def as_toml(value: Any) -> str:
+    """Return a value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_as_key(key)} = {as_toml(one)}' for key, one in value.items())} }}"
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def _as_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else as_toml(name)
+
+
+def example_of(key: ConfigKey) -> str:
+    """Return a line of TOML that sets the key: 'train.steps = 500'."""
+    field = key.field
+    value = field.example
+    if value is None:
+        value = field.default if has_default(field) else next(iter(field.choices), field.minimum)
+    return f"{key.name} = {as_toml(value)}"
+
+
+def default_use(table: KeyPath) -> str:
+    """Return the `use` that a table of choices has where nothing is written."""
+    model: Any = RunConfig()
+    for name in table:
+        model = getattr(model, name)
+    return str(model.use)
+
+
+def table_type(annotation: Any) -> type[BaseModel] | None:
+    """Return the model behind a field's type; None where it is a value."""
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def has_args(table: KeyPath) -> bool:
+    """Whether the options of the choice are in a table of their own, as in model.args."""
+    kind = table_type(RunConfig.model_fields[table[0]].annotation)
+    return len(table) == 1 and kind is not None and "args" in kind.model_fields
+
+
+def config_keys() -> list[ConfigKey]:
+    """Return every key, in the order of the schema; options of choices follow the table that names them."""
+    return list(_keys_below(()))
+
+
+def find_keys(name: str) -> list[ConfigKey]:
+    """Return the key, the keys of a table, or the options of a choice ("ddp") by name.
+
+    Raises: ConfigError where there is none; the message suggests a close name.
+    """
+    keys = config_keys()
+    found = [key for key in keys if name in (key.name, *key.uses)]
+    found = found or [key for key in keys if key.name.startswith(f"{name}.")]
+    found = found or [key for key in keys if key.path[-1] == name]
+    if found:
+        return found
+    known = (
+        {key.name for key in keys}
+        | {key.path[-1] for key in keys}
+        | {use for key in keys for use in key.uses}
+    )
+    meant = OTHER_NAMES.get(name.lower())
+    raise ConfigError(
+        phrase("{option} is not an option.", option=name),
+        code="unknown-option",
+        advice=phrase('Did you mean "{word}"?', word=meant)
+        if meant
+        else did_you_mean(name, sorted(known)) or phrase("`rankdeck config` lists every option."),
+    )
+
+
+def _keys_below(table: KeyPath) -> Iterator[ConfigKey]:
+    """Keys of the table itself, then options of its choices, then the tables inside it."""
+    inner = []
+    for field in table_fields(table, {}):
+        path = (*table, field.name)
+        if table in CARDS and field.name != "use" and not has_args(table):
+            continue  # an option of the default choice; _card_keys has the options of all choices
+        if field.name != "args" and table_fields(path, {}):
+            inner.append(path)
+        else:
+            yield ConfigKey(path, field)
+    if table in CARDS:
+        yield from _card_keys(table)
+    for path in inner:
+        yield from _keys_below(path)
+
+
+def _card_keys(table: KeyPath) -> Iterator[ConfigKey]:
+    """Options of every choice of a table; an option that several have in the same way is one key."""
+    cards: Mapping[str, CatalogCard] = CARDS[table][1]
+    place = (*table, "args") if has_args(table) else table
+    owners: list[tuple[OptionField, list[str]]] = []
+    for card in cards.values():
+        for field in option_fields(card.options):
+            names = next((names for known, names in owners if known == field), None)
+            if names is None:
+                owners.append((field, [card.name]))
+            else:
+                names.append(card.name)
+    for field, names in owners:
+        yield ConfigKey((*place, field.name), field, tuple(names))
+
+
+def _card_fields(table: KeyPath, uses: Mapping[KeyPath, str]) -> tuple[OptionField, ...]:
+    card = CARDS[table][1].get(uses.get(table) or default_use(table))
+    options = getattr(card, "options", None)
+    return () if options is None else option_fields(options)
+
+
+def _explained_choices(table: KeyPath) -> Phrase:
+    choices = listed(
+        phrase("{name} ({hint})", name=name, hint=phrase(card.hint)) for name, card in CARDS[table][1].items()
+    )
+    words = (
+        marked("{role}: {choices}, or your own code.") if table in OWN_CODE else marked("{role}: {choices}.")
+    )
+    return phrase(words, role=phrase(_ROLES[table]), choices=choices)
+
+
+def _is_table(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, BaseModel)
