@@ -69,7 +69,7 @@ for _group, _commands in {
         catalogue.adopt,
     ),
     "Before a run": (plan.plan, train.verify, race.race, doctor.doctor),
-    "What there is": (
+    "Reference": (
         devices.devices,
         catalogue.strategies,
         catalogue.presets,
@@ -100,14 +100,16 @@ def root(
     ] = False,
     folder: Annotated[
         Path | None,
-        typer.Option("-C", metavar="FOLDER", help="Work as if started in this folder.", show_default=False),
+        typer.Option("-C", metavar="FOLDER", help="Run the command in this folder.", show_default=False),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Run it on this host, as ssh calls it.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Run the command on this host (a name that ssh knows).", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Train on several GPUs, or on virtual devices, and see what every strategy costs on each of them."""
+    """Train on several GPUs or virtual devices, and see what each parallel strategy costs."""
     if host is not None:  # what on_host.py takes never comes here
         raise ConfigError(
             phrase("{host} is no name of a host.", host=repr(host)),

@@ -22,7 +22,10 @@ STOPPED_WITHIN_S = 30.0
 
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
-    """Show a run as it goes on, or how it went. Ctrl-C leaves the run alone."""
+    """Follow a run live, or show how it went.
+
+    Ctrl-C ends the view, never the run.
+    """
     from rankdeck.cli.display import JsonLines
     from rankdeck.cli.follow import choose, follow
     from rankdeck.cli.summary import print_summary
@@ -37,10 +40,10 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
 
 def stop(
     name: RunName,
-    now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop at once, without finishing the step.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Stop a run or a race and everything that belongs to it."""
+    """Stop a run or a race."""
     from rankdeck.cli import staying
     from rankdeck.launch.control import request_stop, wait_ended
     from rankdeck.run.problems import script_of
@@ -104,10 +107,15 @@ _SILENT = phrase("it has not answered")
 
 def stacks(
     name: RunName,
-    threads: Annotated[bool, typer.Option("--all", help="Every thread, as Python writes them.")] = False,
+    threads: Annotated[
+        bool, typer.Option("--all", help="Show all threads, as faulthandler prints them.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Tell where every rank of a running run stands: the line of your own code first, and its collective."""
+    """Show the line of code that every rank executes.
+
+    Prints the line of your own code first, and the collective that the rank waits in.
+    """
     from rankdeck.launch.control import NotRunningError
     from rankdeck.launch.stacks import stacks_of
 
@@ -162,21 +170,22 @@ def _as_json(stack: RankStack) -> dict[str, object]:
 def label(
     name: RunName,
     title: Annotated[
-        str | None, typer.Option("--name", metavar="TEXT", help='Call it so; "" gives back its first name.')
+        str | None, typer.Option("--name", metavar="TEXT", help='New name; "" restores the original one.')
     ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="Add a tag.")] = None,
-    untag: Annotated[
-        list[str] | None, typer.Option("--untag", metavar="TEXT", help="Take a tag off.")
-    ] = None,
+    untag: Annotated[list[str] | None, typer.Option("--untag", metavar="TEXT", help="Remove a tag.")] = None,
     note: Annotated[
         str | None, typer.Option("--note", metavar="TEXT", help='Replace the note; "" removes it.')
     ] = None,
     archive: Annotated[
-        bool | None, typer.Option("--archive/--unarchive", help="Put it away: lists leave it out.")
+        bool | None, typer.Option("--archive/--unarchive", help="Hide the run from lists.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Rename, tag, annotate or archive a run or a race; its folder stays where it is."""
+    """Rename, tag, annotate or archive a run or a race.
+
+    Its folder stays where it is.
+    """
     from rankdeck.run.race_row import race_info
     from rankdeck.rundir import RunDir, enter_in_index, read_labels, write_labels
 
@@ -213,12 +222,15 @@ def label(
 
 def copy(
     path: Annotated[
-        Path, typer.Argument(metavar="RUN", help="With --host a run there, else a copy that is here.")
+        Path, typer.Argument(metavar="RUN", help="With --host a run on that host; otherwise a local copy.")
     ],
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep copying until the run has ended.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Bring a run of another host here (--host NAME), or what is new of a copy that is here already."""
+    """Copy a run from another host (with --host).
+
+    Repeat the command to update the copy.
+    """
     from rankdeck.rundir import RunDir
 
     origin = RunDir(path).copied_from
@@ -232,14 +244,12 @@ def copy(
 
 
 def install(
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Further arguments of pip's.")
-    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments for pip.")] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="An environment that is there already.")
+        str | None, typer.Option(metavar="PYTHON", help="Python of an existing environment on that host.")
     ] = None,
 ) -> None:
-    """Put this rankdeck on another host (--host NAME)."""
+    """Install Rankdeck on another host (with --host)."""
     raise ConfigError(
         phrase("install is for another host, and none is named."),
         code="no-host",

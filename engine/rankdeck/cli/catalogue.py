@@ -19,7 +19,7 @@ from rankdeck.cli.options import AsJson, ConfigName, RunName, check_file, find_r
 
 
 def strategies() -> int:
-    """List the parallel strategies: where everything lives, what is sent, when each wins."""
+    """List the parallel strategies and their options."""
     from rankdeck.config.catalog import STRATEGIES, option_fields
 
     out = console.out()
@@ -43,7 +43,7 @@ def strategies() -> int:
 
 
 def presets() -> int:
-    """List the ready configurations and what one learns from each."""
+    """List the presets and what they show."""
     from rankdeck.config import presets as ready
 
     out = console.out()
@@ -60,7 +60,7 @@ def presets() -> int:
 
 
 def validate(config: ConfigName, as_json: AsJson = False) -> int:
-    """Check a configuration without running anything."""
+    """Check a configuration without running it."""
     from rankdeck.config.consent import check_code
 
     chosen = load_config(config)
@@ -93,12 +93,18 @@ def adopt(
     name: RunName,
     file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it; train.toml for train.py."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File to write. Default: train.toml for train.py."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Write a configuration of what a script was seen to do; what nobody can see is yours to fill in."""
+    """Turn the run of a script into a configuration.
+
+    Writes what the run and the script's text show. Values that neither shows are written as "?" for you to
+    fill in.
+    """
     from rankdeck.adopt.adopt import adopt as adopted_from
     from rankdeck.adopt.adopt import default_file
     from rankdeck.run.export import write_whole

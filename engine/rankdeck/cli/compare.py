@@ -32,21 +32,24 @@ def compare(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="Two to eight runs; RUN@0 is attempt 0 of it alone, before it was resumed."
+            metavar="RUN...", help="Two to eight runs. RUN@0 is attempt 0, before it was resumed."
         ),
     ],
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The one that differences are from; the first where none is named."),
+        typer.Option(metavar="RUN", help="Run to compare with. Default: the first one."),
     ] = None,
-    by: Annotated[LossBy, typer.Option(help="What losses are told along.")] = LossBy.STEP,
+    by: Annotated[LossBy, typer.Option(help="X axis of the losses.")] = LossBy.STEP,
     page: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write it as one page, and nothing else; - is stdout."),
+        typer.Option("--html", metavar="FILE", help="Write one HTML page instead; - is stdout."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compare runs: figures with the best marked, losses, memory by device, and what differs."""
+    """Compare runs side by side.
+
+    Marks the best value of each row, and lists losses, memory by device, and the keys that differ.
+    """
     from rankdeck.compare.curves import loss_line, step_axis
     from rankdeck.compare.figures import read
     from rankdeck.compare.naming import check_number
@@ -74,22 +77,23 @@ def compare(
 def report(
     name: Annotated[
         str,
-        typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last"; RUN@0 is attempt 0.'),
+        typer.Argument(metavar="RUN", help='Directory or name of a run, or "last". RUN@0 is attempt 0.'),
     ],
     page: Annotated[
         Path,
-        typer.Option("--html", metavar="FILE", help="Where to write; replaced if it is there; - is stdout."),
+        typer.Option("--html", metavar="FILE", help="File to write, overwritten if it exists; - is stdout."),
     ],
-    by: Annotated[LossBy, typer.Option(help="What losses are drawn along first.")] = LossBy.STEP,
+    by: Annotated[LossBy, typer.Option(help="X axis of the losses.")] = LossBy.STEP,
     plan: Annotated[
-        bool, typer.Option(help="Plan ways out of a run that ran out of memory, where nobody did.")
+        bool, typer.Option(help="Plan fixes for a run that ran out of memory, if there are none yet.")
     ] = True,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Write what a run came to as one page: figures, memory beside its prediction, and what to try next.
+    """Write the report of a run as one HTML page.
 
-    Of a run that ran out of memory the page says why, with what the planner knows would need less.
+    The page has the metrics, the memory next to its prediction, and what to try next. If the run ran out of
+    memory, it has the cause and planned fixes.
     """
     from rankdeck.cli.why import lines_of
     from rankdeck.compare.figures import read

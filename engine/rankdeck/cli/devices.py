@@ -30,13 +30,13 @@ SIMULATED = "simulated devices"
 
 
 def devices(
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Refresh until interrupted.")] = False,
     as_json: AsJson = False,
     pcie: Annotated[
-        bool, typer.Option("--pcie", help="Tell the traffic over PCIe too: 40 ms of the driver per GPU.")
+        bool, typer.Option("--pcie", help="Show PCIe traffic, too (costs 40 ms per GPU).")
     ] = False,
 ) -> int:
-    """List the GPUs of this machine: memory, load and who is on them."""
+    """List GPUs with their memory, load and processes."""
     if follow:
         options = ["--pcie"] if pcie else []
         return _follow_json(options) if as_json else _follow_table(options)

@@ -30,25 +30,23 @@ _VERDICT_WIDTH, _TITLE_WIDTH = 14, 23
 Rows = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CHECK]...", help="Only these, as in: rankdeck doctor gloo hostname.", show_default=False
+        metavar="[CHECK]...", help="Checks to run, as in gloo hostname. Default: all.", show_default=False
     ),
 ]
 Python = Annotated[
     str | None,
     typer.Option(
         metavar="PYTHON",
-        help="The interpreter to try, or its environment's folder; else the active or Rankdeck's own.",
+        help="Interpreter to check, or the folder of its environment. Default: the active one.",
     ),
 ]
-Runs = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The folder that would hold runs; ./runs by default.")
-]
+Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")]
 
 
 HostNames = Annotated[
     str | None,
     typer.Option(
-        "--hosts", metavar="NAMES", help="Several hosts instead, as in box1,box2.", show_default=False
+        "--hosts", metavar="NAMES", help="Check these hosts together, as in box1,box2.", show_default=False
     ),
 ]
 
@@ -60,11 +58,11 @@ def doctor(
     hosts: HostNames = None,
     as_json: AsJson = False,
 ) -> int:
-    """Look this machine over: driver, torch, memory, disk, network, and two ranks that meet. With --hosts
-    several of them: whether they can train one run together.
+    """Check whether this machine, or several, can train.
 
-    Every check has a verdict, how it was found, and what to do. Nothing is changed or left behind.
-    Exit status: 0 where nothing is broken, 3 where something is. --json gives a line for each as it is known.
+    Checks the driver, torch, memory, disk and network, and lets two ranks communicate. With --hosts, checks
+    whether several hosts can train one run together. Every check prints a verdict, its evidence and the
+    fix; nothing is changed. Exits with 3 if a check fails. With --json, prints one line per check.
     """
     from rankdeck.doctor.lines import announced, encode, summed_up
 

@@ -21,15 +21,17 @@ HostNames = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Hosts that ssh knows, as in box1,box2; or how many, where it is started on each by hand.",
+        help="Hosts that ssh knows, as in box1,box2; or their number when started by hand on each.",
         show_default=False,
     ),
 ]
 Listen = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="By hand, on the first: its address for the others.")
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Started by hand, first host: its address for the others."),
 ]
 Join = Annotated[
-    str | None, typer.Option(metavar="PLACE", help="By hand, on the others: what the first one has said.")
+    str | None,
+    typer.Option(metavar="PLACE", help="Started by hand, other hosts: what the first host printed."),
 ]
 
 

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from rankdeck.config.loading import Changes
     from rankdeck.rundir import RaceDir, RunDir
 
-ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last".')]
+ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help='Directory or name of a run, or "last".')]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key, as in --set train.steps=50."),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Leave once the run is up; it goes on by itself.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout, problems too.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Return once the run has started, and leave it running.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print results and problems as JSON.")]
 
 
 def load_config(text: str, *, to_plan: bool = False, **changes: Unpack[Changes]) -> RunConfig:

@@ -25,46 +25,48 @@ if TYPE_CHECKING:
     from rankdeck.rundir import RunDir
 
 Verified = Annotated[
-    bool, typer.Option("--verify", help="Compare two steps of each strategy with one device, too.")
+    bool, typer.Option("--verify", help="Also compare two steps of each strategy with one device.")
 ]
 
 
 def plan(
     config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")
+        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of a preset.")
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help="all (the default), own (the configuration's alone), or names with commas."),
+        typer.Option(help="all (default), own (the configuration's strategy), or names separated by commas."),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(help='As for train, or GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB".'),
+        typer.Option(
+            help='Devices as for train, or GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB".'
+        ),
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="What each device may hold, as in 24GiB; by default what it has.")
+        str | None, typer.Option(help="Memory per device, as in 24GiB. Default: what the device has.")
     ] = None,
     fit_batch: Annotated[
-        bool, typer.Option("--fit-batch", help="Look for the largest global batch that fits, too.")
+        bool, typer.Option("--fit-batch", help="Also find the largest global batch that fits.")
     ] = False,
     accuracy: Annotated[
-        bool, typer.Option("--accuracy", help="Instead: predicted beside measured, for every run there is.")
+        bool, typer.Option("--accuracy", help="Compare predicted with measured memory of all runs instead.")
     ] = False,
     movement: Annotated[
-        bool, typer.Option("--movement", help="Say what moves between devices in one step, too.")
+        bool, typer.Option("--movement", help="Also show what moves between devices in one step.")
     ] = False,
     verified: Verified = False,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=1, help="How long each row may take, by the clock."),
+        typer.Option(metavar="SECONDS", min=1, help="Time limit per row in seconds."),
     ] = ROW_TIMEOUT_S,
     overrides: Overrides = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Predict the memory of every strategy on every device: fits, tight, or does not fit.
+    """Predict the memory of every strategy on every device.
 
-    The strategies themselves run, on tensors without memory. Nothing is trained, and no GPU is needed.
+    Runs the strategies themselves on tensors without memory. Nothing is trained, and no GPU is needed.
     """
     if accuracy:
         return _accuracy(trust=trust, as_json=as_json)

@@ -53,32 +53,35 @@ def race(
     steps: Annotated[
         int,
         typer.Option(
-            min=LEAST_STEPS, max=MOST_STEPS, help="Each trains so many; the first five are not timed."
+            min=LEAST_STEPS, max=MOST_STEPS, help="Steps per strategy; the first five are not timed."
         ),
     ] = RACE_STEPS,
     devices: Annotated[
-        str | None, typer.Option(help="auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+        str | None, typer.Option(help="Devices: auto, cpu:4 (rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
     ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Strategies with commas between them; all without.")
+        str | None,
+        typer.Option(metavar="NAMES", help="Strategies, separated by commas. Default: all that fit."),
     ] = None,
     overrides: Overrides = None,
     runs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the configuration with the winner's strategy (GPUs only)."),
+        typer.Option(metavar="FILE", help="Write the configuration with the winning strategy (GPUs only)."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however long it takes.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Start without asking, however long it takes.")
+    ] = False,
     detach: Detach = False,
     announced: Annotated[int | None, typer.Option(ANNOUNCE, hidden=True)] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Race what fits: every strategy that a plan finds room for trains the same steps from the same seed.
+    """Train a few steps under every strategy that fits.
 
-    Times and memory are measured, one strategy after another on the same devices, and losses have to agree.
-    Nothing is saved but the figures. Exit status 0: all completed and agree, but where it is known why not.
+    Runs one strategy after another on the same devices from the same seed, measures time and memory, and
+    compares the losses. Exits with 0 if all strategies completed and agree, or differ for a known reason.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
     if detach:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Attempt = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, help="The run as attempt N left it; 0 is the first."),
+    typer.Option(metavar="N", min=0, help="The run as attempt N left it; 0 is the first attempt."),
 ]
 
 
@@ -34,10 +34,13 @@ class ExportFormat(enum.StrEnum):
 
 
 def runs(
-    everything: Annotated[bool, typer.Option("--all", help="Those that were archived, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include archived runs.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """List every run, the newest first. A race is one row."""
+    """List runs, newest first.
+
+    A race is one row.
+    """
     from rankdeck import rundir
     from rankdeck.cli.summary import runs_table
     from rankdeck.run.row import row_of
@@ -64,13 +67,16 @@ def runs(
 def show(
     name: RunName,
     with_plan: Annotated[
-        bool, typer.Option("--plan", help="Predict its memory first, where nobody did: a few seconds.")
+        bool, typer.Option("--plan", help="Predict the memory first if there is no plan (a few seconds).")
     ] = False,
     attempt: Attempt = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run did and what it cost on every device, beside what was predicted; or how a race went."""
+    """Show the results and costs of a run or a race.
+
+    Prints losses, speed, and the memory of every device next to its prediction.
+    """
     from rankdeck.cli.summary import print_report
     from rankdeck.diagnose.findings import findings_of
     from rankdeck.run.fold import read_fold
@@ -106,13 +112,13 @@ def show(
 def export(
     name: RunName,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where to write; replaced if it is there; - is stdout.")
+        Path, typer.Argument(metavar="FILE", help="File to write, overwritten if it exists; - is stdout.")
     ],
     to: Annotated[
         ExportFormat,
         typer.Option(
             "--to",
-            help="Weights, one row per step, everything that show tells, a Perfetto trace, or a folder for "
+            help="Weights, one row per step, the output of show, a Perfetto trace, or a folder for "
             "TensorBoard.",
         ),
     ],
@@ -120,7 +126,7 @@ def export(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Write a run's weights or its figures to a file."""
+    """Export the weights or metrics of a run to a file."""
     run = find_run(name)
     is_past = _check_attempt(run, attempt)
     if check_stdout(file, as_json=as_json) and to is ExportFormat.TENSORBOARD:

@@ -42,7 +42,7 @@ NprocPerNode = Annotated[
         "--nproc-per-node",
         "--nproc",
         metavar="N",
-        help="Ranks: a number, gpu, cpu or auto; 1 by default.",
+        help="Number of ranks, or gpu, cpu or auto. Default: 1.",
         rich_help_panel=_TORCHRUN,
     ),
 ]
@@ -51,50 +51,62 @@ Module = Annotated[
     typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN),
 ]
 NoPython = Annotated[
-    bool, typer.Option("--no-python", help="SCRIPT is a program.", rich_help_panel=_TORCHRUN)
+    bool,
+    typer.Option(
+        "--no-python", help="SCRIPT is an executable, not a Python file.", rich_help_panel=_TORCHRUN
+    ),
 ]
 Standalone = Annotated[
-    bool, typer.Option("--standalone", help="As it always is here.", rich_help_panel=_TORCHRUN)
+    bool,
+    typer.Option(
+        "--standalone", help="Has no effect: runs are always standalone.", rich_help_panel=_TORCHRUN
+    ),
 ]
 MasterPort = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, metavar="PORT", help="A free one by default.", rich_help_panel=_TORCHRUN),
+    typer.Option(
+        min=1,
+        max=65535,
+        metavar="PORT",
+        help="Port of the store. Default: a free one.",
+        rich_help_panel=_TORCHRUN,
+    ),
 ]
 MaxRestarts = Annotated[
     int | None,
     typer.Option(
-        min=0, metavar="N", help="Start all ranks anew so often if one fails.", rich_help_panel=_TORCHRUN
+        min=0, metavar="N", help="Restart all ranks up to N times if one fails.", rich_help_panel=_TORCHRUN
     ),
 ]
 LogDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keep a copy of each rank's output there.", rich_help_panel=_TORCHRUN),
+    typer.Option(metavar="DIR", help="Folder for a copy of each rank's output.", rich_help_panel=_TORCHRUN),
 ]
 Devices = Annotated[
     str | None,
-    typer.Option(help="gpu:all, gpu:0,2 or cpu:4 (4 ranks without GPUs); what is visible by default."),
+    typer.Option(help="Devices: gpu:all, gpu:0,2 or cpu:4 (4 ranks without GPUs). Default: visible GPUs."),
 ]
 Python = Annotated[
     str | None,
-    typer.Option(metavar="PYTHON", help="The interpreter, or its environment's folder; else it is found."),
+    typer.Option(
+        metavar="PYTHON", help="Interpreter, or the folder of its environment. Default: found by rules."
+    ),
 ]
 HowClosely = Annotated[
-    Observe | None, typer.Option(help="How closely the script is watched; light by default.")
+    Observe | None, typer.Option(help="How closely to observe the script. Default: light.")
 ]
 Variables = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the script.")
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable for the script.")
 ]
 Plain = Annotated[
     bool,
-    typer.Option("--plain", help="One process, started as python starts it: without torchrun's variables."),
+    typer.Option("--plain", help="Start one process as python does, without torchrun's variables."),
 ]
 EntryName = Annotated[
-    str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of this folder's rankdeck.toml.")
+    str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of the folder's rankdeck.toml.")
 ]
-Name = Annotated[str | None, typer.Option(help="What the run is called.")]
-Runs = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
-]
+Name = Annotated[str | None, typer.Option(help="Name of the run.")]
+Runs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")]
 
 
 def run(
@@ -117,10 +129,10 @@ def run(
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
-    """Run your own training script as it is, and see what it does: rankdeck run train.py --lr 0.1
+    """Run your own training script and watch it.
 
-    In place of python or torchrun; options of Rankdeck stand before the script. Its output, its exit status
-    and its results are its own.
+    Takes the place of python or torchrun: rankdeck run train.py --lr 0.1. Options of Rankdeck come before
+    the script. The script keeps its own output, exit status and results.
     """
     from rankdeck.cli.run_options import RunOptions, script_config
 

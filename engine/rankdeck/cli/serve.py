@@ -12,9 +12,9 @@ from rankdeck.base.phrases import phrase
 
 
 def serve(
-    stdio: Annotated[bool, typer.Option("--stdio", help="Over the pipe of an ssh connection.")] = False,
+    stdio: Annotated[bool, typer.Option("--stdio", help="Serve over the pipe of an ssh connection.")] = False,
 ) -> int:
-    """Answer rankdeck of another host: what `rankdeck --host` starts there over ssh."""
+    """Serve `rankdeck --host` of another host over ssh."""
     if not stdio:
         raise ConfigError(
             phrase("Nothing is served over a port: another host asks over ssh."),
@@ -40,7 +40,7 @@ def meet(
     store: Annotated[str, typer.Option()] = "",
     reach: Annotated[str, typer.Option()] = "",
 ) -> int:
-    """Meet the other hosts that `rankdeck doctor --hosts` looks at, and tell how that went."""
+    """Communicate with the other hosts of `rankdeck doctor --hosts`, and report the result."""
     from rankdeck.doctor import probe_hosts
 
     if reach:

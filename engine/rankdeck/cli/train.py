@@ -50,23 +50,23 @@ if TYPE_CHECKING:
 def train(
     config: ConfigName,
     devices: Annotated[
-        str | None, typer.Option(help="auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+        str | None, typer.Option(help="Devices: auto, cpu:4 (rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Another strategy, with its default options; see: rankdeck strategies.")
+        str | None, typer.Option(help="Use another strategy, with its default options.")
     ] = None,
     overrides: Overrides = None,
     runs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for runs. Default: ./runs.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     hosts: HostNames = None,
     listen: Listen = None,
     join: Join = None,
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
-    """Train a model as a configuration or a preset says, and show how it goes."""
+    """Train a model from a configuration or a preset."""
     asked = [*(overrides or ()), *names_as_override(hosts)]
     chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=asked)
 
@@ -99,10 +99,10 @@ SAVED_WITHIN_S = 120.0
 def resume(
     name: RunName,
     strategy: Annotated[
-        str | None, typer.Option(help="Go on under another strategy, with its default options.")
+        str | None, typer.Option(help="Continue under another strategy, with its default options.")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Go on with other devices: cpu:4, gpu:all, gpu:0,2.")
+        str | None, typer.Option(help="Continue on other devices: cpu:4, gpu:all, gpu:0,2.")
     ] = None,
     overrides: Overrides = None,
     hosts: HostNames = None,
@@ -112,10 +112,10 @@ def resume(
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
-    """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like.
+    """Continue a run from its newest checkpoint.
 
-    The run of a script is run again: a new run of the same script. Code that a run names and that was never
-    started here is asked about first.
+    The strategy, the devices and any key can change. A script starts again as a new run, because its
+    checkpoints are its own. Before Rankdeck executes code of a run that was not started here, it asks.
     """
     from rankdeck.config import load
     from rankdeck.launch import start
@@ -186,7 +186,7 @@ def _as_it_was(run: RunDir) -> ConfigError:
 
 
 def checkpoint(name: RunName, as_json: AsJson = False) -> int:
-    """Save a running run now, after the step that is under way."""
+    """Save a checkpoint of a running run now."""
     from rankdeck.launch.control import request_checkpoint, wait_saved
 
     run = find_run(name)
@@ -220,18 +220,18 @@ def verify(
     config: ConfigName,
     strategy: Annotated[
         str | None,
-        typer.Option(help="own (the default), all, or names with commas."),
+        typer.Option(help="own (default), all, or names separated by commas."),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+        str | None, typer.Option(help="Devices: auto, cpu:4 (rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compare two steps of a strategy with one plain device.
+    """Compare steps of a strategy with those of one device.
 
-    Losses, gradients, weights and buffers are compared over whole batches. Exit status 1: a strategy differs
-    for another reason than its nature, or the configuration's own, or every one, cannot run.
+    Compares losses, gradients, weights and buffers over whole batches. Exits with 1 if a strategy differs
+    for an unknown reason, or if the configuration's own strategy, or every strategy, cannot run.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
     from rankdeck.cli.until_end import term_interrupts

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankdeck.config.script import ScriptConfig
     from rankdeck.rundir import RunDir
 
-Trust = Annotated[bool, typer.Option("--trust", help="Execute the code that a run names without asking.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the code that the run names without asking.")]
 
 LONGEST = 400
 

@@ -30,16 +30,16 @@ _MOST_MODULES = 8
 def why(
     name: RunName,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long each plan may take, by the clock.")
+        float, typer.Option(metavar="SECONDS", min=1, help="Time limit per plan in seconds.")
     ] = ROW_TIMEOUT_S,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> int:
-    """Say why a run failed, is slow or learns nothing: the cause first, what was seen, and what to do.
+    """Explain why a run failed, is slow or does not learn.
 
-    Of a run that ran out of memory: what stood on the device, what tipped it, and three ways out, which are
-    planned once and kept with the run; --json gives the lines of that plan as they come. Of any other run
-    --json gives one line, {"problems": [...]}.
+    Prints the cause first, then the evidence and the fix. If a run ran out of memory, prints what was on
+    the device, the allocation that failed, and up to three fixes, which are planned once and kept with the
+    run. With --json, such a run gives the lines of that plan, and any other run gives {"problems": [...]}.
     """
     from rankdeck.compare.figures import read
     from rankdeck.compare.naming import RunAt
