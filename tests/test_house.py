@@ -248,6 +248,8 @@ LONG_FILES = {
 EXAMPLE_FILES = {
     "my_model.py",
     "my_data.py",
+    "my_loss.py",
+    "my_optimizer.py",
     "path/to/file.py",
     "file.py",
     "queue.py",
@@ -323,10 +325,10 @@ def _docstrings(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _prose(file: Path) -> Iterator[str]:
-    """What a file says to its readers: docstrings and comments of Python, all of a page."""
+    """What a file says to its readers: docstrings and comments of Python, a page without its code."""
     whole = _text(file)
     if file.suffix == ".md":
-        yield whole
+        yield re.sub(r"^```.*?^```", "", whole, flags=re.M | re.S)
         return
     yield from (text for _, text in _docstrings(file))
     for token in tokenize.generate_tokens(io.StringIO(whole).readline):

@@ -107,6 +107,7 @@ def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its
     assert rankdeck_here("stop", run.name, code=0).out.strip() == f"{run.name}: stopped"
     assert not run.is_alive() and run.outcome() == "stopped"
     assert rankdeck_here("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
+    assert rankdeck_here("stop", "last", "--json", code=0).json["outcome"] == "stopped"
     told = rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=0).err
     from safetensors import safe_open
 

@@ -302,7 +302,9 @@ def test_who_hangs_is_suspected_then_named_under_every_strategy(
     assert all(word in problem["message"] for word in words), problem["message"]
     warning = launching.problems(run, "warning")[-1]
     assert (warning.code, warning.rank) == ("hang-suspected", rank)
-    assert warning.message.startswith("No progress for")
+    assert warning.message.startswith("No progress for") and "ends by itself" in str(warning.advice)
+    explained = rankdeck_here("why", run.path, code=0).out
+    assert warning.message in explained and "ends by itself" not in explained
 
 
 @pytest.mark.slow

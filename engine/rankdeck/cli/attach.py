@@ -54,8 +54,7 @@ def stop(
     run = find_run(name)
     outcome = run.outcome()
     if outcome != "running":
-        console.err().print(f"{run.name} is not running: {outcome}.")
-        return 0
+        return _not_running(run.name, outcome, as_json)
     request_stop(run, now=now)
     timeout_s = STOPPED_WITHIN_S if script_of(run) is None else staying.STOPPED_WITHIN_S
     if not wait_ended(run, timeout_s):
@@ -75,13 +74,20 @@ def _say_outcome(name: str, outcome: str, as_json: bool) -> int:
     return 0
 
 
+def _not_running(name: str, outcome: str, as_json: bool) -> int:
+    if as_json:
+        return _say_outcome(name, outcome, as_json)
+    console.err().print(f"{name} is not running: {outcome}.")
+    return 0
+
+
 def _stop_race(race: RaceDir, as_json: bool) -> int:
     from rankdeck.cli.race import stop_race
     from rankdeck.run.race import read_race
 
     if not race.is_alive():
-        console.err().print(f"{race.name} is not running.")
-        return 0
+        found = read_race(race)
+        return _not_running(race.name, "lost" if found is None else found.outcome, as_json)
     if not stop_race(race, within_s=STOPPED_WITHIN_S):
         raise MachineError(
             phrase(

@@ -162,7 +162,7 @@ def run(
     from rankdeck.launch.start import start_script
 
     start = partial(start_script, config, runs=rundir.runs_folder(runs))
-    return start_and_stay(start, _what_runs(config, chosen), detach=detach, as_json=as_json)
+    return start_and_stay(start, program_text(config, chosen), detach=detach, as_json=as_json)
 
 
 def _current_folder() -> Path:
@@ -174,7 +174,8 @@ def _current_folder() -> Path:
         ) from None
 
 
-def _what_runs(config: ScriptConfig, chosen: ChosenPython) -> str:
+def program_text(config: ScriptConfig, chosen: ChosenPython) -> str:
+    """Return what runs a script: its interpreter, or the program itself."""
     if config.script.kind == "program":
         return f"program: {config.script.run}"
     return f"python: {chosen.in_words(os.environ)}"

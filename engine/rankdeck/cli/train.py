@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -165,6 +164,7 @@ def _as_it_stands(file: Path, changed: RunConfig) -> RunConfig:
 
 
 def _run_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
+    from rankdeck.cli.run import program_text
     from rankdeck.cli.staying import start_and_stay
     from rankdeck.config.interpreters import ChosenPython
     from rankdeck.launch.start import run_again
@@ -173,7 +173,7 @@ def _run_again(run: RunDir, *, trust: bool, detach: bool, as_json: bool) -> int:
     assert script is not None
     check_trust(run, script, trust=trust)
     python = ChosenPython(Path(script.script.python), script.script.python_source)
-    what = f"{run.name} again; python: {python.in_words(os.environ)}"
+    what = f"{run.name} again; {program_text(script, python)}"
     return start_and_stay(partial(run_again, run), what, detach=detach, as_json=as_json)
 
 

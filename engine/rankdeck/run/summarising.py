@@ -22,6 +22,7 @@ from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems, script_of, without_steps
 from rankdeck.run.scaling import scaled
 from rankdeck.run.script_figures import ScriptFigures
+from rankdeck.run.standstill import is_of_standstill
 from rankdeck.run.summary import (
     BubbleShare,
     CollectiveSummary,
@@ -119,6 +120,8 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
 def problems_of(run: RunDir, fold: Fold, outcome: str) -> list[Problem]:
     """What was raised, and for a run that ended badly at least one cause."""
     found = list(fold.problems)
+    if outcome != "running":  # the advice of a hang is about a run that can still be stopped
+        found = [problem.but(advice=None) if is_of_standstill(problem) else problem for problem in found]
     if outcome == "lost":
         found.append(lost_problem(run))
     elif outcome == "failed" and not any(problem.severity == "error" for problem in found):
@@ -286,9 +289,7 @@ def _script_start(config: ScriptConfig | None) -> ScriptStart | None:
         return None
     table = config.script
     args = mask_arguments(table.args)
-    return ScriptStart(
-        table.run, table.kind, args, table.folder, table.python, table.ranks, table.observe
-    )
+    return ScriptStart(table.run, table.kind, args, table.folder, table.python, table.ranks, table.observe)
 
 
 def _observed(script: ScriptFigures) -> ObservedScript | None:

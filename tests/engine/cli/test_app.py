@@ -166,7 +166,7 @@ def test_help_is_a_result(argv: list[str]) -> None:
 
 
 def test_install_is_in_the_help_and_asks_for_a_host() -> None:
-    assert "Put this rankdeck on another host" in spoken("--help")[1]
+    assert "Install Rankdeck on another host" in spoken("--help")[1]
     assert "--python" in spoken("--host", "nowhere.invalid", "install", "--help")[1]
     code, _, err = spoken("install")
     assert code == 2 and "As in: rankdeck --host NAME install" in err

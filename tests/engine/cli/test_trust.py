@@ -52,6 +52,7 @@ NAMED = {
     "devices",
     "strategies",
     "presets",
+    "config",
     "doctor",
 }
 """What a person names themselves, or no run at all; `plan` asks with --accuracy."""
