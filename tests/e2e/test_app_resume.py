@@ -116,7 +116,7 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
     question.yes.click()
     wait_for(lambda: run.outcome == "running", WITHIN_S, "the run to be alive again")
     wait_for(lambda: (run.step or 0) > stopped_at, WITHIN_S, "steps of the second attempt")
-    assert run.fold.num_attempts == 2 and len(run.losses) == run.step
+    assert run.fold.num_attempts == 2 and len(run.fold.losses) == run.step
     wait_for(lambda: app.session.runs.alive, 10, "it among the living runs")
 
 

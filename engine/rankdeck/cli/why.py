@@ -96,8 +96,9 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
     """Each with what was seen, its fix, and the command that makes it."""
     from rankdeck.diagnose.fixes import command_of
     from rankdeck.diagnose.own_code import brief
+    from rankdeck.run.standstill import is_of_standstill
 
-    out = console.out()
+    out, is_over = console.out(), run.outcome() != "running"
     if not found:
         out.print(phrase("Nothing was found in what {run} recorded.", run=run.name), soft_wrap=True)
         return
@@ -106,7 +107,8 @@ def _print_found(run: RunDir, found: list[Problem]) -> None:
         out.print(problem.headline(), style=style, soft_wrap=True)
         for line in (*console.seen_lines(problem), *(f"  | {line}" for line in brief(problem.last_lines))):
             out.print(line, style="dim", soft_wrap=True)
-        if problem.advice:
+        # The advice of a hang says what happens next to a run that is still there.
+        if problem.advice and not (is_over and is_of_standstill(problem)):
             out.print(f"  {problem.advice}", soft_wrap=True)
         if problem.cure:
             out.print(f"    {shlex.join(command_of(run, problem.cure))}", style="dim", soft_wrap=True)

@@ -59,9 +59,8 @@ CONTRACTS = {
         "batch of inputs to outputs. Rankdeck seeds the generators before the call, moves the model to its "
         "device, and wraps it for the strategy.",
         "def build(width: int = 64) -> torch.nn.Module:\n"
-        "    return torch.nn.Sequential(\n"
-        "        torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)\n"
-        "    )\n",
+        "    layers = torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)\n"
+        "    return torch.nn.Sequential(*layers)\n",
     ),
     "data.use": Contract(
         "Your own data",

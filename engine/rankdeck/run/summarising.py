@@ -22,7 +22,6 @@ from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems, script_of, without_steps
 from rankdeck.run.scaling import scaled
 from rankdeck.run.script_figures import ScriptFigures
-from rankdeck.run.standstill import is_of_standstill
 from rankdeck.run.summary import (
     BubbleShare,
     CollectiveSummary,
@@ -120,8 +119,6 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
 def problems_of(run: RunDir, fold: Fold, outcome: str) -> list[Problem]:
     """What was raised, and for a run that ended badly at least one cause."""
     found = list(fold.problems)
-    if outcome != "running":  # the advice of a hang is about a run that can still be stopped
-        found = [problem.but(advice=None) if is_of_standstill(problem) else problem for problem in found]
     if outcome == "lost":
         found.append(lost_problem(run))
     elif outcome == "failed" and not any(problem.severity == "error" for problem in found):

@@ -293,7 +293,7 @@ def test_options_that_the_engine_lacks_are_in_no_form(model: ModelSection) -> No
 def test_the_check_before_the_first_step_is_among_the_rest(model: ModelSection, draft: Draft) -> None:
     field = model.more.fields[("train", "verify")]
     assert [field.editor.itemText(i) for i in range(field.editor.count())] == ["auto", "off", "full"]  # type: ignore[attr-defined]
-    assert "compare two steps with one device" in field.editor.toolTip()
+    assert "same steps on one device" in field.editor.toolTip()
 
 
 def test_more_makes_and_shows_the_rest(qtbot: QtBot, model: ModelSection) -> None:
