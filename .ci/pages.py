@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -12,6 +13,7 @@ import typer
 from rankdeck.cli.app import COMMAND, HELP_NAMES
 from rankdeck.config.reference import CONTRACTS, ConfigKey, as_toml, config_keys, describe, example_of
 
+_SPECIAL = re.compile(r"[<*]|__")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 CONFIGURATION = """\
 # Configuration
@@ -50,7 +52,14 @@ def configuration() -> str:
         parts += [f"## {f'[{table}]' if table else 'Top level'}", ""]
         parts += _table(("key", "value", "meaning", "example"), map(_row, keys))
     for contract in CONTRACTS.values():
-        parts += [f"## {contract.title}", "", contract.text, "", f"```python\n{contract.example}```", ""]
+        parts += [
+            f"## {contract.title}",
+            "",
+            _prose(contract.text),
+            "",
+            f"```python\n{contract.example}```",
+            "",
+        ]
     return "\n".join(parts)
 
 
@@ -69,9 +78,9 @@ def _parameters(command: typer.core.TyperCommand) -> Iterator[tuple[str, str]]:
     context = typer.Context(command, help_option_names=HELP_NAMES)
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
-            yield f"`{(parameter.metavar or parameter.name or '').upper()}`", parameter.help or ""
+            yield f"`{(parameter.metavar or parameter.name or '').upper()}`", _prose(parameter.help or "")
         elif (record := parameter.get_help_record(context)) is not None:
-            yield f"`{record[0]}`", record[1]
+            yield f"`{record[0]}`", _prose(record[1])
 
 
 def _row(key: ConfigKey) -> tuple[str, ...]:
@@ -80,7 +89,17 @@ def _row(key: ConfigKey) -> tuple[str, ...]:
     if field.kind == "choice":
         value = value.replace("one of these", ", ".join(f"`{as_toml(one)}`" for one in field.choices), 1)
     owners = f" ({', '.join(key.uses)})" if key.uses else ""
-    return f"`{key.path[-1]}`{owners}", value, field.text, f"`{example_of(key)}`"
+    return f"`{key.path[-1]}`{owners}", value, _prose(field.text), f"`{example_of(key)}`"
+
+
+def _prose(text: str) -> str:
+    """Escape what Markdown would take for HTML or emphasis; code in backticks stays as it is."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else _SPECIAL.sub(_escaped, part) for part in parts)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"\\{sign}" for sign in found[0])
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

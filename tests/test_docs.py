@@ -95,6 +95,17 @@ def unknown_options(words: list[str]) -> list[str]:
     return [word for word in given if word not in known and word.replace("_", "-") not in known]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_a_page_is_of_a_kind_that_is_checked(page: str) -> None:
+    text = (CHECKOUT / page).read_text("utf-8")
+    fences = re.findall(r"^```.*$", text, re.M)
+    assert len(fences) == 2 * len(blocks_of(page))
+    assert {kind for kind, _, _ in blocks_of(page)} <= {"sh", "python", "toml", "text", "json"}
+    for kind, _, body in blocks_of(page):
+        if kind == "python":
+            compile(body, page, "exec")
+
+
 def test_an_unknown_option_is_found() -> None:
     assert unknown_options(["train", "my.toml", "--devises", "cpu:2"]) == ["--devises"]
     assert unknown_options(["run", "train.py", "--lr", "0.1"]) == []

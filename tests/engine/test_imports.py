@@ -157,3 +157,8 @@ def test_imports_that_are_not_allowed_are_caught(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     kept = [contract for _, contract in forbidden.values() if f"{contract} BROKEN" not in done.stdout]
     assert kept == [], done.stdout
+
+
+def test_the_table_of_commands_reads_no_configuration() -> None:
+    """Every command pays for what it imports, `--help` and `stop` too."""
+    assert _loaded_by(["rankdeck.cli.app"], ["pydantic", "rankdeck.config.schema"]) == []

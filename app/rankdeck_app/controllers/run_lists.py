@@ -199,9 +199,6 @@ class RunLists(QObject):
         self._kept.save_soon()
 
     def _read_kept(self) -> None:
-        try:
-            tables = self._kept.read()["tables"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+        tables = self._kept.read().get("tables")
         if isinstance(tables, dict):
             self._tables = {key: one for key, one in tables.items() if isinstance(one, dict)}

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson
-from rankdeck.config.reference import (
-    CONTRACTS,
-    ConfigKey,
-    as_toml,
-    config_keys,
-    describe,
-    example_of,
-    find_keys,
-    has_default,
-)
+
+if TYPE_CHECKING:
+    from rankdeck.config.reference import ConfigKey
 
 
 def config(
@@ -29,27 +23,37 @@ def config(
     as_json: AsJson = False,
 ) -> int:
     """Explain the keys of a configuration."""
-    contract = CONTRACTS.get(key or "")
-    keys = config_keys() if key is None else [] if key == "rankdeck.log" else find_keys(key)
+    from rankdeck.config.reference import CONTRACTS, config_keys, find_keys
+
+    keys = config_keys() if key is None else find_keys(key)
+    contracts = {name: contract for name, contract in CONTRACTS.items() if key in (None, name)}
     if as_json:
-        console.as_json({"keys": [_as_json(one) for one in keys]})
-    else:
-        out = console.out()
-        for one in keys:
-            out.print(_short(one) if key is None else _long(one), soft_wrap=True)
-        if contract is not None:
-            out.print(f"{contract.text}\n\n{contract.example}", soft_wrap=True)
-        if key is None:
-            out.print("\nExplain one: rankdeck config train.steps", style="dim")
+        told = {name: dataclasses.asdict(contract) for name, contract in contracts.items()}
+        console.as_json({"keys": [_as_json(one) for one in keys], "contracts": told})
+        return 0
+    out = console.out()
+    for one in keys:
+        out.print(_short(one) if key is None else _long(one), soft_wrap=True)
+    if key is None:
+        names = ", ".join(contracts)
+        out.print(f"\nExplain one: rankdeck config train.steps\nYour own code: {names}", style="dim")
+        return 0
+    for contract in contracts.values():
+        out.print(f"{contract.text}\n\n{contract.example}", soft_wrap=True)
     return 0
 
 
 def _short(key: ConfigKey) -> Text:
+    from rankdeck.config.reference import describe
+
+    owners = f"  ({', '.join(key.uses)})" if key.uses else ""
     line = Text(key.name, style="bold cyan").append(f"  {describe(key.field)}", style="default not bold")
-    return line.append(_owners(key), style="dim not bold")
+    return line.append(owners, style="dim not bold")
 
 
 def _long(key: ConfigKey) -> Text:
+    from rankdeck.config.reference import as_toml, example_of
+
     lines = [_short(key), Text(f"  {key.field.text}")] if key.field.text else [_short(key)]
     if key.field.choices and key.field.kind == "choice":
         lines.append(Text(f"  Choices: {', '.join(map(as_toml, key.field.choices))}"))
@@ -57,17 +61,16 @@ def _long(key: ConfigKey) -> Text:
     return Text("\n").join(lines)
 
 
-def _owners(key: ConfigKey) -> str:
-    return f"  ({', '.join(key.uses)})" if key.uses else ""
-
-
 def _as_json(key: ConfigKey) -> dict[str, Any]:
+    from rankdeck.config.reference import example_of, has_default
+
     field = key.field
     return {
         "key": key.name,
         "type": field.kind,
         "default": field.default if has_default(field) else None,
         "minimum": field.minimum,
+        "excludes_minimum": field.excludes_minimum,
         "maximum": field.maximum,
         "choices": list(field.choices),
         "uses": list(key.uses),

@@ -232,26 +232,29 @@ def config_keys() -> list[ConfigKey]:
 def find_keys(name: str) -> list[ConfigKey]:
     """Return the key, the keys of a table, or the options of a choice ("ddp") by name.
 
+    A choice without options gives the key that names it. A contract that belongs to no key gives none.
+
     Raises: ConfigError where there is none; the message suggests a close name.
     """
     keys = config_keys()
-    found = [key for key in keys if name in (key.name, *key.uses)]
-    found = found or [key for key in keys if key.name.startswith(f"{name}.")]
-    found = found or [key for key in keys if key.path[-1] == name]
-    if found:
-        return found
-    known = (
-        {key.name for key in keys}
-        | {key.path[-1] for key in keys}
-        | {use for key in keys for use in key.uses}
-    )
+    for matches in (
+        lambda key: key.name == name,
+        lambda key: key.name.startswith(f"{name}."),
+        lambda key: name in key.uses,
+        lambda key: key.path[-1] == name,
+        lambda key: key.path[-1] == "use" and name in key.field.choices,
+    ):
+        if found := [key for key in keys if matches(key)]:
+            return found
+    if name in CONTRACTS:
+        return []
+    known = {word for key in keys for word in (key.name, key.path[-1], *key.uses)} | set(CONTRACTS)
     meant = OTHER_NAMES.get(name.lower())
+    close = phrase('Did you mean "{word}"?', word=meant) if meant else did_you_mean(name, sorted(known))
     raise ConfigError(
         phrase("{option} is not an option.", option=name),
         code="unknown-option",
-        advice=phrase('Did you mean "{word}"?', word=meant)
-        if meant
-        else did_you_mean(name, sorted(known)) or phrase("`rankdeck config` lists every option."),
+        advice=close or phrase("`rankdeck config` lists every option."),
     )
 
 

@@ -103,7 +103,7 @@ class TrainConfig(Table):
     """Compare two steps with the same steps on one device before training starts. auto: on a few samples.
     full: on whole batches, however long that takes. off: not at all."""
     checkpoint_every: Count = 0
-    """Steps between checkpoints; 0 turns them off. Stopping a run always saves one."""
+    """Steps between checkpoints; 0 turns them off. Stopping a run saves one, except with --now."""
     keep_checkpoints: AtLeastOne = 3
     """Checkpoints to keep; older ones are deleted."""
     evaluate_every: Count = 100

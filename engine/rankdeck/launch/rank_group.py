@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.phrases import Phrase
@@ -91,7 +93,7 @@ class RankGroup(abc.ABC):
     def __init__(self, arguments: Arguments, supervisor: SupervisorCalls) -> None:
         self._arguments, self._run, self._supervisor = arguments, arguments.run, supervisor
         self.environment = arguments.run.environment()
-        self.devices = arguments.run.devices()
+        self.devices = msgspec.convert(self.environment.get("devices", []), list[events.DeviceInfo])
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:

@@ -283,7 +283,12 @@ def growth_of(probes: Sequence[Probe]) -> Growth:
 def leaves_of(value: Any) -> list[Tensor | int]:
     """The tensors and whole numbers inside tuples, lists and dicts, in order."""
     found: list[Tensor | int] = []
-    each_leaf(value, found.append)
+
+    def add(leaf: Tensor | int) -> Tensor | int:
+        found.append(leaf)
+        return leaf  # the walk rebuilds what it goes through: a class may check its values
+
+    each_leaf(value, add)
     return found
 
 

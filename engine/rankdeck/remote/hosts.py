@@ -20,7 +20,7 @@ _MOST_SAID_BYTES = 1 << 20
 
 
 class CommandResult(msgspec.Struct):
-    """The JSON of a command that starts a run: where the run is, or why there is none.
+    """The JSON of a command that starts a run, or refuses: where the run is, or why there is none.
 
     Other hosts join the run at `place`.
     """

@@ -82,6 +82,9 @@ def test_bounds_and_defaults_are_those_that_are_enforced() -> None:
         ("hosts", {"hosts.use", "hosts.devices", "hosts.address", "hosts.min", "hosts.across"}),
         ("dp", {"strategy.parallel_loss"}),
         ("microbatches", {"strategy.microbatches"}),
+        ("single", {"strategy.use"}),
+        ("cross_entropy", {"loss.use"}),
+        ("rankdeck.log", set()),
     ],
 )
 def test_a_name_finds_a_key_a_table_or_the_options_of_a_choice(name: str, found: set[str]) -> None:
@@ -125,6 +128,9 @@ def test_the_command_explains_a_key_and_lists_all() -> None:
     explained = rankdeck_here("config", "loss.use", code=0).out
     assert "Choices: " in explained and CONTRACTS["loss.use"].example in explained
     assert CONTRACTS["rankdeck.log"].text in rankdeck_here("config", "rankdeck.log", code=0).out
+    assert "model.use" in rankdeck_here("config", "model", code=0).out
+    contract = rankdeck_here("config", "rankdeck.log", "--json", code=0).json["contracts"]["rankdeck.log"]
+    assert contract["text"] == CONTRACTS["rankdeck.log"].text
     keys = rankdeck_here("config", "ddp", "--json", code=0).json["keys"]
     assert {key["key"] for key in keys} >= {"strategy.sync", "strategy.bucket_mb"}
     assert "train.global_batch" in rankdeck_here("config", "batch_size", code=2).err

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankdeck.config import RunConfig, from_text
 from rankdeck.planner.candidates import Candidate, Target, TargetDevice
 from rankdeck.planner.look import look
 from rankdeck.planner.pool import look_at_samples, plan_lines_of
-from rankdeck.planner.samples import Samples
+from rankdeck.planner.samples import Samples, leaves_of
 from rankdeck.run.plan_lines import PlanLine
 from tests.helpers import padded
 
@@ -85,3 +87,16 @@ def test_a_data_set_that_fails_says_so_in_every_row() -> None:
     assert look_at_samples(config("broken")) == Samples()
     line = planned(config("broken"))
     assert line.verdict == "cannot" and "no such luck" in (line.reason or "")
+
+
+def test_the_leaves_of_a_batch_that_checks_its_fields_are_read() -> None:
+    @dataclasses.dataclass
+    class Checked:
+        tokens: torch.Tensor
+
+        def __post_init__(self) -> None:
+            assert isinstance(self.tokens, torch.Tensor)
+
+    tokens = torch.arange(3)
+    found, length = leaves_of((Checked(tokens), {"length": 3}))
+    assert found is tokens and length == 3
