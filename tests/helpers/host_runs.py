@@ -97,11 +97,11 @@ def processes(host: Host) -> list[str]:
 
 
 def kill(words: str) -> Callable[[Host], None]:
-    """What ends the one process of Rankdeck's on a host whose title begins so."""
+    """What ends the one process of Rankdeck's on a host whose first four arguments have these words."""
 
     def act(host: Host) -> None:
         found = [line.split(None, 1) for line in processes(host)]
-        (pid,) = [pid for pid, title in found if words in title[:60]]
+        (pid,) = [pid for pid, title in found if words in " ".join(title.split()[:4])]
         host.execute("kill", "-9", pid)
 
     return act

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -86,6 +87,8 @@ def main() -> int:
     done = Recorded(asked.cache / f"trials.{asked.seed}.jsonl", Trial, lambda one: f"{one.kind} {one.seed}")
     if asked.again:
         done.keep(done.right)
+    # A shell's background job ignores SIGINT, and so would the commands that are left here with Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Nothing of the person's own, and a short path for sockets.
     with tempfile.TemporaryDirectory(prefix="rd-") as place:
         os.environ.update(PYTHONPATH=PRODUCT, HOME=place, RANKDECK_HOME=place, XDG_RUNTIME_DIR=place)

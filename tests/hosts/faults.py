@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -377,12 +378,17 @@ def _check_steps(trial: Trial, run: RunDir, steps: int) -> None:
 
 
 def _times_apart(run: RunDir) -> list[float]:
-    """Of each step, between the first rank's end of it and the last one's: they sum gradients together."""
-    ended: dict[int, list[float]] = {}
+    """Of each step of an attempt, between the first rank's end of it and the last one's: they sum gradients
+    together. A rank that ends a step which it ended before is in its next attempt."""
+    ended: dict[tuple[int, int], list[float]] = {}
+    last: Counter[int] = Counter()
+    attempts: Counter[int] = Counter()
     for _, event in EventReader(run).read(1 << 30):
         if isinstance(event, events.Steps):
+            attempts[event.rank] += event.first <= last[event.rank]
+            last[event.rank] = event.first + len(event.ended) - 1
             for step, t in enumerate(event.ended, event.first):
-                ended.setdefault(step, []).append(t)
+                ended.setdefault((attempts[event.rank], step), []).append(t)
     return [max(times) - min(times) for times in ended.values()]
 
 
